@@ -1,0 +1,1 @@
+"""Hybrid acoustic models for speech recognition: data, models, decoding to words."""

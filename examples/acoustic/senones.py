@@ -1,0 +1,67 @@
+"""Senones: the states of phones that the acoustic model tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SILENCE = "sil"
+
+
+@dataclass(frozen=True)
+class SenoneMap:
+    """Numbers the states of phones: ``id = phone_index * states_per_phone + state``.
+
+    Attributes:
+        phones: names of the phones, silence (``"sil"``) first.
+        states_per_phone: states of each phone, in the order in which they are spoken.
+
+    Raises:
+        ValueError: if silence is not the first phone, a phone stands twice, or
+            ``states_per_phone`` is below 1.
+    """
+
+    phones: tuple[str, ...]
+    states_per_phone: int = 3
+
+    def __post_init__(self) -> None:
+        """Check what the numbering relies on."""
+        if not self.phones or self.phones[0] != SILENCE:
+            raise ValueError(f"the first phone must be {SILENCE!r}, got {self.phones[:1]}")
+        if len(set(self.phones)) != len(self.phones):
+            twice = sorted({phone for phone in self.phones if self.phones.count(phone) > 1})
+            raise ValueError(f"each phone must be named once, these are named twice: {twice}")
+        if self.states_per_phone < 1:
+            raise ValueError(f"states_per_phone must be at least 1, got {self.states_per_phone}")
+
+    @classmethod
+    def from_phones(cls, phones: Iterable[str], states_per_phone: int = 3) -> SenoneMap:
+        """Put silence first and the other phones in alphabetical order."""
+        spoken = sorted(set(phones) - {SILENCE})
+        return cls((SILENCE, *spoken), states_per_phone)
+
+    def __len__(self) -> int:
+        """Senones in all."""
+        return len(self.phones) * self.states_per_phone
+
+    def of(self, phone: str) -> tuple[int, ...]:
+        """Senones of ``phone``, first state first.
+
+        Raises:
+            KeyError: if there is no such phone.
+        """
+        if phone not in self.phones:
+            raise KeyError(f"unknown phone {phone!r}, the phones are {' '.join(self.phones)}")
+        first = self.phones.index(phone) * self.states_per_phone
+        return tuple(range(first, first + self.states_per_phone))
+
+    def name(self, senone: int) -> str:
+        """Readable name of a senone, ``phone.state`` with states counted from 1.
+
+        Raises:
+            IndexError: if there is no such senone.
+        """
+        if not 0 <= senone < len(self):
+            raise IndexError(f"senone must be from 0 to {len(self) - 1}, got {senone}")
+        phone, state = divmod(senone, self.states_per_phone)
+        return f"{self.phones[phone]}.{state + 1}"
