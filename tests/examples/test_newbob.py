@@ -1,0 +1,191 @@
+"""The newbob schedule: exact rates for given losses, its state, and its place in a Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from examples.acoustic.newbob import NewbobLR, StopAtMinimumRate
+
+# 10 -> 9 falls by 10%, 9 -> 8.5 by 5.6%, 8.5 -> 8.4 by 1.2%: the ramp starts at the fourth loss and
+# goes on although the fifth falls by far more than 5%.
+LOSSES = [10.0, 9.0, 8.5, 8.4, 4.0, 3.9]
+RATES = [0.8, 0.8, 0.8, 0.4, 0.2, 0.1]
+
+
+def sgd(*rates: float) -> torch.optim.SGD:
+    groups = [{"params": [nn.Parameter(torch.zeros(2))], "lr": rate} for rate in rates]
+    return torch.optim.SGD(groups, lr=rates[0])
+
+
+def test_rates_follow_the_losses_exactly() -> None:
+    optimizer = sgd(0.8)
+    scheduler = NewbobLR(optimizer, min_lr=0.1)
+    seen = []
+    finished = []
+    for loss in LOSSES:
+        scheduler.step(torch.tensor(loss))
+        seen.append(optimizer.param_groups[0]["lr"])
+        finished.append(scheduler.finished)
+    assert seen == RATES
+    assert finished == [False] * 5 + [True]
+    assert scheduler.get_last_lr() == [0.1]
+
+
+def test_a_fall_of_exactly_the_limit_keeps_the_rate() -> None:
+    scheduler = NewbobLR(sgd(1.0), min_lr=0.01, min_improvement=0.25)
+    scheduler.step(4.0)
+    scheduler.step(3.0)
+    assert scheduler.get_last_lr() == [1.0]
+
+
+def test_rates_stop_at_the_minimum_and_groups_keep_their_ratio_above_it() -> None:
+    optimizer = sgd(1.0, 0.5)
+    scheduler = NewbobLR(optimizer, min_lr=0.2)
+    for _ in range(3):
+        scheduler.step(1.0)
+    assert scheduler.get_last_lr() == [0.25, 0.2]
+    assert not scheduler.finished
+    scheduler.step(1.0)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2]
+    assert scheduler.finished
+
+
+def test_loss_that_is_not_a_number_starts_the_ramp() -> None:
+    scheduler = NewbobLR(sgd(1.0), min_lr=0.01)
+    scheduler.step(1.0)
+    scheduler.step(float("nan"))
+    assert scheduler.get_last_lr() == [0.5]
+
+
+def test_asking_changes_nothing() -> None:
+    scheduler = NewbobLR(sgd(0.15), min_lr=0.1)
+    scheduler.step(1.0)
+    before = scheduler.state_dict()
+    assert scheduler.finishes_with(1.0)
+    assert not scheduler.finishes_with(0.5)
+    assert scheduler.state_dict() == before
+
+
+@pytest.mark.parametrize("cut", range(1, len(LOSSES)))
+def test_state_round_trip_continues_the_same_schedule(cut: int, tmp_path: Path) -> None:
+    optimizer = sgd(0.8)
+    scheduler = NewbobLR(optimizer, min_lr=0.1)
+    for loss in LOSSES[:cut]:
+        scheduler.step(loss)
+    path = tmp_path / "state.pt"
+    torch.save([optimizer.state_dict(), scheduler.state_dict()], path)
+
+    optimizer_state, scheduler_state = torch.load(path, weights_only=True)
+    restored_optimizer = sgd(0.8)
+    restored = NewbobLR(restored_optimizer, min_lr=0.1)
+    restored_optimizer.load_state_dict(optimizer_state)
+    restored.load_state_dict(scheduler_state)
+    rates = []
+    for loss in LOSSES[cut:]:
+        restored.step(loss)
+        rates.append(restored_optimizer.param_groups[0]["lr"])
+    assert rates == RATES[cut:]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_lr": 0.0}, "min_lr must lie between 0 and the learning rate 1.0, got 0.0"),
+        ({"min_lr": 1.0}, "min_lr must lie between 0 and the learning rate 1.0, got 1.0"),
+        ({"min_lr": 0.1, "min_improvement": 1.5}, r"min_improvement must lie in \[0, 1\), got 1.5"),
+        ({"min_lr": 0.1, "factor": 1.0}, "factor must lie between 0 and 1, got 1.0"),
+    ],
+)
+def test_wrong_values_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NewbobLR(sgd(1.0), **options)
+
+
+def test_step_without_a_loss_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs the loss of the epoch"):
+        NewbobLR(sgd(1.0), min_lr=0.1).step()
+
+
+class ScriptedLoss(LightningModule):
+    """Logs a given loss per epoch, so that the schedule in a Trainer is known beforehand."""
+
+    def __init__(self, monitor: str) -> None:
+        super().__init__()
+        self.monitor = monitor
+        self.layer = nn.Linear(1, 1)
+        self.rates: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        if batch_idx == 0:
+            self.rates.append(rate)
+        self._log_scripted("train/loss")
+        output: Tensor = self.layer(batch[0])
+        return output.square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._log_scripted("valid/loss")
+
+    def _log_scripted(self, name: str) -> None:
+        self.log(name, torch.tensor(LOSSES[self.current_epoch]), on_step=False, on_epoch=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.8)
+        scheduler = NewbobLR(optimizer, min_lr=0.1)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": scheduler,
+                "monitor": self.monitor,
+                "reduce_on_plateau": True,
+            },
+        }
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(2, 1)))
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.ones(1, 1)))
+
+
+def tiny_trainer(directory: Path, **options: Any) -> Trainer:
+    return Trainer(
+        default_root_dir=directory,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[StopAtMinimumRate()],
+        **options,
+    )
+
+
+@pytest.mark.parametrize("monitor", ["valid/loss", "train/loss"])
+def test_trainer_halves_and_stops_at_the_minimum(monitor: str, tmp_path: Path) -> None:
+    model = ScriptedLoss(monitor)
+    trainer = tiny_trainer(tmp_path, max_epochs=20, enable_checkpointing=False)
+    trainer.fit(model)
+    # The rate of an epoch is what the losses before it made of it.
+    assert model.rates == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
+    assert trainer.current_epoch == len(LOSSES)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_a_finished_fit_does_not_go_on_when_resumed(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path, max_epochs=20, enable_checkpointing=False)
+    trainer.fit(ScriptedLoss("valid/loss"))
+    checkpoint = tmp_path / "finished.ckpt"
+    trainer.save_checkpoint(checkpoint)
+
+    resumed = ScriptedLoss("valid/loss")
+    trainer = tiny_trainer(tmp_path, max_epochs=20, enable_checkpointing=False)
+    trainer.fit(resumed, ckpt_path=checkpoint)
+    assert resumed.rates == []
