@@ -1,0 +1,64 @@
+# `make demo` and `make test` need python3 (3.10 or newer, with venv) and nothing else: the first run
+# makes .venv and installs into it. `make test VENV=/path/to/venv` uses an environment of yours.
+
+PYTHON ?= python3
+EXTRAS := cli,examples,bench,dev
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+ifeq ($(origin VENV),undefined)
+VENV := .venv
+ENVIRONMENT := $(VENV)/.installed
+else
+ENVIRONMENT := named-environment
+endif
+BIN := $(VENV)/bin
+
+# One thread per rank: several ranks share the cores, and results must not depend on their number.
+export OMP_NUM_THREADS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types format build clean named-environment
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(ENVIRONMENT)  ## make the virtual environment and install the package with its extras
+
+demo: $(ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
+	$(BIN)/python -m examples.acoustic.demo $(DEMO_ARGS)
+
+test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow')
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(ENVIRONMENT)  ## check style and format
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(ENVIRONMENT)  ## check types, strictly on the package
+	$(BIN)/python -m mypy
+
+format: $(ENVIRONMENT)  ## format the code and mend what can be mended
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+build: $(ENVIRONMENT)  ## build the wheel and the source archive into dist/
+	$(BIN)/python -m build
+
+clean:  ## remove what was built and cached (the environment and outputs stay)
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# The stamp is written last, so an install that was cut short is taken up again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --no-input -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+# A named environment that has what the commands need is left as it is.
+NEEDED := lightning mypy pytest pyzmq ruff torch torchaudio
+named-environment:
+	@$(BIN)/python -c 'import sys, importlib.metadata as m; [m.version(p) for p in sys.argv[1:]]' \
+		$(NEEDED) 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.installed
