@@ -59,7 +59,8 @@ class Lexicon:
                 continue
             if len(fields) == 1:
                 raise ValueError(
-                    f"{path}:{number}: word {fields[0]!r} has no phones; a line is 'WORD  P1 P2 ...'"
+                    f"{path}:{number}: word {fields[0]!r} has no phones; a line gives the word and "
+                    "then its phones"
                 )
             variant = _VARIANT.match(fields[0])
             word = variant["word"] if variant else fields[0]

@@ -1,0 +1,26 @@
+"""Hybrid decoding: senone log likelihoods to words by weighted finite-state transducers."""
+
+from examples.acoustic.decoding.decoder import WFSTDecoder
+from examples.acoustic.decoding.graph import DecodingGraph, HMMTopology, build_graph
+from examples.acoustic.decoding.language_model import (
+    BigramModel,
+    Grammar,
+    GrammarArc,
+    SentenceList,
+    WordLoop,
+)
+from examples.acoustic.decoding.priors import log_priors, scaled_likelihoods
+
+__all__ = [
+    "BigramModel",
+    "DecodingGraph",
+    "Grammar",
+    "GrammarArc",
+    "HMMTopology",
+    "SentenceList",
+    "WFSTDecoder",
+    "WordLoop",
+    "build_graph",
+    "log_priors",
+    "scaled_likelihoods",
+]

@@ -1,0 +1,217 @@
+"""The decoder finds exactly the words that toy acoustic scores contain."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("kaldifst", reason="decoding needs the extra 'examples'")
+kaldi_decoder = pytest.importorskip("kaldi_decoder", reason="decoding needs the extra 'examples'")
+
+from examples.acoustic.decoding import (  # noqa: E402
+    BigramModel,
+    HMMTopology,
+    SentenceList,
+    WFSTDecoder,
+    WordLoop,
+    log_priors,
+    scaled_likelihoods,
+)
+from examples.acoustic.lexicon import Lexicon  # noqa: E402
+from examples.acoustic.senones import SenoneMap  # noqa: E402
+
+# "two" and "too" are homophones, "on" begins "once", "a" has two pronunciations.
+LEXICON = Lexicon.from_dict(
+    {
+        "two": "t u",
+        "too": "t u",
+        "on": "o n",
+        "once": "o n s",
+        "a": ["a", "e i"],
+        "tea": "t i",
+        "noon": "n u n",
+    }
+)
+SENONES = SenoneMap(phones=("sil", *LEXICON.phones))
+CLEAR = ("two", "on", "once", "a", "tea", "noon")
+
+
+def spoken(words: list[str], *, seed: int, silence: float = 0.5, states: int = 3) -> list[int]:
+    """Senones per frame with random durations, variants and silences; ``states`` of each phone."""
+    draw = random.Random(seed)
+    phones = ["sil"] if draw.random() < silence else []
+    for word in words:
+        phones += draw.choice(LEXICON.pronunciations(word))
+        phones += ["sil"] if draw.random() < silence else []
+    frames: list[int] = []
+    for phone in phones:
+        for senone in sorted(draw.sample(SENONES.of(phone), states)):
+            frames += [senone] * draw.randint(1, 5)
+    return frames
+
+
+def scores(
+    frames: list[int], *, noise: float = 0.0, seed: int = 0, preference: float = 4.0
+) -> Tensor:
+    """Log likelihoods (T, S) that prefer the given senones, with Gaussian noise."""
+    generator = torch.Generator().manual_seed(seed)
+    values = noise * torch.randn(len(frames), len(SENONES), generator=generator)
+    values[torch.arange(len(frames)), torch.tensor(frames)] += preference
+    return values
+
+
+def sentences(count: int, seed: int) -> list[list[str]]:
+    draw = random.Random(seed)
+    return [[draw.choice(CLEAR) for _ in range(draw.randint(1, 6))] for _ in range(count)]
+
+
+def edit_distance(a: list[str], b: list[str]) -> int:
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i, *row[1:]] if not b else _next_row(row, i, x, b)
+    return row[-1]
+
+
+def _next_row(row: list[int], i: int, x: str, b: list[str]) -> list[int]:
+    new = [i]
+    for j, y in enumerate(b, 1):
+        new.append(min(row[j] + 1, new[-1] + 1, row[j - 1] + (x != y)))
+    return new
+
+
+@pytest.mark.parametrize("silence", [0.0, 0.5, 1.0])
+def test_words_of_clean_scores_come_back_exactly(silence: float) -> None:
+    decoder = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=1.0)
+    for seed, words in enumerate(sentences(25, seed=1)):
+        frames = spoken(words, seed=seed, silence=silence)
+        decoded, path = decoder.decode_with_senones(scores(frames))
+        assert decoded == words
+        assert path == frames
+
+
+def test_phones_shorter_than_their_states_need_skips() -> None:
+    skipping = WFSTDecoder(
+        SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=1.0, topology=HMMTopology(skip=0.2)
+    )
+    strict = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=1.0)
+    wrong = 0
+    for seed, words in enumerate(sentences(25, seed=2)):
+        # "a a" in one state each is the same as a long "a".
+        words = [word for word, _ in itertools.groupby(words)]
+        frames = spoken(words, seed=seed, states=1)
+        clean = scores(frames, preference=30.0)
+        decoded, path = skipping.decode_with_senones(clean)
+        assert decoded == words
+        assert path == frames
+        wrong += strict.decode_with_senones(clean)[1] != frames
+    assert wrong == 25
+
+
+def test_language_model_helps_under_noise() -> None:
+    grammar_sentences = [["two", "on", "a", "tea"], ["once", "a", "noon"], ["a", "noon", "on"]]
+    bigram = BigramModel(grammar_sentences * 5, CLEAR)
+    with_model = WFSTDecoder(SENONES, LEXICON, bigram, acoustic_scale=0.3)
+    without = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), acoustic_scale=0.3)
+    errors = {"bigram": 0, "loop": 0}
+    for seed in range(30):
+        words = grammar_sentences[seed % 3]
+        noisy = scores(spoken(words, seed=seed), noise=4.0, seed=seed)
+        errors["bigram"] += edit_distance(with_model.decode(noisy), words)
+        errors["loop"] += edit_distance(without.decode(noisy), words)
+    assert errors["bigram"] < 0.5 * errors["loop"]
+
+
+def test_homophones_are_told_apart_by_the_grammar_alone() -> None:
+    bigram = BigramModel([["on", "two"], ["a", "too"]], LEXICON.words)
+    decoder = WFSTDecoder(SENONES, LEXICON, bigram)
+    for words in (["on", "two"], ["a", "too"]):
+        assert decoder.decode(scores(spoken(words, seed=3))) == words
+
+
+def test_sentence_list_yields_only_its_sentences() -> None:
+    allowed = [["two", "on"], ["two", "once"], ["noon"]]
+    decoder = WFSTDecoder(SENONES, LEXICON, SentenceList(allowed), acoustic_scale=0.3, beam=1e3)
+    for seed, words in enumerate(sentences(15, seed=4)):
+        noisy = scores(spoken(words, seed=seed), noise=3.0, seed=seed)
+        assert decoder.decode(noisy) in allowed
+
+
+def test_insertion_penalty_shortens_the_answer() -> None:
+    noisy = scores(spoken(["noon", "tea", "a", "two"], seed=5), noise=6.0)
+    lengths = [
+        len(
+            WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), word_insertion_penalty=penalty).decode(
+                noisy
+            )
+        )
+        for penalty in (-4.0, 0.0, 20.0)
+    ]
+    assert lengths[0] >= lengths[1] > lengths[2]
+
+
+def test_column_of_a_senone_is_its_label_minus_one() -> None:
+    """The decodable subtracts one from the label, with which label 0 stays free for epsilon."""
+    matrix = torch.arange(12, dtype=torch.float32).reshape(3, 4).numpy()
+    decodable = kaldi_decoder.DecodableCtc(matrix)
+    for frame in range(3):
+        for column in range(4):
+            assert decodable.log_likelihood(frame, column + 1) == matrix[frame, column]
+
+
+def test_constant_of_a_frame_changes_nothing() -> None:
+    decoder = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR))
+    noisy = scores(spoken(["once", "a", "tea"], seed=6), noise=2.0)
+    shift = 50.0 * torch.randn(noisy.shape[0], 1, generator=torch.Generator().manual_seed(0))
+    assert decoder.decode(noisy) == decoder.decode(noisy + shift)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.zeros(0, len(SENONES)), "at least one frame"),
+        (torch.zeros(5, len(SENONES) + 1), "one column per senone"),
+        (torch.zeros(len(SENONES)), "one column per senone"),
+        (torch.full((5, len(SENONES)), float("nan")), "must be finite"),
+    ],
+)
+def test_wrong_scores_get_one_clear_error(values: Tensor, message: str) -> None:
+    decoder = WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR))
+    with pytest.raises(ValueError, match=message):
+        decoder.decode(values)
+
+
+@pytest.mark.parametrize("option", ["beam", "acoustic_scale", "max_active"])
+def test_options_must_be_positive(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be above 0, got 0"):
+        WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), **{option: 0})
+
+
+def test_priors_turn_posteriors_into_likelihoods() -> None:
+    targets = [torch.tensor([0, 0, 1, -100]), torch.tensor([2, 0])]
+    prior = log_priors(targets, 4)
+    assert prior.exp().tolist() == pytest.approx([4 / 9, 2 / 9, 2 / 9, 1 / 9])
+    assert torch.allclose(scaled_likelihoods(prior.expand(3, 4), prior), torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="at least one aligned frame"):
+        log_priors([], 4)
+    with pytest.raises(ValueError, match="below 2, got 2"):
+        log_priors(targets, 2)
+
+
+def test_lexicon_reads_variants_and_lists_unknown_words(tmp_path: Path) -> None:
+    path = tmp_path / "words.dic"
+    path.write_text(";;; comment\nA   AH\nA(2)   EY\n\nAND  AE N D\n", encoding="utf-8")
+    lexicon = Lexicon.from_file(path)
+    assert lexicon.words == ("A", "AND")
+    assert lexicon.pronunciations("A") == [("AH",), ("EY",)]
+    assert lexicon.phones == ("AE", "AH", "D", "EY", "N")
+    assert lexicon == Lexicon.from_dict({"A": ["AH", "EY"], "AND": "AE N D"})
+    with pytest.raises(KeyError, match=r"2 word\(s\) without pronunciation: BEE, SEA"):
+        lexicon.check_words(["SEA", "A", "BEE", "SEA"])
+    path.write_text("A AH\nB\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"words.dic:2: word 'B' has no phones"):
+        Lexicon.from_file(path)

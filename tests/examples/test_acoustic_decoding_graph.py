@@ -1,0 +1,153 @@
+"""Grammars are probability distributions, and the graph is no larger than it must be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+kaldifst = pytest.importorskip("kaldifst", reason="decoding needs the extra 'examples'")
+
+from examples.acoustic.decoding import (  # noqa: E402
+    BigramModel,
+    Grammar,
+    HMMTopology,
+    SentenceList,
+    WordLoop,
+    build_graph,
+)
+from examples.acoustic.lexicon import Lexicon  # noqa: E402
+from examples.acoustic.senones import SenoneMap  # noqa: E402
+
+TEXT = [["x", "y"], ["x", "y", "z"], ["y", "x"], ["z"], ["x", "x", "y"]]
+LEXICON = Lexicon.from_dict({"x": "k s", "y": ["i", "k s"], "z": "k", "w": "s i k"})
+SENONES = SenoneMap(phones=("sil", *LEXICON.phones))
+GRAMMARS: dict[str, Grammar] = {
+    "loop": WordLoop(LEXICON.words),
+    "list": SentenceList(TEXT),
+    "bigram": BigramModel(TEXT, LEXICON.words),
+}
+
+
+def arc_count(fst: kaldifst.StdVectorFst) -> int:
+    return sum(fst.num_arcs(state) for state in range(fst.num_states))
+
+
+def best_log_prob(grammar: Grammar, words: tuple[str, ...]) -> float:
+    """Log probability of the best path through the arcs that reads the words."""
+    by_source: dict[int, list] = {}
+    for arc in grammar.arcs():
+        by_source.setdefault(arc.source, []).append(arc)
+
+    def best(state: int, rest: tuple[str, ...]) -> float:
+        found = [-math.inf]
+        if not rest and state in grammar.final_log_probs():
+            found.append(grammar.final_log_probs()[state])
+        for arc in by_source.get(state, []):
+            if arc.word is None and rest:
+                found.append(arc.log_prob + best(arc.target, rest))
+            elif rest and arc.word == rest[0]:
+                found.append(arc.log_prob + best(arc.target, rest[1:]))
+        return max(found)
+
+    return best(0, words)
+
+
+@pytest.mark.parametrize("history", [None, "x", "y", "z", "w"])
+def test_bigram_sums_to_one_after_every_history(history: str | None) -> None:
+    model = BigramModel(TEXT, LEXICON.words)
+    total = sum(math.exp(model.log_prob(word, history)) for word in (*model.words, None))
+    assert total == pytest.approx(1.0, abs=1e-12)
+
+
+def test_bigram_follows_witten_bell() -> None:
+    model = BigramModel(TEXT)
+    # Of 16 events of 4 kinds two are z; after y come z, x and two ends.
+    unigram_z = (2 + 4 / 4) / (16 + 4)
+    assert math.exp(model.log_prob("z", "y")) == pytest.approx((1 + 3 * unigram_z) / (4 + 3))
+
+
+def test_bigram_arcs_give_the_probability_of_the_formula() -> None:
+    model = BigramModel(TEXT, LEXICON.words)
+    for words in itertools.product(LEXICON.words, repeat=3):
+        events = (*words, None)
+        expected = sum(model.log_prob(e, h) for h, e in zip((None, *words), events, strict=True))
+        assert best_log_prob(model, words) == pytest.approx(expected)
+
+
+def test_bigram_perplexity_is_lower_on_its_own_text() -> None:
+    model = BigramModel(TEXT, LEXICON.words)
+    assert 1.0 < model.perplexity(TEXT) < model.perplexity([["w", "w"], ["z", "w"]])
+
+
+def test_sentence_list_sums_to_one() -> None:
+    grammar = SentenceList(TEXT)
+    total = sum(math.exp(best_log_prob(grammar, tuple(sentence))) for sentence in TEXT)
+    assert total == pytest.approx(1.0)
+    assert best_log_prob(grammar, ("x",)) == -math.inf
+
+
+@pytest.mark.parametrize("skip", [0.0, 0.3])
+@pytest.mark.parametrize("silence", [0.0, 0.5])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_every_arc_lies_on_a_successful_path(name: str, silence: float, skip: float) -> None:
+    topology = HMMTopology(silence=silence, skip=skip)
+    fst = build_graph(SENONES, LEXICON, GRAMMARS[name], topology=topology).fst
+    before = (fst.num_states, arc_count(fst))
+    assert arc_count(fst) > 0
+    kaldifst.connect(fst)
+    assert (fst.num_states, arc_count(fst)) == before
+    pairs = [
+        (state, arc.ilabel, arc.olabel, arc.nextstate)
+        for state in range(fst.num_states)
+        for arc in kaldifst.ArcIterator(fst, state)
+    ]
+    assert len(set(pairs)) == len(pairs)
+    assert max(label for _, label, _, _ in pairs) <= len(SENONES)
+
+
+@pytest.mark.parametrize("skip", [0.0, 0.3])
+def test_graph_weighs_the_words_by_the_grammar(skip: float) -> None:
+    """Without silence, the best path of one-frame states costs the topology plus the grammar."""
+    model = BigramModel(TEXT, LEXICON.words)
+    topology = HMMTopology(silence=0.0, skip=skip)
+    graph = build_graph(SENONES, LEXICON, model, topology=topology, word_insertion_penalty=1.5)
+    senones = [s for phone in ("k", "s", "i", "k", "s") for s in SENONES.of(phone)]
+    linear = kaldifst.make_linear_acceptor([s + 1 for s in senones])
+    path = kaldifst.shortest_path(kaldifst.compose(linear, graph.fst))
+    _, _, labels, weight = kaldifst.get_linear_symbol_sequence(path)
+    assert [graph.words[label - 1] for label in labels] == ["x", "y", "x"]
+    # Five phones: enter at state 0, two advances without skip, one exit, each half the loop.
+    enter = (1 - skip) / (1 - skip**3)
+    hmm = 5 * math.log(enter * (0.5 * (1 - skip)) ** 2 * 0.5)
+    grammar = sum(
+        model.log_prob(e, h) for h, e in [(None, "x"), ("x", "y"), ("y", "x"), ("x", None)]
+    )
+    assert weight.value == pytest.approx(-hmm - grammar + 3 * 1.5, rel=1e-4)
+
+
+def test_unknown_words_and_phones_are_all_listed() -> None:
+    topology = HMMTopology()
+    with pytest.raises(KeyError, match="q, r"):
+        build_graph(SENONES, LEXICON, WordLoop(["x", "r", "q"]), topology=topology)
+    few = SenoneMap(phones=("sil", "k"))
+    with pytest.raises(ValueError, match=r"phones without senones: \['i', 's'\]"):
+        build_graph(few, LEXICON, WordLoop(LEXICON.words), topology=topology)
+
+
+@pytest.mark.parametrize("field", ["self_loop", "skip", "silence"])
+def test_topology_takes_probabilities_only(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be in"):
+        HMMTopology(**{field: 1.0})
+    with pytest.raises(ValueError, match=r"self_loop must be in \(0, 1\), got 0.0"):
+        HMMTopology(self_loop=0.0)
+
+
+def test_empty_grammars_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one word, got none"):
+        WordLoop([])
+    with pytest.raises(ValueError, match="at least one sentence, got none"):
+        SentenceList([])
+    with pytest.raises(ValueError, match="at least one sentence with words"):
+        BigramModel([[]])
