@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torchaudio.functional import edit_distance
 
 pytest.importorskip("kaldifst", reason="decoding needs the extra 'examples'")
 kaldi_decoder = pytest.importorskip("kaldi_decoder", reason="decoding needs the extra 'examples'")
@@ -68,20 +69,6 @@ def scores(
 def sentences(count: int, seed: int) -> list[list[str]]:
     draw = random.Random(seed)
     return [[draw.choice(CLEAR) for _ in range(draw.randint(1, 6))] for _ in range(count)]
-
-
-def edit_distance(a: list[str], b: list[str]) -> int:
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i, *row[1:]] if not b else _next_row(row, i, x, b)
-    return row[-1]
-
-
-def _next_row(row: list[int], i: int, x: str, b: list[str]) -> list[int]:
-    new = [i]
-    for j, y in enumerate(b, 1):
-        new.append(min(row[j] + 1, new[-1] + 1, row[j - 1] + (x != y)))
-    return new
 
 
 @pytest.mark.parametrize("silence", [0.0, 0.5, 1.0])
@@ -188,7 +175,7 @@ def test_wrong_scores_get_one_clear_error(values: Tensor, message: str) -> None:
 @pytest.mark.parametrize("option", ["beam", "acoustic_scale", "max_active"])
 def test_options_must_be_positive(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be above 0, got 0"):
-        WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), **{option: 0})
+        WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), **{option: 0})  # type: ignore[arg-type]
 
 
 def test_priors_turn_posteriors_into_likelihoods() -> None:

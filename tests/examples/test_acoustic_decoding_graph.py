@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ GRAMMARS: dict[str, Grammar] = {
 }
 
 
-def arc_count(fst: kaldifst.StdVectorFst) -> int:
+def arc_count(fst: Any) -> int:
     return sum(fst.num_arcs(state) for state in range(fst.num_states))
 
 
