@@ -1,0 +1,1 @@
+"""The tests of lightning_hier and of its examples."""

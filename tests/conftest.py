@@ -1,0 +1,52 @@
+"""Settings for all tests: one thread, the data folder, and what this machine can run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, so before it
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# Examples on a busy machine take their time, and every run draws the same ones.
+settings.register_profile("quiet", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("quiet")
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def _data_root() -> Path:
+    return Path(os.environ.get("LIGHTNING_HIER_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+def _can_make_network_namespaces() -> bool:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"lhier-probe-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+        return False
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    return True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine lacks the means for, and say which."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("needs_data") and not _data_root().is_dir():
+        pytest.skip(f"no data at {_data_root()}: set LIGHTNING_HIER_DATA")
+    if item.get_closest_marker("needs_netns") and not _can_make_network_namespaces():
+        pytest.skip("needs root and iproute2 to make network namespaces")
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of recorded data; a test that asks for it is marked `needs_data`."""
+    return _data_root()

@@ -1,0 +1,202 @@
+"""The helper for tests on several ranks keeps its own promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import lightning.pytorch as pl
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from tests.ranks import RankError, rank_outcomes, run_ranks
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def _sum_of_ranks(offset: int, *, scale: torch.Tensor) -> torch.Tensor:
+    dist.init_process_group("gloo")
+    value = (_rank() + offset) * scale
+    dist.all_reduce(value)
+    return value + _rank()
+
+
+def _identity() -> tuple[int, ...]:
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
+    return tuple(int(os.environ[name]) for name in names)
+
+
+def _environment(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def _fit_ddp() -> tuple[int, str, torch.Tensor]:
+    pl.seed_everything(1 + _rank(), verbose=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=4,
+        max_steps=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = BoringModel()
+    trainer.fit(model)
+    environment = type(trainer.strategy.cluster_environment).__name__
+    return trainer.world_size, environment, model.layer.weight.detach()
+
+
+def _rank_two_fails_and_others_wait() -> None:
+    dist.init_process_group("gloo")
+    if _rank() == 2:
+        raise ValueError("no such thing as rank two")
+    dist.barrier()
+
+
+def _rank_one_is_killed_and_others_wait() -> None:
+    dist.init_process_group("gloo")
+    if _rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def _write_pid_and_sleep_on_rank_one(folder: Path) -> None:
+    (folder / str(_rank())).write_text(str(os.getpid()))
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (folder / f"child{_rank()}").write_text(str(child.pid))
+    if _rank() == 1:
+        time.sleep(600)
+    child.kill()
+    child.wait()
+
+
+def _all_refuse(message: str) -> None:
+    dist.init_process_group("gloo")
+    dist.barrier()
+    raise ValueError(f"{message} on every rank")
+
+
+def _one_refuses() -> None:
+    if _rank() == 0:
+        raise ValueError("rank 0 only")
+
+
+def _return_what_cannot_be_pickled() -> object:
+    return lambda: None
+
+
+def _two_process_groups_one_after_the_other() -> float:
+    total = torch.ones(1)
+    for _ in range(2):
+        dist.init_process_group("gloo")
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+    return total.item()
+
+
+def _run_pair(scale: float) -> list[torch.Tensor]:
+    return run_ranks(_sum_of_ranks, 2, 0, scale=torch.tensor(scale))
+
+
+def test_results_come_back_in_the_order_of_ranks() -> None:
+    results = run_ranks(_sum_of_ranks, 4, 1, scale=torch.tensor(2.0))
+    assert [value.item() for value in results] == [20.0, 21.0, 22.0, 23.0]
+
+
+def test_ranks_can_believe_in_several_hosts() -> None:
+    identities = run_ranks(_identity, 4, ranks_per_node=2)
+    assert identities == [(0, 0, 0, 2), (1, 1, 0, 2), (2, 0, 1, 2), (3, 1, 1, 2)]
+    with pytest.raises(ValueError, match="3 ranks do not fill hosts of 2"):
+        run_ranks(_identity, 3, ranks_per_node=2)
+
+
+def test_environment_reaches_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SET_BY_THE_TEST", "outside")
+    assert run_ranks(_environment, 2, "SET_BY_THE_TEST") == ["outside"] * 2
+    env = {"SET_BY_THE_TEST": "inside"}
+    assert run_ranks(_environment, 2, "SET_BY_THE_TEST", env=env) == ["inside"] * 2
+
+
+def test_lightning_trains_with_one_process_a_rank() -> None:
+    results = run_ranks(_fit_ddp, 4)
+    assert [result[:2] for result in results] == [(4, "TorchElasticEnvironment")] * 4
+    weights = [result[2] for result in results]
+    assert all(torch.equal(weight, weights[0]) for weight in weights)
+
+
+def test_process_groups_can_follow_each_other_in_one_rank() -> None:
+    assert run_ranks(_two_process_groups_one_after_the_other, 2) == [4.0, 4.0]
+
+
+def test_first_failure_is_raised_with_its_rank_and_traceback() -> None:
+    with pytest.raises(RankError, match="rank 2: ValueError: no such thing") as caught:
+        run_ranks(_rank_two_fails_and_others_wait, 4)
+    assert caught.value.rank == 2
+    assert "_rank_two_fails_and_others_wait" in str(caught.value)
+
+
+def test_death_comes_before_what_others_make_of_it() -> None:
+    with pytest.raises(RankError, match="rank 1: died with exit code -9"):
+        run_ranks(_rank_one_is_killed_and_others_wait, 3)
+
+
+def test_outcomes_tell_who_was_killed() -> None:
+    outcomes = rank_outcomes(_rank_one_is_killed_and_others_wait, 3, timeout_s=60)
+    assert [outcome.died for outcome in outcomes] == [False, True, False]
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert all(outcomes[rank].error is not None for rank in (0, 2))
+
+
+def test_time_out_kills_all_and_tells_where_they_stood(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="ranks 1 were not done") as caught:
+        run_ranks(_write_pid_and_sleep_on_rank_one, 2, tmp_path, timeout_s=3)
+    assert "_write_pid_and_sleep_on_rank_one" in str(caught.value)
+    pids = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(pids) == 4
+    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], 10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ranks_are_gone_after_success_and_failure() -> None:
+    pids = run_ranks(_pid, 3)
+    assert len(set(pids)) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with pytest.raises(RankError):
+        run_ranks(_rank_two_fails_and_others_wait, 3)
+    server = psutil.Process().children()
+    assert not [process for child in server for process in child.children()]
+
+
+def test_expected_failures_come_back_as_text() -> None:
+    errors = run_ranks(_all_refuse, 3, "bad value", expect_failure=True)
+    assert errors == ["ValueError: bad value on every rank"] * 3
+    with pytest.raises(AssertionError, match="rank 1 should have raised.*returned a result"):
+        run_ranks(_one_refuses, 2, expect_failure=True)
+
+
+def test_result_that_cannot_be_pickled_is_an_error() -> None:
+    with pytest.raises(RankError, match="pickle"):
+        run_ranks(_return_what_cannot_be_pickled, 1)
+
+
+def test_runs_beside_each_other_do_not_meet() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(_run_pair, [1.0, 10.0, 100.0]))
+    assert [pair[0].item() for pair in results] == [1.0, 10.0, 100.0]
