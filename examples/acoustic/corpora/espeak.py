@@ -1,0 +1,224 @@
+"""Speech from espeak-ng, with the place of every phone in it.
+
+The library and its voices come from the PyPI package ``espeakng-loader``; ctypes calls the C
+interface that ``espeak-ng/speak_lib.h`` declares.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from examples.acoustic.segmentation import PhoneInterval
+from examples.acoustic.senones import SILENCE
+
+_SYNCHRONOUS = 2  # AUDIO_OUTPUT_SYNCHRONOUS: samples go to the callback, on the caller's thread
+_PHONEME_EVENTS = 1
+_DO_NOT_EXIT = 0x8000  # an error is returned and does not end the process
+_UTF8 = 1
+_BUFFER_MS = 60_000
+_EVENT_END_OF_LIST = 0
+_EVENT_PHONEME = 7
+_PARAMETERS = {"words_per_minute": 1, "pitch": 3}
+_BY_CHARACTER = 1
+
+
+class _EventId(ctypes.Union):
+    _fields_ = [("number", ctypes.c_int), ("name", ctypes.c_char_p), ("string", ctypes.c_char * 8)]
+
+
+class _Event(ctypes.Structure):
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position_ms", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", _EventId),
+    ]
+
+
+_Callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
+
+
+class _PhonemeEvent(NamedTuple):
+    name: str
+    sample: int
+    text_position: int
+
+
+@dataclass(frozen=True)
+class Speech:
+    """What espeak said.
+
+    Attributes:
+        samples: (n,) int16.
+        rate_hz: sample rate.
+        phones: intervals from the first to the last sample, silence included.
+    """
+
+    samples: np.ndarray
+    rate_hz: int
+    phones: tuple[PhoneInterval, ...]
+
+
+class Espeak:
+    """One synthesiser; the same calls on a new one with the same seed give the same samples.
+
+    espeak keeps counters in static memory that nothing resets. Each object therefore loads a copy
+    of the library of its own.
+
+    Args:
+        seed: of the noise in the voices.
+
+    Raises:
+        ImportError: if ``espeakng-loader`` is not installed.
+        RuntimeError: if the library cannot start.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        try:
+            import espeakng_loader
+        except ImportError as error:
+            raise ImportError(
+                "speech synthesis needs the package espeakng-loader: "
+                "pip install 'lightning-hier[examples]'"
+            ) from error
+        # The loaded copy stays valid without its file, except on Windows, which keeps the file.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            self._library = ctypes.CDLL(shutil.copy(espeakng_loader.get_library_path(), folder))
+        data = str(espeakng_loader.get_data_path()).encode()
+        options = _PHONEME_EVENTS | _DO_NOT_EXIT
+        self.rate_hz = self._library.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, data, options)
+        if self.rate_hz <= 0:
+            raise RuntimeError(f"espeak-ng could not start, it returned {self.rate_hz}")
+        self._library.espeak_Synth.argtypes = [
+            ctypes.c_char_p,
+            ctypes.c_size_t,
+            ctypes.c_uint,
+            ctypes.c_int,
+            ctypes.c_uint,
+            ctypes.c_uint,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+        self._library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
+        self._chunks: list[np.ndarray] = []
+        self._events: list[_PhonemeEvent] = []
+        self._callback = self._make_callback()  # kept, since C holds only a bare pointer to it
+        self._library.espeak_SetSynthCallback(self._callback)
+
+    def speak(
+        self, words: Sequence[str], *, voice: str, words_per_minute: int = 175, pitch: int = 50
+    ) -> Speech:
+        """Speak a sentence.
+
+        Args:
+            words: of the sentence, without spaces.
+            voice: espeak's name, with a variant after ``+``: ``"en-us+f3"``.
+            words_per_minute: speed, 80 to 450.
+            pitch: 0 to 100.
+
+        Raises:
+            ValueError: if there is no such voice, a number is out of range, or espeak joined words
+                (it has joint pronunciations for a few groups of words).
+        """
+        if not 80 <= words_per_minute <= 450 or not 0 <= pitch <= 100:
+            raise ValueError(
+                "words_per_minute must be from 80 to 450 and pitch from 0 to 100, got "
+                f"{words_per_minute} and {pitch}"
+            )
+        if self._library.espeak_SetVoiceByName(voice.encode()) != 0:
+            raise ValueError(f"espeak-ng has no voice {voice!r}; try 'en-us' or 'en-us+f3'")
+        for name, value in (("words_per_minute", words_per_minute), ("pitch", pitch)):
+            self._library.espeak_SetParameter(_PARAMETERS[name], value, 0)
+        self._chunks.clear()
+        self._events.clear()
+        text = " ".join(words).encode()
+        self._library.espeak_Synth(text, len(text) + 1, 0, _BY_CHARACTER, 0, _UTF8, None, None)
+        samples = np.concatenate([np.zeros(0, np.int16), *self._chunks])
+        phones = _intervals(self._events, samples, words, self.rate_hz)
+        return Speech(samples, self.rate_hz, phones)
+
+    def _make_callback(self) -> Callable[..., int]:
+        def receive(wave: Any, count: int, events: Any) -> int:
+            if wave and count:
+                self._chunks.append(np.ctypeslib.as_array(wave, (count,)).copy())
+            position = 0
+            while events[position].type != _EVENT_END_OF_LIST:
+                event = events[position]
+                if event.type == _EVENT_PHONEME:
+                    name = bytes(event.id.string).decode()
+                    self._events.append(_PhonemeEvent(name, event.sample, event.text_position))
+                position += 1
+            return 0
+
+        return _Callback(receive)
+
+
+def phone_name(mnemonic: str) -> str:
+    """Phone for one of espeak's mnemonics: stress and finer variants of a sound are left out.
+
+    Pauses become silence; a mark that is no sound of its own becomes the empty string.
+    """
+    if mnemonic.startswith("_"):
+        return SILENCE
+    bare = mnemonic.lstrip("',%=;")
+    # 't#' is the flap of "water" in American English, and a sound of its own.
+    return bare if bare == "t#" else re.sub(r"(?<=.)[-#\[2-9]+$", "", bare)
+
+
+def _intervals(
+    events: Sequence[_PhonemeEvent], samples: np.ndarray, words: Sequence[str], rate_hz: int
+) -> tuple[PhoneInterval, ...]:
+    """Turn events into intervals that cover all samples."""
+    positions = np.cumsum([1, *(len(word) + 1 for word in words)])[:-1].tolist()
+    word_at = {position: word for word, position in enumerate(positions)}
+    sounding = np.flatnonzero(samples)
+    marks: list[tuple[str, int, int | None]] = []
+    if events and events[0].sample > 0:
+        marks.append((SILENCE, 0, None))
+    for event in events:
+        phone = phone_name(event.name)
+        if phone == SILENCE:
+            marks.append((SILENCE, event.sample, None))
+        elif phone:
+            start = _with_closure(event.sample, marks, sounding)
+            marks.append((phone, start, word_at.get(event.text_position)))
+    heard = {word for phone, _, word in marks if phone != SILENCE}
+    if heard != set(range(len(words))):
+        silent = [word for i, word in enumerate(words) if i not in heard]
+        raise ValueError(
+            f"espeak-ng does not speak {' '.join(words)!r} word by word (no sounds of their own: "
+            f"{silent}); change the sentence"
+        )
+    ends = [start for _, start, _ in marks[1:]] + [len(samples)]
+    return tuple(
+        PhoneInterval(phone, start / rate_hz, end / rate_hz, word)
+        for (phone, start, word), end in zip(marks, ends, strict=True)
+    )
+
+
+def _with_closure(
+    start: int, marks: Sequence[tuple[str, int, int | None]], sounding: np.ndarray
+) -> int:
+    """Start of a phone, the closure before it included.
+
+    espeak marks a stop where its burst starts. The closure before it, exactly zero in the samples,
+    belongs to the stop, unless it stands in a pause.
+    """
+    if not marks or marks[-1][0] == SILENCE:
+        return start
+    before = int(np.searchsorted(sounding, start)) - 1
+    return max(marks[-1][1], int(sounding[before]) + 1 if before >= 0 else 0)

@@ -1,0 +1,203 @@
+"""A corpus as the model sees it, and the DataModule that feeds it to the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch.distributed as dist
+from lightning import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from examples.acoustic.batching import FrameBatchSampler
+from examples.acoustic.lexicon import Lexicon
+from examples.acoustic.senones import SenoneMap
+from examples.acoustic.stacking import Stacking
+from examples.acoustic.utterance import Batch, Utterance, collate
+
+
+@dataclass
+class Corpus:
+    """Utterances in three splits, and what training and decoding must know about them.
+
+    Attributes:
+        name: of the corpus.
+        train, valid, test: utterances, normalised and at the model's frame rate.
+        senones: numbering of the targets.
+        lexicon: pronunciation of every word.
+        feature_dim: D of the utterances' features.
+        frame_shift_s: seconds from one of the model's frames to the next.
+        stacking: how the model's frames were made from those of the recording.
+        recorded: normalised features of each utterance by key, (T, D / stack), at the frame rate of
+            the recording (100 per second).
+    """
+
+    name: str
+    train: list[Utterance]
+    valid: list[Utterance]
+    test: list[Utterance]
+    senones: SenoneMap
+    lexicon: Lexicon
+    feature_dim: int
+    frame_shift_s: float
+    stacking: Stacking = field(default_factory=lambda: Stacking(1, 1))
+    recorded: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def splits(self) -> dict[str, list[Utterance]]:
+        """The three splits by name."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}
+
+    def at_phase(self, key: str, phase: int) -> Tensor:
+        """Features (T', D) of an utterance at another phase of the subsampling.
+
+        See :class:`~examples.acoustic.stacking.Stacking`: model outputs at phases 0 to
+        ``subsample - 1``, merged by ``stacking.interleave``, are at the rate of the recording.
+
+        Raises:
+            KeyError: if there is no such utterance.
+        """
+        return self.stacking.features(self.recorded[key], phase)
+
+    def with_alignments(self, alignments: Mapping[str, Tensor]) -> Corpus:
+        """Return the same corpus with new targets.
+
+        Args:
+            alignments: by key, int64 senones at the rate of the recording; those of the centre
+                frames are kept. Utterances that are not named keep their targets.
+
+        Raises:
+            ValueError: if a length is not that of the recording, or a senone does not exist.
+        """
+        realigned = {
+            name: [self._realigned(utterance, alignments.get(utterance.key)) for utterance in split]
+            for name, split in self.splits.items()
+        }
+        return replace(self, **realigned)
+
+    def _realigned(self, utterance: Utterance, alignment: Tensor | None) -> Utterance:
+        if alignment is None:
+            return utterance
+        frames = self.recorded[utterance.key].shape[0]
+        if alignment.shape != (frames,):
+            raise ValueError(
+                f"the alignment of {utterance.key} must have shape ({frames},), one senone for each "
+                f"frame of the recording, got {tuple(alignment.shape)}"
+            )
+        if frames and not 0 <= int(alignment.min()) <= int(alignment.max()) < len(self.senones):
+            raise ValueError(
+                f"senones of {utterance.key} must be from 0 to {len(self.senones) - 1}, got "
+                f"{int(alignment.min())} to {int(alignment.max())}"
+            )
+        return replace(utterance, senones=self.stacking.targets(alignment))
+
+
+class UtteranceDataset(Dataset[Batch]):
+    """A split of a corpus, indexed by the positions of all utterances of a batch."""
+
+    def __init__(self, utterances: Sequence[Utterance]) -> None:
+        """Keep ``utterances``."""
+        self.utterances = utterances
+
+    def __len__(self) -> int:
+        """Utterances of the split."""
+        return len(self.utterances)
+
+    def __getitem__(self, index: int | Sequence[int]) -> Batch:
+        """Batch of the utterances at ``index``; one position gives a batch of one."""
+        positions = [index] if isinstance(index, int) else list(index)
+        return collate([self.utterances[position] for position in positions], positions)
+
+
+class CorpusDataModule(LightningDataModule):
+    """Mini-batches counted in frames, the same number of them on every rank.
+
+    The batch sampler does the work of a distributed sampler: pass ``use_distributed_sampler=False``
+    to the Trainer to say so (with ``True``, Lightning sees a distributed sampler and leaves it).
+
+    Args:
+        build: makes the corpus; called on every rank in ``setup``.
+        prepare: fills a cache; called on one rank of each host before that, or None.
+        batch_frames: most frames in a batch, padding included.
+        seed: of the order of the batches.
+        num_workers: processes that load batches.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Corpus],
+        *,
+        prepare: Callable[[], object] | None = None,
+        batch_frames: int = 2048,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        if batch_frames < 1:
+            raise ValueError(f"batch_frames must be at least 1, got {batch_frames}")
+        self.build = build
+        self.prepare = prepare
+        self.batch_frames = batch_frames
+        self.seed = seed
+        self.num_workers = num_workers
+        self._corpus: Corpus | None = None
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus, built at the first use; assign one to train on new alignments."""
+        if self._corpus is None:
+            self._corpus = self.build()
+        return self._corpus
+
+    @corpus.setter
+    def corpus(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+
+    def prepare_data(self) -> None:
+        """Fill the cache, where there is one."""
+        if self.prepare is not None:
+            self.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Build the corpus, or read it from the cache."""
+        _ = self.corpus
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in another order each epoch."""
+        return self._loader(self.corpus.train, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in a fixed order."""
+        return self._loader(self.corpus.valid, shuffle=False)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in a fixed order."""
+        return self._loader(self.corpus.test, shuffle=False)
+
+    def _loader(self, utterances: Sequence[Utterance], *, shuffle: bool) -> DataLoader[Batch]:
+        rank, world_size = self._place()
+        sampler = FrameBatchSampler(
+            [len(utterance) for utterance in utterances],
+            batch_frames=self.batch_frames,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=self.seed,
+        )
+        # batch_size=None: the sampler's items are whole batches already.
+        return DataLoader(
+            UtteranceDataset(utterances),
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def _place(self) -> tuple[int, int]:
+        """Rank and world size, known only once the Trainer has started its processes."""
+        if self.trainer is not None:
+            return self.trainer.global_rank, self.trainer.world_size
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
