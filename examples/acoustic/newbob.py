@@ -41,10 +41,10 @@ class NewbobLR(LRScheduler):
         # The base constructor would call step() without a loss, so it is left out, as torch's own
         # loss-driven scheduler does.
         self.optimizer = optimizer
-        self.base_lrs: list[float] = [float(group["lr"]) for group in optimizer.param_groups]
-        if not 0.0 < min_lr < min(self.base_lrs):
+        rates = self._current_rates()
+        if not 0.0 < min_lr < min(rates):
             raise ValueError(
-                f"min_lr must lie between 0 and the learning rate {min(self.base_lrs)}, got {min_lr}"
+                f"min_lr must lie between 0 and the learning rate {min(rates)}, got {min_lr}"
             )
         if not 0.0 <= min_improvement < 1.0:
             raise ValueError(f"min_improvement must lie in [0, 1), got {min_improvement}")
@@ -56,7 +56,8 @@ class NewbobLR(LRScheduler):
         self.last_epoch = 0
         self.previous_loss: float | None = None
         self.ramping = False
-        self._last_lr = list(self.base_lrs)
+        self.base_lrs = [*rates]
+        self._last_lr = [*rates]
 
     @property
     def finished(self) -> bool:
@@ -86,7 +87,7 @@ class NewbobLR(LRScheduler):
         self.last_epoch += 1
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        self._last_lr = rates
+        self._last_lr = [*rates]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the optimizer, as plain numbers (loads with ``weights_only=True``)."""

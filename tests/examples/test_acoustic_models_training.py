@@ -1,0 +1,295 @@
+"""The models in a Trainer: loss, error rates, priors, decoding, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningDataModule, Trainer, seed_everything
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from examples.acoustic.models import (
+    BLSTMAcousticModel,
+    DNNAcousticModel,
+    FrameClassifier,
+    LSTMAcousticModel,
+)
+from examples.acoustic.models.frame_average import FrameAverage
+from examples.acoustic.senones import SenoneMap
+from examples.acoustic.utterance import Utterance, collate
+from tests.ranks import run_ranks
+
+SENONES = SenoneMap(("sil", "a", "b"), states_per_phone=1)
+DIM = 5
+
+SMALL: dict[str, Callable[..., FrameClassifier]] = {
+    "lstm": lambda **options: LSTMAcousticModel(
+        feature_dim=DIM, num_senones=3, hidden_dim=8, num_layers=1, **options
+    ),
+    "blstm": lambda **options: BLSTMAcousticModel(
+        feature_dim=DIM,
+        num_senones=3,
+        hidden_dim=4,
+        num_layers=1,
+        chunk=8,
+        left=2,
+        right=2,
+        overlap=4,
+        **options,
+    ),
+    "dnn": lambda **options: DNNAcousticModel(
+        feature_dim=DIM, num_senones=3, hidden_dim=8, num_layers=2, max_norm=2.0, **options
+    ),
+}
+EVERY_MODEL = pytest.mark.parametrize("kind", sorted(SMALL))
+
+
+def utterance(number: int) -> Utterance:
+    """Four frames a senone, shown plainly but for a little noise; 12 frames and more."""
+    generator = torch.Generator().manual_seed(number)
+    senones = torch.randint(3, (3 + number % 5,), generator=generator).repeat_interleave(4)
+    features = functional.one_hot(senones, DIM) + 0.1 * torch.randn(
+        len(senones), DIM, generator=generator
+    )
+    words = tuple("ab"[senone - 1] for senone in senones.tolist() if senone > 0)
+    return Utterance(key=f"u{number}", speaker="s", features=features, words=words, senones=senones)
+
+
+@dataclass
+class TinyCorpus:
+    senones: SenoneMap = SENONES
+    train: list[Utterance] = field(default_factory=lambda: [utterance(i) for i in range(24)])
+    valid: list[Utterance] = field(default_factory=lambda: [utterance(i) for i in range(100, 107)])
+    test: list[Utterance] = field(default_factory=lambda: [utterance(i) for i in range(200, 207)])
+
+
+class TinyData(LightningDataModule):
+    def __init__(self, corpus: Any = None) -> None:
+        super().__init__()
+        self.corpus = corpus or TinyCorpus()
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.corpus.train)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.corpus.valid)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self._loader(self.corpus.test)
+
+    def _loader(self, split: list[Utterance]) -> DataLoader[Any]:
+        # Seven utterances of unequal length: an average of the batches' averages would be wrong.
+        return DataLoader(
+            range(len(split)),
+            batch_size=3,
+            collate_fn=lambda index: collate([split[i] for i in index], index),
+        )
+
+
+class OneFrameOneWord:
+    """Stands in for a decoder: each frame that is not silence is a word."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def decode(self, log_likelihoods: Tensor) -> list[str]:
+        self.seen.append(log_likelihoods)
+        best = log_likelihoods.argmax(dim=1).tolist()
+        return ["ab"[senone - 1] for senone in best if senone > 0]
+
+
+def trainer(directory: Path, **options: Any) -> Trainer:
+    return Trainer(
+        default_root_dir=directory,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        **options,
+    )
+
+
+def reference(model: FrameClassifier, split: list[Utterance]) -> tuple[float, float]:
+    """Loss and frame error rate of a split, one utterance at a time, frames counted equally."""
+    total, errors, frames = 0.0, 0, 0
+    with torch.no_grad():
+        for each in split:
+            assert each.senones is not None
+            logits = model.eval()(each.features[None], torch.tensor([len(each)]))[0]
+            total += float(functional.cross_entropy(logits, each.senones, reduction="sum"))
+            errors += int((logits.argmax(dim=1) != each.senones).sum())
+            frames += len(each)
+    return total / frames, errors / frames
+
+
+@EVERY_MODEL
+def test_training_learns_and_logs_exact_averages(kind: str, tmp_path: Path) -> None:
+    seed_everything(0)
+    model = SMALL[kind](learning_rate=0.3)
+    data = TinyData()
+    fit = trainer(tmp_path, max_epochs=30, gradient_clip_val=1.0)
+    fit.fit(model, datamodule=data)
+    loss, error_rate = reference(model, data.corpus.valid)
+    assert float(fit.callback_metrics["valid/loss"]) == pytest.approx(loss, rel=1e-5)
+    assert float(fit.callback_metrics["valid/frame_error_rate"]) == pytest.approx(error_rate)
+    assert loss < 0.5 * math.log(3)
+    assert {"train/loss", "train/step_loss", "train/frame_error_rate"} <= set(fit.callback_metrics)
+    [tested] = fit.test(model, datamodule=data, verbose=False)
+    loss, error_rate = reference(model, data.corpus.test)
+    assert tested["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert tested["test/frame_error_rate"] == pytest.approx(error_rate)
+    assert "test/word_error_rate" not in tested
+
+
+@EVERY_MODEL
+def test_every_parameter_gets_a_gradient(kind: str) -> None:
+    torch.manual_seed(0)
+    model = SMALL[kind]()
+    batch = collate([utterance(1)], [0])
+    logits = model(batch.features, batch.lengths)
+    functional.cross_entropy(logits[0], batch.targets[0]).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert not parameter.grad.is_sparse
+
+
+@EVERY_MODEL
+def test_equal_seeds_give_equal_models(kind: str, tmp_path: Path) -> None:
+    results = []
+    for _ in range(2):
+        seed_everything(3)
+        model = SMALL[kind]()
+        trainer(tmp_path, max_epochs=1).fit(model, datamodule=TinyData())
+        results.append([parameter.clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@EVERY_MODEL
+def test_checkpoint_restores_sizes_weights_and_priors(kind: str, tmp_path: Path) -> None:
+    seed_everything(0)
+    model = SMALL[kind](learning_rate=0.25)
+    fit = trainer(tmp_path, max_epochs=1)
+    fit.fit(model, datamodule=TinyData())
+    path = tmp_path / "model.ckpt"
+    fit.save_checkpoint(path)
+    torch.load(path, weights_only=True)
+    restored = type(model).load_from_checkpoint(path)
+    assert restored.learning_rate == 0.25
+    assert dict(restored.hparams) == dict(model.hparams)
+    for key, value in model.state_dict().items():
+        assert torch.equal(restored.state_dict()[key], value), key
+    assert not torch.equal(restored.log_prior, SMALL[kind]().log_prior)
+
+
+def test_padding_and_unlabelled_frames_are_not_in_the_loss() -> None:
+    torch.manual_seed(0)
+    model = SMALL["lstm"]()
+    long, short = utterance(4), utterance(0)
+    frame_step = model._frame_step
+    batch = collate([long, short], [0, 1])
+    model.log = lambda *_, **__: None  # type: ignore[method-assign]
+    logits = model(batch.features, batch.lengths)
+    loss = frame_step(logits, batch.targets, "train")
+    total, _ = reference(model, [long, short])
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-6)
+    nothing = frame_step(logits, torch.full_like(batch.targets, -100), "train")
+    nothing.backward()
+    assert float(nothing.detach()) == 0.0
+
+
+def test_priors_are_the_training_targets_relative_frequencies(tmp_path: Path) -> None:
+    model = SMALL["lstm"]()
+    corpus = TinyCorpus()
+    trainer(tmp_path, max_epochs=1, limit_train_batches=1).fit(model, datamodule=TinyData(corpus))
+    targets = torch.cat([each.senones for each in corpus.train if each.senones is not None])
+    counts = torch.bincount(targets, minlength=3) + 1
+    torch.testing.assert_close(model.log_prior.exp(), counts / counts.sum())
+    logits = torch.randn(4, 3)
+    expected = logits.log_softmax(dim=1) - model.log_prior
+    torch.testing.assert_close(model.log_likelihoods(logits), expected)
+    model.prior_scale = 0.0
+    torch.testing.assert_close(model.log_likelihoods(logits), logits.log_softmax(dim=1))
+
+
+def test_corpus_with_another_number_of_senones_is_refused(tmp_path: Path) -> None:
+    model = LSTMAcousticModel(feature_dim=DIM, num_senones=7, hidden_dim=2, num_layers=1)
+    with pytest.raises(ValueError, match="num_senones must be the corpus's 3, got 7"):
+        trainer(tmp_path, max_epochs=1).fit(model, datamodule=TinyData())
+
+
+def word_errors(words: tuple[str, ...], heard: list[str]) -> int:
+    """Levenshtein distance."""
+    row = list(range(len(heard) + 1))
+    for i, word in enumerate(words, start=1):
+        previous, row[0] = row[0], i
+        for j, other in enumerate(heard, start=1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (word != other))
+    return row[-1]
+
+
+def test_test_decodes_every_utterance_at_its_own_length(tmp_path: Path) -> None:
+    seed_everything(0)
+    model = SMALL["lstm"]()
+    decoder = OneFrameOneWord()
+    model.decoder = decoder
+    corpus = TinyCorpus()
+    [tested] = trainer(tmp_path).test(model, datamodule=TinyData(corpus), verbose=False)
+    assert [len(scores) for scores in decoder.seen] == [len(each) for each in corpus.test]
+    errors = sum(
+        word_errors(each.words, decoder.decode(scores))
+        for each, scores in zip(corpus.test, list(decoder.seen), strict=True)
+    )
+    words = sum(len(each.words) for each in corpus.test)
+    assert errors > 0
+    assert tested["test/word_error_rate"] == pytest.approx(errors / words)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_validation_decodes_when_asked(wanted: bool, tmp_path: Path) -> None:
+    model = SMALL["dnn"](decode_in_validation=wanted)
+    model.decoder = OneFrameOneWord()
+    [seen] = trainer(tmp_path).validate(model, datamodule=TinyData(), verbose=False)
+    assert ("valid/word_error_rate" in seen) is wanted
+
+
+def test_decoding_without_reference_words_is_refused(tmp_path: Path) -> None:
+    model = SMALL["lstm"]()
+    model.decoder = OneFrameOneWord()
+    loader = TinyData().test_dataloader()
+    with pytest.raises(ValueError, match="decoding needs the reference words of 'test'"):
+        trainer(tmp_path).test(model, loader, verbose=False)
+    model.transcripts["test"] = [each.words for each in TinyCorpus().test]
+    [tested] = trainer(tmp_path).test(model, loader, verbose=False)
+    assert "test/word_error_rate" in tested
+
+
+def average_on_this_rank() -> float:
+    dist.init_process_group("gloo")
+    metric = FrameAverage()
+    for total, frames in [[(3.0, 1), (1.0, 5)], [(8.0, 10)]][dist.get_rank()]:
+        metric.update(torch.tensor(total), torch.tensor(frames))
+    average = float(metric.compute())
+    dist.destroy_process_group()
+    return average
+
+
+def test_average_counts_frames_over_ranks() -> None:
+    assert run_ranks(average_on_this_rank, 2) == pytest.approx([12.0 / 16.0] * 2)
+
+
+def test_score_is_what_decoding_in_a_batch_sees() -> None:
+    torch.manual_seed(0)
+    model = SMALL["blstm"]().eval()
+    long, short = utterance(4), utterance(0)
+    batch = collate([long, short], [0, 1])
+    together = model.log_likelihoods(model(batch.features, batch.lengths))
+    torch.testing.assert_close(model.score(short.features), together[1, : len(short)])
