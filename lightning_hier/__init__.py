@@ -1,0 +1,39 @@
+"""Strategies for PyTorch Lightning that train data-parallel over slow networks.
+
+Importing the package registers the names, so that ``Trainer(strategy="bmuf_gtc")`` works.
+"""
+
+from lightning_hier.comm.block_sync import BMUF, BlockSync, ModelAveraging
+from lightning_hier.comm.gradient_sync import GTC, AllReduce, CommHook, GradientSync
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.status import NonFiniteModelError, OutOfStepError
+from lightning_hier.strategies.hierarchical import HierarchicalStrategy
+from lightning_hier.strategies.presets import (
+    BMUFGTCStrategy,
+    BMUFStrategy,
+    GTCStrategy,
+    ModelAveragingStrategy,
+)
+from lightning_hier.strategies.registry import register as _register
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BMUF",
+    "GTC",
+    "AllReduce",
+    "BMUFGTCStrategy",
+    "BMUFStrategy",
+    "BlockSync",
+    "CommHook",
+    "GTCStrategy",
+    "GradientSync",
+    "HierarchicalStrategy",
+    "ModelAveraging",
+    "ModelAveragingStrategy",
+    "NonFiniteModelError",
+    "OutOfStepError",
+    "PeerError",
+]
+
+_register()

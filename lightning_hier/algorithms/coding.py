@@ -1,0 +1,85 @@
+"""How the selected elements of one tensor travel: as words, as a bitmap, or as dense signs.
+
+The three carry the same values; they differ in bytes. A word costs 32 bits for each element that
+is sent, the bitmap 2 bits for each element of the tensor, the dense form one signed byte for each
+element, but it is summed on the way instead of gathered from every rank.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.threshold import add_signs_, split_words
+
+_ELEMENTS_PER_WORD = 16
+
+
+class Coding(IntEnum):
+    """The form in which one tensor's selection is exchanged."""
+
+    NOTHING = 0
+    WORDS = 1
+    BITMAP = 2
+    DENSE = 3
+
+
+def bitmap_words(numel: int) -> int:
+    """Number of 32-bit words that the bitmap of ``numel`` elements takes."""
+    return -(-numel // _ELEMENTS_PER_WORD)
+
+
+def dense_dtype(group_size: int) -> torch.dtype:
+    """Smallest integer type that holds the sum of the signs of ``group_size`` workers."""
+    return torch.int8 if group_size <= torch.iinfo(torch.int8).max else torch.int32
+
+
+def choose_coding(most_sent: int, numel: int, group_size: int) -> Coding:
+    """The coding that puts the fewest bytes on the wire.
+
+    Words and bitmaps are gathered: a rank passes on P - 1 of them. Dense signs are reduced in a
+    ring: a rank passes on 2 (P - 1) / P of the tensor.
+
+    Args:
+        most_sent: the largest number of elements that a worker of the group sends. All ranks know
+            it from the exchange of the counts, so all choose alike.
+        numel: elements of the tensor.
+        group_size: P.
+
+    """
+    if most_sent == 0:
+        return Coding.NOTHING
+    gathered = 4 * min(most_sent, bitmap_words(numel))
+    reduced = 2 * numel * dense_dtype(group_size).itemsize / group_size
+    if reduced < gathered:
+        return Coding.DENSE
+    return Coding.WORDS if most_sent <= bitmap_words(numel) else Coding.BITMAP
+
+
+def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
+    """Bitmap (int32, 2 bits an element: 1 for plus, 2 for minus) of int32 words."""
+    codes = torch.zeros(
+        bitmap_words(numel) * _ELEMENTS_PER_WORD, dtype=torch.uint8, device=words.device
+    )
+    index, negative = split_words(words)
+    codes[index] = negative.to(torch.uint8) + 1
+    quads = codes.view(-1, 4)
+    packed = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
+    return packed.view(torch.int32)
+
+
+def add_bitmap_signs_(signs: Tensor, bitmap: Tensor) -> None:
+    """Add the +1 and -1 of a bitmap to ``signs`` (1-D), in place."""
+    packed = bitmap.view(torch.uint8)
+    codes = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).view(-1)
+    codes = codes[: signs.numel()]
+    signs.add_(codes == 1).sub_((codes == 2).to(signs.dtype))
+
+
+def words_to_signs(words: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+    """Dense signs (+1, 0, -1) of int32 words."""
+    signs = torch.zeros(numel, dtype=dtype, device=words.device)
+    add_signs_(signs, words)
+    return signs

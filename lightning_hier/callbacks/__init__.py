@@ -1,0 +1,1 @@
+"""Callbacks: what the strategies count, in the Trainer's loggers."""

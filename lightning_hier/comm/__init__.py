@@ -1,0 +1,1 @@
+"""Process groups, collectives, gradient hooks and block synchronisation. No Lightning."""

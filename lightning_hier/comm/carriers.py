@@ -1,0 +1,114 @@
+"""Who carries the model across groups: one leader, or every rank of the group a share of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from lightning_hier.comm.block_sync import Across
+from lightning_hier.comm.channel import Channel
+
+
+class Carrier(Protocol):
+    """How the ranks of a group divide a flat model between them."""
+
+    def share(self, numel: int) -> slice:
+        """The elements that this rank exchanges with the other groups."""
+
+    def padded(self, numel: int) -> int:
+        """Length of the transfer buffer."""
+
+    def spread_(self, buffer: Tensor) -> None:
+        """Hand the shares round inside the group, so that every rank holds the whole, in place."""
+
+
+class LeaderCarrier:
+    """The first rank of each group carries everything (two_tiered_bmuf_gtc 2.3)."""
+
+    def __init__(self, group: Channel) -> None:
+        """Hand round inside ``group``."""
+        self._group = group
+
+    def share(self, numel: int) -> slice:
+        """Everything for the leader, nothing for the others."""
+        return slice(0, numel) if self._group.position == 0 else slice(0, 0)
+
+    def padded(self, numel: int) -> int:
+        """No padding."""
+        return numel
+
+    def spread_(self, buffer: Tensor) -> None:
+        """Broadcast from the leader."""
+        if self._group.size > 1:
+            self._group.broadcast_(buffer, "models").wait()
+
+
+class ShardedCarrier:
+    """Every rank of a group carries an equal share: 1/P of the state, and all network cards work."""
+
+    def __init__(self, group: Channel) -> None:
+        """Divide among the ranks of ``group``."""
+        self._group = group
+
+    def share(self, numel: int) -> slice:
+        """The share of this rank's position; the last ones may be short or empty."""
+        each = self._each(numel)
+        start = min(self._group.position * each, numel)
+        return slice(start, min(start + each, numel))
+
+    def padded(self, numel: int) -> int:
+        """Equal shares for all, since gathers need equal lengths."""
+        return self._each(numel) * self._group.size
+
+    def spread_(self, buffer: Tensor) -> None:
+        """Gather the shares."""
+        if self._group.size > 1:
+            each = buffer.numel() // self._group.size
+            own = buffer[self._group.position * each : (self._group.position + 1) * each]
+            self._group.all_gather(buffer, own, "models").wait()
+
+    def _each(self, numel: int) -> int:
+        return -(-numel // self._group.size)
+
+
+def make_carrier(across: Across, group: Channel, *, cards: int | None) -> Carrier:
+    """The carrier for a setting.
+
+    ``"auto"``: sharded where the ranks of a group can send at the same time (they share one host
+    with all other groups, so there is no card to queue for, or the host has a network card for
+    each of them), otherwise leader. A leader is faster where the ranks share one card, because it
+    sends each element once instead of a share of every rank's.
+
+    Args:
+        across: the setting.
+        group: the ranks of this group.
+        cards: the smallest number of network cards of any host, or None where one host runs all
+            ranks. Must be the same on all ranks.
+
+    """
+    if across == "auto":
+        across = "sharded" if cards is None or cards >= group.size else "leader"
+    return ShardedCarrier(group) if across == "sharded" else LeaderCarrier(group)
+
+
+def network_cards(root: Path = Path("/sys/class")) -> int:
+    """Network cards of this host that are up and are hardware, InfiniBand ports included."""
+    ethernet = [
+        card
+        for card in root.glob("net/*")
+        if (card / "device").exists() and _text(card / "operstate") == "up"
+    ]
+    infiniband = [
+        port for port in root.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")
+    ]
+    # An InfiniBand port shows up among the network interfaces too where IP runs over it.
+    return max(len(ethernet), len(infiniband), 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,125 @@
+"""Collectives of one process group: counted, limited in time, and with errors that name ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_hier.comm.traffic import Tier, Traffic
+
+FailureReport = Callable[[Exception], Exception]
+
+
+class Pending:
+    """A collective under way."""
+
+    def __init__(self, work: dist.Work, on_done: Callable[[], None], report: FailureReport) -> None:
+        """Wrap ``work``; ``on_done`` runs once, after it has completed."""
+        self._work = work
+        self._on_done = on_done
+        self._report = report
+
+    def wait(self) -> None:
+        """Block until the result is there.
+
+        Raises:
+            PeerError: the collective failed or ran out of time; names the missing ranks.
+
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._report(error) from error
+        self._on_done()
+
+    def future(self) -> torch.futures.Future[torch.Tensor]:
+        """The result as DDP wants it from a communication hook."""
+
+        def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            try:
+                result = done.value()[0]
+            except RuntimeError as error:
+                raise self._report(error) from error
+            self._on_done()
+            return result
+
+        future: torch.futures.Future[torch.Tensor] = self._work.get_future().then(finish)
+        return future
+
+
+class Channel:
+    """The ranks that this rank shares a process group with, in one tier.
+
+    Every method is a collective of the group: all its ranks must call it, in the same order.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, report: FailureReport
+    ) -> None:
+        """Use ``group``, count in ``traffic`` under ``tier``, explain failures by ``report``."""
+        self.group = group
+        self.tier: Tier = tier
+        self.size = dist.get_world_size(group)
+        self.position = dist.get_rank(group)
+        self.ranks = dist.get_process_group_ranks(group)
+        self._traffic = traffic
+        self._report = report
+
+    def all_reduce_(self, tensor: Tensor, kind: str) -> Pending:
+        """Sum ``tensor`` over the group, in place."""
+        return self._start(
+            lambda: dist.all_reduce(tensor, group=self.group, async_op=True),
+            kind,
+            self._ring_share * tensor.nbytes,
+        )
+
+    def count_ring(self, kind: str, payload_bytes: float, seconds: float) -> None:
+        """Count an all-reduce of ``payload_bytes`` that somebody else has issued."""
+        self._traffic.add(
+            self.tier, kind, payload_bytes=self._ring_share * payload_bytes, seconds=seconds
+        )
+
+    @property
+    def _ring_share(self) -> float:
+        # What a rank passes on of a tensor that is reduced in a ring and handed round again.
+        return 2 * (self.size - 1) / self.size
+
+    def all_gather(self, output: Tensor, own: Tensor, kind: str) -> Pending:
+        """Concatenate ``own`` of every rank, in order of position, into ``output``."""
+        return self._start(
+            lambda: dist.all_gather_into_tensor(output, own, group=self.group, async_op=True),
+            kind,
+            (self.size - 1) * own.nbytes,
+        )
+
+    def broadcast_(self, tensor: Tensor, kind: str, source: int = 0) -> Pending:
+        """Copy ``tensor`` of the rank at position ``source`` to the others, in place."""
+        sends = self.size > 1 and self.position == source
+        return self._start(
+            lambda: dist.broadcast(
+                tensor, group=self.group, group_src=source, async_op=True
+            ),
+            kind,
+            tensor.nbytes if sends else 0,
+        )
+
+    def _start(
+        self, call: Callable[[], dist.Work | None], kind: str, payload_bytes: float
+    ) -> Pending:
+        begun = time.perf_counter()
+
+        def done() -> None:
+            seconds = time.perf_counter() - begun
+            self._traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
+
+        try:
+            work = call()
+        except RuntimeError as error:
+            raise self._report(error) from error
+        if work is None:  # pragma: no cover - a rank outside the group
+            raise RuntimeError(f"this rank is not in the process group of tier {self.tier!r}")
+        return Pending(work, done, self._report)

@@ -1,0 +1,75 @@
+"""The channels of one rank: its group, its peers in the other groups, and the whole world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.roll_call import RollCall, SupportsStore
+from lightning_hier.comm.tiers import RankLayout, build_mesh
+from lightning_hier.comm.traffic import Tier, Traffic
+
+
+@dataclass(frozen=True)
+class Communicators:
+    """What a rank communicates through.
+
+    Attributes:
+        layout: rank layout, group tier first.
+        mesh: the process groups as a DeviceMesh with the dimensions ``across`` and ``group``.
+        group: the ranks of this rank's group.
+        across: the ranks at this rank's position in all groups.
+        world: all ranks, counted as tier ``across``.
+        traffic: what this rank has sent.
+        roll_call: notes for errors that name missing ranks.
+        device: where tensors of collectives live.
+
+    """
+
+    layout: RankLayout
+    mesh: DeviceMesh
+    group: Channel
+    across: Channel
+    world: Channel
+    traffic: Traffic
+    roll_call: RollCall
+    device: torch.device
+
+    @classmethod
+    def build(
+        cls, layout: RankLayout, *, device: torch.device, timeout: timedelta, traffic: Traffic
+    ) -> Communicators:
+        """Create the process groups. Every rank must call it, after ``init_process_group``.
+
+        Args:
+            layout: rank layout of two tiers.
+            device: the device of this rank's model.
+            timeout: limit of every collective.
+            traffic: where to count.
+
+        """
+        mesh = build_mesh(layout, ("group", "across"), device_type=device.type, timeout=timeout)
+        store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
+        roll_call = RollCall(store, dist.get_rank())
+
+        def channel(group: dist.ProcessGroup, tier: Tier) -> Channel:
+            ranks = dist.get_process_group_ranks(group)
+            return Channel(group, tier, traffic, lambda cause: roll_call.report(ranks, cause))
+
+        world_tier: Tier = "across" if layout.sizes[1] > 1 else "group"
+        return cls(
+            layout=layout,
+            mesh=mesh,
+            group=channel(mesh.get_group("group"), "group"),
+            across=channel(mesh.get_group("across"), "across"),
+            world=channel(dist.distributed_c10d._get_default_group(), world_tier),
+            traffic=traffic,
+            roll_call=roll_call,
+            device=device,
+        )

@@ -1,0 +1,47 @@
+"""Many tensors seen as one flat run of elements, for collectives: read from and written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class FlatView:
+    """Tensors of one dtype and device in a fixed order.
+
+    The tensors keep their own storage: they are copied into a buffer before a collective and
+    copied back, in place, after it. Views into one permanent buffer would not survive ``.to()`` or
+    cuDNN's packing of LSTM weights.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        """Take the tensors in the given order."""
+        self.tensors = list(tensors)
+        self._offsets = [0]
+        for tensor in self.tensors:
+            self._offsets.append(self._offsets[-1] + tensor.numel())
+
+    def __len__(self) -> int:
+        """Number of elements."""
+        return self._offsets[-1]
+
+    def read_(self, start: int, stop: int, out: Tensor) -> None:
+        """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, that long)."""
+        sources, targets = [], []
+        for tensor, first in zip(self.tensors, self._offsets, strict=False):
+            low, high = max(start, first), min(stop, first + tensor.numel())
+            if low < high:
+                sources.append(tensor.detach().reshape(-1)[low - first : high - first])
+                targets.append(out[low - start : high - start])
+        if sources:
+            torch._foreach_copy_(targets, sources)
+
+    def write_from(self, flat: Tensor) -> None:
+        """Copy ``flat`` (all elements) into the tensors, in place."""
+        if self.tensors:
+            pieces = flat[: len(self)].split([tensor.numel() for tensor in self.tensors])
+            targets = [tensor.detach() for tensor in self.tensors]
+            shaped = [p.view(t.shape) for p, t in zip(pieces, targets, strict=True)]
+            torch._foreach_copy_(targets, shaped)

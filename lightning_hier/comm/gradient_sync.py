@@ -1,0 +1,96 @@
+"""What a user can choose for the gradients inside a group, at every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.distributed import GradBucket
+
+Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
+
+
+class GradientSync:
+    """Base of the choices for ``HierarchicalStrategy(gradient_sync=...)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(GradientSync):
+    """Average the gradients of a group exactly, as DDP does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GTC(GradientSync):
+    """Gradient threshold compression inside a group (two_tiered_bmuf_gtc 2.1).
+
+    Every worker adds its gradient g to its residual r, sends +T or -T for each element of r beyond
+    the threshold T, subtracts what it sent, and uses the mean of what all workers sent::
+
+        r <- r + g;   sent = T sign(r) where |r| > T, else 0;   r <- r - sent
+        gradient = mean over the group of sent
+
+    Attributes:
+        threshold: T in units of the gradient (of the mean loss, after unscaling under fp16), or
+            ``"auto"``: one threshold for each parameter tensor, moved so that about ``density`` of
+            its elements is sent. The first step of a tensor is then averaged exactly; it tells
+            how large gradients are.
+        density: share of the elements to send under ``"auto"``, in (0, 1).
+        dense_below: tensors with fewer elements are averaged exactly; 0 compresses everything.
+
+    Raises:
+        ValueError: a value outside its range.
+
+    """
+
+    threshold: float | Literal["auto"] = "auto"
+    density: float = 0.01
+    dense_below: int = 1024
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.threshold != "auto" and not (
+            isinstance(self.threshold, (int, float))
+            and math.isfinite(self.threshold)
+            and self.threshold > 0
+        ):
+            raise ValueError(
+                f"threshold must be 'auto' or a finite number above 0, got {self.threshold!r}"
+            )
+        if not 0.0 < self.density < 1.0:
+            raise ValueError(
+                f"density must lie between 0 and 1 (0.01 sends about 1% of the elements), got "
+                f"{self.density!r}; for uncompressed gradients use AllReduce()"
+            )
+        if not isinstance(self.dense_below, int) or self.dense_below < 0:
+            raise ValueError(
+                f"dense_below must be a whole number of at least 0, got {self.dense_below!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommHook(GradientSync):
+    """Any DDP communication hook inside a group.
+
+    Attributes:
+        hook: ``hook(state, bucket) -> Future[Tensor]`` as ``register_comm_hook`` takes it.
+        state: its state. ``None`` becomes the group's process group, which is the state of torch's
+            own hooks; a state with an attribute ``process_group`` that is None (``PowerSGDState``)
+            gets the group there. Otherwise such a hook would communicate with the whole world.
+        bytes_per_element: what the hook sends for each element of the gradient, for the traffic
+            counts (2.0 for fp16 compression); None counts the bytes of the gradient itself.
+
+    """
+
+    hook: Hook
+    state: Any = None
+    bytes_per_element: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not callable(self.hook):
+            raise ValueError(f"hook must be callable as hook(state, bucket), got {self.hook!r}")
+        if self.bytes_per_element is not None and not self.bytes_per_element > 0:
+            raise ValueError(f"bytes_per_element must be above 0, got {self.bytes_per_element!r}")

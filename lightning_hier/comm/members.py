@@ -1,0 +1,99 @@
+"""Which tensors of a model belong to the block of which optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+
+@dataclass
+class Members:
+    """The tensors that one block synchronises.
+
+    Attributes:
+        parameters: trainable parameters; they go through the block filter.
+        float_buffers: floating-point buffers such as BatchNorm statistics; they are averaged.
+            Block momentum on statistics would be wrong: its look-ahead can make a variance
+            negative.
+        other_buffers: integer and boolean buffers; kept equal to those of the first group.
+
+    """
+
+    parameters: list[Parameter]
+    float_buffers: list[Tensor]
+    other_buffers: list[Tensor]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.parameters, *self.float_buffers, *self.other_buffers]
+
+
+def divide(module: Module, optimizers: Sequence[Optimizer]) -> list[Members]:
+    """Give every trainable parameter and every buffer to exactly one optimizer's block.
+
+    A parameter belongs to the first optimizer that holds it; buffers, and trainable parameters
+    that no optimizer holds, belong to the first optimizer. Tied weights count once. The order is
+    that of the module, hence the same on all ranks.
+    """
+    owners: dict[int, int] = {}
+    for index, optimizer in enumerate(optimizers):
+        for parameter in optimizer_parameters(optimizer):
+            owners.setdefault(id(parameter), index)
+    members = [Members([], [], []) for _ in optimizers]
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            members[owners.get(id(parameter), 0)].parameters.append(parameter)
+    if members:
+        for buffer in _distinct(list(module.buffers())):
+            kind = members[0].float_buffers if _is_averaged(buffer) else members[0].other_buffers
+            kind.append(buffer)
+    return members
+
+
+def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
+    """Parameters of all groups of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_averaged(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _distinct(buffers: list[Tensor]) -> list[Tensor]:
+    return list({id(buffer): buffer for buffer in buffers}.values())
+
+
+def momentum_buffers(optimizer: Optimizer, parameters: Sequence[Parameter]) -> list[Tensor]:
+    """Momentum of the local SGD for the given parameters, made where the optimizer will make it.
+
+    A parameter that had no gradient on this rank has no momentum yet, while it may have one on
+    another rank; zero is what it stands for.
+    """
+    with_momentum = {
+        id(parameter)
+        for group in optimizer.param_groups
+        if group.get("momentum")
+        for parameter in group["params"]
+    }
+    found = []
+    for parameter in parameters:
+        if id(parameter) in with_momentum:
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            found.append(state["momentum_buffer"])
+    return found
+
+
+def reset_momentum_(optimizer: Optimizer) -> None:
+    """Truncate the momentum of the local SGD (bmuf eq. 8), in place, for all parameters."""
+    for parameter in optimizer_parameters(optimizer):
+        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if momentum is not None:
+            momentum.zero_()

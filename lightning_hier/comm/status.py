@@ -1,0 +1,116 @@
+"""What ranks tell each other at the start of a synchronisation, before any model is sent."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+
+import torch
+
+from lightning_hier.comm.channel import Channel
+
+
+class Place(IntEnum):
+    """Where in training a rank comes to a synchronisation."""
+
+    BLOCK = 1
+    LOOK = 2
+    END = 3
+    CHECK = 4
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return {
+            Place.BLOCK: "the synchronisation of models at the end of a block",
+            Place.LOOK: "a look at the global model (validation, checkpoint or end of an epoch)",
+            Place.END: "the end of training",
+            Place.CHECK: "the regular check of all ranks",
+        }[self]
+
+
+class OutOfStepError(RuntimeError):
+    """Ranks have come to different synchronisations, so they would wait for each other for ever."""
+
+
+class NonFiniteModelError(RuntimeError):
+    """A local model holds NaN or inf and must not enter the global model."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """One rank's state at a synchronisation.
+
+    Attributes:
+        place: a :class:`Place`.
+        optimizer: index of the optimizer whose block ends; -1 where all are meant.
+        steps: steps of that optimizer, or of all of them, since the start.
+        squares: sum of the squares of the part of the local model that this rank carries across.
+        terminate: whether this rank has received SIGTERM.
+
+    """
+
+    place: int
+    optimizer: int
+    steps: int
+    squares: float
+    terminate: int
+
+    @classmethod
+    def of_row(cls, row: list[float]) -> Status:
+        """From one row of the exchange."""
+        place, optimizer, steps, squares, terminate = row
+        return cls(int(place), int(optimizer), int(steps), squares, int(terminate))
+
+
+def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
+    """Tell all ranks where this one is, and learn where they are.
+
+    A collective of the world: every rank must call it.
+
+    Raises:
+        OutOfStepError: ranks are at different places. Raised on every rank.
+        NonFiniteModelError: some rank's model is not finite. Raised on every rank.
+
+    """
+    row = torch.tensor(astuple(own), dtype=torch.float64, device=device)
+    rows = row.new_empty(world.size * row.numel())
+    world.all_gather(rows, row, "status").wait()
+    statuses = [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
+    _check_in_step(statuses)
+    _check_finite(statuses)
+    return statuses
+
+
+def _check_in_step(statuses: list[Status]) -> None:
+    ranks: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for rank, status in enumerate(statuses):
+        ranks[status.place, status.optimizer, status.steps].append(rank)
+    if len(ranks) == 1:
+        return
+    said = "; ".join(
+        f"rank{'s' * (len(members) > 1)} {_span(members)} at {Place(place).text}"
+        f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
+        for (place, optimizer, steps), members in ranks.items()
+    )
+    raise OutOfStepError(
+        f"the ranks are out of step: {said}. All ranks must take the same number of steps: give "
+        "every rank the same number of batches (drop_last, a DistributedSampler, or "
+        "limit_train_batches), and validate or save on all ranks at the same step."
+    )
+
+
+def _check_finite(statuses: list[Status]) -> None:
+    ranks = [rank for rank, status in enumerate(statuses) if not math.isfinite(status.squares)]
+    if ranks:
+        raise NonFiniteModelError(
+            f"the local model of rank{'s' * (len(ranks) > 1)} {_span(ranks)} holds NaN or inf "
+            f"after {statuses[ranks[0]].steps} steps; it was kept out of the global model. Lower "
+            "the learning rate, clip gradients (gradient_clip_val), or look for bad batches there."
+        )
+
+
+def _span(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks from {ranks[0]}"

@@ -1,0 +1,117 @@
+"""Ranks in tiers, and one process group for each tier."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import product
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How ranks are numbered through a list of tier sizes, lowest tier first.
+
+    ``RankLayout((P, M))``: groups of P consecutive ranks, M groups. The coordinate of a rank in
+    tier 0 is its position in its group, in tier 1 the number of its group. A rank's tier-k group
+    holds the ranks that differ from it in coordinate k alone.
+    """
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        if not self.sizes or min(self.sizes) < 1:
+            raise ValueError(f"every tier needs a size of at least 1, got {self.sizes}")
+
+    @classmethod
+    def two_tiers(cls, group_size: int, world_size: int) -> RankLayout:
+        """Groups of ``group_size`` ranks; the world must divide into them.
+
+        Raises:
+            ValueError: it does not; the message lists the sizes that do.
+
+        """
+        if group_size < 1 or world_size % group_size:
+            sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
+            raise ValueError(
+                f"group_size must divide the number of ranks, got group_size={group_size} with "
+                f"{world_size} ranks; sizes that do: {', '.join(map(str, sizes))}"
+            )
+        return cls((group_size, world_size // group_size))
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Coordinate of a rank in every tier."""
+        found = []
+        for size in self.sizes:
+            rank, coordinate = divmod(rank, size)
+            found.append(coordinate)
+        return tuple(found)
+
+    def rank(self, coordinates: tuple[int, ...]) -> int:
+        """Rank at the given coordinates."""
+        rank = 0
+        for size, coordinate in zip(reversed(self.sizes), reversed(coordinates), strict=True):
+            rank = rank * size + coordinate
+        return rank
+
+    def groups(self, tier: int) -> list[list[int]]:
+        """All process groups of a tier, each as its ranks in order of their coordinate."""
+        others = [range(size) for i, size in enumerate(self.sizes) if i != tier]
+        found = []
+        for fixed in product(*reversed(others)):
+            rest = list(reversed(fixed))
+            found.append(
+                [
+                    self.rank((*rest[:tier], coordinate, *rest[tier:]))
+                    for coordinate in range(self.sizes[tier])
+                ]
+            )
+        return found
+
+    def members(self, tier: int, rank: int) -> list[int]:
+        """The tier's process group that the rank belongs to."""
+        return next(ranks for ranks in self.groups(tier) if rank in ranks)
+
+    def grid(self) -> torch.Tensor:
+        """Ranks as a DeviceMesh wants them: the upper tiers first."""
+        return torch.arange(self.world_size).view(*reversed(self.sizes))
+
+
+def build_mesh(
+    layout: RankLayout, names: tuple[str, ...], *, device_type: str, timeout: timedelta
+) -> DeviceMesh:
+    """Create the process groups of all tiers. Every rank of the world must call it.
+
+    The groups are made one by one and then handed to the mesh, because a group does not take over
+    the time limit of the world it is cut from.
+
+    Args:
+        layout: sizes, lowest tier first.
+        names: a name for each tier, lowest first.
+        device_type: ``"cpu"`` or ``"cuda"``.
+        timeout: limit of every collective of the new groups.
+
+    """
+    own: list[dist.ProcessGroup] = []
+    rank = dist.get_rank()
+    for tier, name in enumerate(names):
+        for ranks in layout.groups(tier):
+            group = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
+            if rank in ranks:
+                own.append(group)
+    return DeviceMesh.from_group(
+        list(reversed(own)),
+        device_type,
+        mesh=layout.grid(),
+        mesh_dim_names=tuple(reversed(names)),
+    )

@@ -1,0 +1,72 @@
+"""What this rank has sent: payload bytes, seconds and calls, per tier and kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+Tier = Literal["group", "across"]
+
+
+@dataclass
+class Count:
+    """Totals of one kind of message since the start of the run.
+
+    Attributes:
+        payload_bytes: bytes that this rank puts on the wire, by the bandwidth-optimal algorithm of
+            each collective; headers of the transport are not in it.
+        seconds: time in flight, from the call to its completion. Time during which the rank also
+            computed is part of it.
+        calls: number of collectives.
+
+    """
+
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        """Totals of both."""
+        return Count(
+            self.payload_bytes + other.payload_bytes,
+            self.seconds + other.seconds,
+            self.calls + other.calls,
+        )
+
+
+class Traffic:
+    """Counts of one rank, keyed by tier (``group`` or ``across``) and kind (``gradients``, ...)."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._counts: defaultdict[tuple[Tier, str], Count] = defaultdict(Count)
+
+    def add(self, tier: Tier, kind: str, *, payload_bytes: float, seconds: float) -> None:
+        """Count one collective."""
+        count = self._counts[tier, kind]
+        count.payload_bytes += round(payload_bytes)
+        count.seconds += seconds
+        count.calls += 1
+
+    def total(self, tier: Tier) -> Count:
+        """Sum over the kinds of one tier."""
+        return sum((c for (t, _), c in self._counts.items() if t == tier), Count())
+
+    def of(self, tier: Tier, kind: str) -> Count:
+        """Totals of one kind; zeros where nothing was sent."""
+        return self._counts.get((tier, kind), Count())
+
+    def metrics(self) -> dict[str, float]:
+        """All totals under the names by which they are logged."""
+        named: dict[str, float] = {}
+        for (tier, kind), count in sorted(self._counts.items()):
+            named[f"hier/{tier}/{kind}/payload_bytes"] = count.payload_bytes
+            named[f"hier/{tier}/{kind}/seconds"] = count.seconds
+            named[f"hier/{tier}/{kind}/calls"] = count.calls
+        tiers: tuple[Tier, Tier] = ("group", "across")
+        for tier in tiers:
+            total = self.total(tier)
+            named[f"hier/{tier}/payload_bytes"] = total.payload_bytes
+            named[f"hier/{tier}/seconds"] = total.seconds
+        return named

@@ -1,0 +1,81 @@
+"""What one worker owns besides the model and its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+@dataclass
+class TensorMemory:
+    """What GTC remembers of one parameter tensor.
+
+    Attributes:
+        residual: gradient not sent yet, flat, in units of the unscaled gradient.
+        threshold: T of the next step; None until the first gradient has been seen.
+
+    """
+
+    residual: Tensor
+    threshold: float | None
+
+
+@dataclass
+class GradientMemory:
+    """Residuals and thresholds of one worker, keyed by parameter.
+
+    DDP forms new buckets after the first step, so nothing here knows of buckets.
+    """
+
+    tensors: dict[Parameter, TensorMemory] = field(default_factory=dict)
+
+    def of(self, parameter: Parameter, flat: Tensor, threshold: float | None) -> TensorMemory:
+        """Memory of a parameter; a zero residual like ``flat`` where there is none yet."""
+        memory = self.tensors.get(parameter)
+        if memory is None:
+            memory = TensorMemory(torch.zeros_like(flat), threshold)
+            self.tensors[parameter] = memory
+        return memory
+
+    def residual_norm(self) -> float:
+        """Euclidean norm of all residuals of this worker."""
+        squares = sum(
+            float(torch.linalg.vector_norm(memory.residual, dtype=torch.float64)) ** 2
+            for memory in self.tensors.values()
+        )
+        return float(squares**0.5)
+
+
+@dataclass
+class StepCount:
+    """Steps of one optimizer, counted in calls of ``optimizer_step``.
+
+    Attributes:
+        total: since the start of the run, warm-up included.
+        in_block: since the last synchronisation of models.
+        blocks: synchronisations of models so far.
+
+    """
+
+    total: int = 0
+    in_block: int = 0
+    blocks: int = 0
+
+
+@dataclass
+class Worker:
+    """One worker: its residuals and its step counts, one for each optimizer.
+
+    A rank plays one worker. Everything that differs between two workers of the same rank is
+    reachable from here, so that a rank can put one worker away and play another.
+    """
+
+    memory: GradientMemory = field(default_factory=GradientMemory)
+    steps: list[StepCount] = field(default_factory=list)
+
+    def count_optimizers(self, number: int) -> None:
+        """Start the counts of so many optimizers at zero."""
+        self.steps = [StepCount() for _ in range(number)]

@@ -1,0 +1,1 @@
+"""Lightning glue: presets, life cycle, checks. No maths."""

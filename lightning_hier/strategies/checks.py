@@ -1,0 +1,139 @@
+"""Mistakes that are found before training, on every rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.nn import Embedding, EmbeddingBag, Module
+
+from lightning_hier.comm.block_sync import BlockSync
+from lightning_hier.comm.gradient_sync import GradientSync
+
+# Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.
+_TAKEN: Mapping[str, str] = {
+    "process_group": "group_size decides which ranks share a group",
+    "ddp_comm_hook": "pass gradient_sync=CommHook(hook=..., state=...)",
+    "ddp_comm_state": "pass gradient_sync=CommHook(hook=..., state=...)",
+    "ddp_comm_wrapper": "wrap the hook that you pass as gradient_sync=CommHook(hook=...)",
+    "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
+    "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
+    "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
+    "mixed_precision": "use Trainer(precision=...)",
+}
+
+
+def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for DDPStrategy; those that the hierarchy decides must be absent or None.
+
+    The command line spells out every argument, with None for those that nobody set.
+
+    Raises:
+        ValueError: one of them was set.
+
+    """
+    for name, way_out in _TAKEN.items():
+        if ddp_kwargs.get(name) is not None:
+            raise ValueError(f"{name} can't be set, got {ddp_kwargs[name]!r}: {way_out}")
+    return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
+
+
+def check_arguments(
+    group_size: object, gradient_sync: object, block_sync: object, warmup_steps: object
+) -> None:
+    """Check the arguments that need no world to be wrong.
+
+    Raises:
+        ValueError: one of them is.
+
+    """
+    sizes = ("node", "world")
+    if group_size not in sizes and (not isinstance(group_size, int) or group_size < 1):
+        raise ValueError(
+            f"group_size must be 'node', 'world' or a whole number of at least 1, got "
+            f"{group_size!r}"
+        )
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(
+            f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}"
+        )
+    if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
+        raise ValueError(
+            "gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got "
+            f"{gradient_sync!r}"
+        )
+    if block_sync is not None and not isinstance(block_sync, BlockSync):
+        raise ValueError(
+            f"block_sync must be None, ModelAveraging(...) or BMUF(...), got {block_sync!r}"
+        )
+
+
+def module_problem(module: Module) -> str | None:
+    """What about the model can't be trained, or None."""
+    sparse = [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, (Embedding, EmbeddingBag)) and child.sparse
+    ]
+    if sparse:
+        return (
+            f"sparse gradients are not supported, and {', '.join(sparse)} has sparse=True: set "
+            "sparse=False (GTC sends few elements of a dense gradient anyway)"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return "the model has no trainable parameter: nothing to synchronise"
+    return None
+
+
+def trainer_problem(trainer: pl.Trainer, *, static_graph: bool) -> str | None:
+    """What about the Trainer can't be combined with the strategy, or None."""
+    if static_graph and trainer.accumulate_grad_batches > 1:
+        return (
+            "static_graph=True can't be combined with accumulate_grad_batches="
+            f"{trainer.accumulate_grad_batches}: DDP would silently leave out the gradient "
+            "synchronisation of some steps. Leave out static_graph."
+        )
+    return None
+
+
+def warn_of_coupling(trainer: pl.Trainer) -> None:
+    """Warn of callbacks that make all ranks wait for each other at every batch."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer) and callback._interval == "step":
+            rank_zero_warn(
+                "Trainer(max_time=...) asks all ranks at every step whether time is up, so groups "
+                "wait for each other within blocks. Use callbacks=[Timer(..., interval='epoch')]."
+            )
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            rank_zero_warn(
+                "ModelCheckpoint(train_time_interval=...) asks all ranks at every step whether to "
+                "save, so groups wait for each other within blocks. Use every_n_train_steps."
+            )
+
+
+def trainer_settings(trainer: pl.Trainer) -> dict[str, Any]:
+    """Settings of the Trainer that must not differ between ranks."""
+    return {
+        "precision": str(trainer.precision),
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "torch": torch.__version__,
+        "lightning": pl.__version__,
+    }
+
+
+def model_settings(module: Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    """What must not differ between ranks about the model and its optimizers."""
+    settings: dict[str, Any] = {"optimizers": [type(one).__name__ for one in optimizers]}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            settings[f"parameter {name}"] = f"{tuple(parameter.shape)} {parameter.dtype}"
+    for name, buffer in module.named_buffers():
+        settings[f"buffer {name}"] = f"{tuple(buffer.shape)} {buffer.dtype}"
+    return settings

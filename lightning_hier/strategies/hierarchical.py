@@ -1,0 +1,315 @@
+"""The strategy that composes a gradient synchronisation in groups with a block synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.constants import default_pg_timeout
+from torch.nn import Module, SyncBatchNorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.comm.agreement import difference, gather_json, raise_everywhere
+from lightning_hier.comm.block_sync import BlockSync
+from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.carriers import network_cards
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradient_hook import gradient_hook
+from lightning_hier.comm.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.reducers import build_hook
+from lightning_hier.comm.synchroniser import Synchroniser
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
+from lightning_hier.strategies import checks
+from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
+from lightning_hier.strategies.sigterm import QuietTermination
+
+GroupSize = int | Literal["node", "world"]
+
+
+class HierarchicalStrategy(DDPStrategy):
+    """Data-parallel training in two tiers: gradients inside groups, models across them.
+
+    Args:
+        group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
+            ``"world"`` (all ranks, one group). It must divide the number of ranks.
+        gradient_sync: how gradients are averaged inside a group at every step: ``AllReduce()``,
+            ``GTC(...)`` or ``CommHook(hook=..., state=...)``. None is ``AllReduce()``.
+        block_sync: how the models of the groups are brought together after every block:
+            ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
+        warmup_steps: first so many steps of every optimizer average gradients exactly over the
+            whole world; blocks begin after them.
+        timeout: limit of every collective, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
+            ``DistributedDataParallel``, such as ``find_unused_parameters``.
+
+    Raises:
+        ValueError: a value outside its range, or a combination that can't work.
+
+    """
+
+    strategy_name = "hierarchical"
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        gradient_sync: GradientSync | None = None,
+        block_sync: BlockSync | None = None,
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(timeout=timeout, **checks.without_taken(ddp_kwargs))
+        checks.check_arguments(group_size, gradient_sync, block_sync, warmup_steps)
+        self.group_size: GroupSize = group_size
+        self.gradient_sync: GradientSync = gradient_sync or AllReduce()
+        self.block_sync = block_sync
+        self.warmup_steps = warmup_steps
+        self.traffic = Traffic()
+        self._communicators: Communicators | None = None
+        self._synchroniser: Synchroniser | None = None
+        self._worker: Worker | None = None
+        self._termination: QuietTermination | None = None
+
+    @property
+    def communicators(self) -> Communicators:
+        """Process groups and rank layout; there once the environment has been set up."""
+        if self._communicators is None:
+            raise RuntimeError("the process groups are made when the Trainer starts to run")
+        return self._communicators
+
+    @property
+    def layout(self) -> RankLayout:
+        """Which rank is in which group."""
+        return self.communicators.layout
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        raise_everywhere(self._layout_problem(), self.root_device)
+        self._agree(self._settings())
+        self._communicators = Communicators.build(
+            RankLayout.two_tiers(self._ranks_per_group(), self.world_size),
+            device=self.root_device,
+            timeout=self._timeout or default_pg_timeout,
+            traffic=self.traffic,
+        )
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            self._check(trainer)
+            if self._layer_sync is not None:
+                self._layer_sync = _GroupSyncBatchNorm(self.communicators)  # type: ignore[assignment]
+        super().setup(trainer)
+        if fitting:
+            self._start(trainer)
+
+    @override
+    def _setup_model(self, model: Module) -> DistributedDataParallel:
+        # DDP equalises the ranks of a group only.
+        with torch.no_grad():
+            tensors = [*model.parameters(), *model.buffers()]
+            broadcast_tensors_(tensors, self.communicators.world, "initial_model")
+        self._ddp_kwargs["process_group"] = self.communicators.group.group
+        return super()._setup_model(model)
+
+    @override
+    def _register_ddp_hooks(self) -> None:
+        # Lightning's own method registers hooks on CUDA only.
+        if not isinstance(self.model, DistributedDataParallel):
+            raise TypeError(f"expected a model wrapped in DDP, got {type(self.model).__name__}")
+        self._worker = Worker()
+        self._hook = build_hook(
+            self.gradient_sync,
+            self.communicators,
+            self._worker,
+            warming=self.warmup_steps > 0,
+            grad_scale=self._grad_scale,
+            find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
+        )
+        self.model.register_comm_hook(self._hook, gradient_hook)
+
+    def _start(self, trainer: pl.Trainer) -> None:
+        """Attach the synchroniser and the callbacks to a Trainer that is about to fit."""
+        module = self.lightning_module
+        assert module is not None and self._worker is not None  # noqa: S101 - set by now
+        self._agree(checks.model_settings(module, self.optimizers))
+        self._worker.count_optimizers(len(self.optimizers))
+        self._synchroniser = Synchroniser(
+            module,
+            self.optimizers,
+            self.block_sync,
+            communicators=self.communicators,
+            worker=self._worker,
+            warmup_steps=self.warmup_steps,
+            cards=self._cards(),
+        )
+        self._synchroniser.on_warm = self._hook.end_warm_up
+        self._termination = QuietTermination(trainer, self._note_termination)
+        self._termination.install()
+        ours = (GlobalModelLifecycle, HierarchyMetrics)
+        others = [callback for callback in trainer.callbacks if not isinstance(callback, ours)]  # type: ignore[attr-defined]
+        trainer.callbacks = [  # type: ignore[attr-defined]
+            GlobalModelLifecycle(self._synchroniser),
+            *others,
+            HierarchyMetrics(self),
+        ]
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        batches = self.lightning_module.trainer.num_training_batches  # type: ignore[union-attr]
+        self._agree({"number of training batches": str(batches)})
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """One step, then, if it ends a block, the synchronisation of models.
+
+        A collective of the group, and of the world at the end of a block.
+        """
+        if self._synchroniser is None:
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._synchroniser.before_step()
+        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        self._synchroniser.after_step(self._index(optimizer))
+        self._stop_if_agreed()
+        return output
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """State of the global model. A collective of the world during training."""
+        synchroniser = self._synchroniser
+        if synchroniser is None or synchroniser.shown:
+            return super().lightning_module_state_dict()
+        synchroniser.show()
+        state = super().lightning_module_state_dict()
+        if synchroniser.shown:
+            # The module is about to hold the local model again.
+            state = {
+                name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+                for name, value in state.items()
+            }
+            synchroniser.hide()
+        return state
+
+    @override
+    def teardown(self) -> None:
+        if self._termination is not None:
+            self._termination.remove()
+        self._termination = None
+        self._synchroniser = None
+        self._ddp_kwargs.pop("process_group", None)
+        super().teardown()
+
+    def metrics(self) -> dict[str, float]:
+        """Everything that is counted, under the names by which it is logged.
+
+        Of this rank; no communication.
+        """
+        found = self.traffic.metrics()
+        if self._worker is not None:
+            found |= self._hook.metrics()
+        if self._synchroniser is not None:
+            found |= self._synchroniser.metrics()
+        return found
+
+    def _index(self, optimizer: Optimizer) -> int:
+        inner = getattr(optimizer, "_optimizer", optimizer)
+        return next(i for i, own in enumerate(self.optimizers) if own in (inner, optimizer))
+
+    def _grad_scale(self) -> float:
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        return float(scaler.get_scale()) if scaler is not None else 1.0
+
+    def _ranks_per_group(self) -> int:
+        if self.group_size == "node":
+            return self.num_processes
+        return self.world_size if self.group_size == "world" else self.group_size
+
+    def _layout_problem(self) -> str | None:
+        try:
+            layout = RankLayout.two_tiers(self._ranks_per_group(), self.world_size)
+            if self.block_sync is not None:
+                self.block_sync.filter_for(layout.sizes[1])
+        except ValueError as error:
+            return str(error)
+        if self.block_sync is None and layout.sizes[1] > 1:
+            return (
+                f"block_sync=None needs one group of all ranks, but group_size="
+                f"{self.group_size!r} makes {layout.sizes[1]} groups that would never meet: pass "
+                "block_sync=BMUF(...) or ModelAveraging(...), or group_size='world'"
+            )
+        return None
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "strategy": type(self).__name__,
+            "group_size": self._ranks_per_group(),
+            "gradient_sync": repr(self.gradient_sync),
+            "block_sync": repr(self.block_sync),
+            "warmup_steps": self.warmup_steps,
+        }
+
+    def _agree(self, settings: dict[str, Any]) -> None:
+        """Raise on every rank if the ranks' settings differ. A collective of the world."""
+        problem = difference(gather_json(settings, self.root_device))
+        if problem is not None:
+            raise ValueError(problem)
+
+    def _check(self, trainer: pl.Trainer) -> None:
+        static_graph = bool(self._ddp_kwargs.get("static_graph"))
+        module = self.lightning_module
+        assert module is not None  # noqa: S101 - connected before set-up
+        problem = checks.module_problem(module) or checks.trainer_problem(
+            trainer, static_graph=static_graph
+        )
+        raise_everywhere(problem, self.root_device)
+        self._agree(checks.trainer_settings(trainer))
+        checks.warn_of_coupling(trainer)
+
+    def _cards(self) -> int | None:
+        """The smallest number of network cards of any host; None where there is one host."""
+        if self.num_nodes == 1:
+            return None
+        return min(gather_json(network_cards(), self.root_device))
+
+    def _note_termination(self) -> None:
+        if self._synchroniser is not None:
+            self._synchroniser.terminate = True
+
+    def _stop_if_agreed(self) -> None:
+        if self._synchroniser and self._synchroniser.agreed_to_terminate and self._termination:
+            self._termination.stop()
+
+
+class _GroupSyncBatchNorm:
+    """SyncBatchNorm over the ranks of a group; Lightning's own would span the world."""
+
+    def __init__(self, communicators: Communicators) -> None:
+        self._group = communicators.group.group
+
+    def apply(self, model: Module) -> Module:
+        """Convert all BatchNorm layers."""
+        return SyncBatchNorm.convert_sync_batchnorm(model, process_group=self._group)
+
+    def revert(self, model: Module) -> Module:
+        """Leave them; a SyncBatchNorm evaluates like a BatchNorm."""
+        return model

@@ -1,0 +1,155 @@
+"""Named systems with flat arguments, for the command line and for reading."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+from torch.distributed.constants import default_pg_timeout
+
+from lightning_hier.algorithms.block_momentum import UpdateFrom
+from lightning_hier.comm.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
+from lightning_hier.comm.gradient_sync import GTC
+from lightning_hier.strategies.hierarchical import GroupSize, HierarchicalStrategy
+
+
+class GTCStrategy(HierarchicalStrategy):
+    """Gradient threshold compression in one group of all ranks (two_tiered_bmuf_gtc 2.1).
+
+    Arguments are those of :class:`~lightning_hier.GTC` and
+    :class:`~lightning_hier.HierarchicalStrategy`.
+    """
+
+    strategy_name = "gtc"
+
+    def __init__(
+        self,
+        *,
+        threshold: float | Literal["auto"] = "auto",
+        density: float = 0.01,
+        dense_below: int = 1024,
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size="world",
+            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
+            warmup_steps=warmup_steps,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
+
+
+class ModelAveragingStrategy(HierarchicalStrategy):
+    """Model averaging, every rank a worker (bmuf with eta = 0 and zeta = 1).
+
+    Arguments are those of :class:`~lightning_hier.ModelAveraging` and
+    :class:`~lightning_hier.HierarchicalStrategy`.
+    """
+
+    strategy_name = "model_averaging"
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 50,
+        local_momentum: LocalMomentum = "reset",
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=1,
+            block_sync=ModelAveraging(block_size=block_size, local_momentum=local_momentum),
+            warmup_steps=warmup_steps,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
+
+
+class BMUFStrategy(HierarchicalStrategy):
+    """Blockwise model update filtering, every rank a worker (bmuf 2.1).
+
+    Arguments are those of :class:`~lightning_hier.BMUF` and
+    :class:`~lightning_hier.HierarchicalStrategy`.
+    """
+
+    strategy_name = "bmuf"
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 50,
+        block_momentum: float | Literal["auto"] = "auto",
+        block_lr: float = 1.0,
+        nesterov: bool = True,
+        local_momentum: LocalMomentum = "reset",
+        c: float = 1.0,
+        update_from: UpdateFrom = "global",
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=1,
+            block_sync=BMUF(
+                block_size=block_size,
+                block_momentum=block_momentum,
+                block_lr=block_lr,
+                nesterov=nesterov,
+                local_momentum=local_momentum,
+                c=c,
+                update_from=update_from,
+            ),
+            warmup_steps=warmup_steps,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
+
+
+class BMUFGTCStrategy(HierarchicalStrategy):
+    """GTC inside groups, blockwise model update filtering across them (two_tiered_bmuf_gtc 2.3).
+
+    Arguments are those of :class:`~lightning_hier.GTC`, :class:`~lightning_hier.BMUF` and
+    :class:`~lightning_hier.HierarchicalStrategy`. N of the block momentum is the number of groups.
+    """
+
+    strategy_name = "bmuf_gtc"
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        threshold: float | Literal["auto"] = "auto",
+        density: float = 0.01,
+        dense_below: int = 1024,
+        block_size: int = 50,
+        block_momentum: float | Literal["auto"] = "auto",
+        block_lr: float = 1.0,
+        nesterov: bool = True,
+        local_momentum: LocalMomentum = "reset",
+        c: float = 1.0,
+        update_from: UpdateFrom = "global",
+        across: Across = "auto",
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=group_size,
+            gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
+            block_sync=BMUF(
+                block_size=block_size,
+                block_momentum=block_momentum,
+                block_lr=block_lr,
+                nesterov=nesterov,
+                local_momentum=local_momentum,
+                c=c,
+                update_from=update_from,
+                across=across,
+            ),
+            warmup_steps=warmup_steps,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
