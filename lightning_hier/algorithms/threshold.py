@@ -47,7 +47,7 @@ def select_words(values: Tensor, threshold: float) -> tuple[Tensor, float]:
         index = (magnitude > threshold).nonzero().view(-1)
         negative = chunk[index] < 0
         # index - 2**31 is the two's complement form of "sign bit set, then the index".
-        found.append((index + start).sub_(negative, alpha=_SIGN_BIT).int())
+        found.append((index + start - negative.long() * _SIGN_BIT).int())
     if not found:
         return torch.empty(0, dtype=torch.int32, device=values.device), 0.0
     # max() ignores the order of NaN in Python; torch's keeps it.
@@ -103,4 +103,4 @@ def next_threshold(threshold: float, *, sent: int, elements: int, density: float
 
     """
     ratio = (sent + 1) / (elements * density + 1)
-    return threshold * min(max(ratio**0.25, 0.5), 2.0)
+    return threshold * min(max(math.sqrt(math.sqrt(ratio)), 0.5), 2.0)

@@ -100,9 +100,7 @@ class Channel:
         """Copy ``tensor`` of the rank at position ``source`` to the others, in place."""
         sends = self.size > 1 and self.position == source
         return self._start(
-            lambda: dist.broadcast(
-                tensor, group=self.group, group_src=source, async_op=True
-            ),
+            lambda: dist.broadcast(tensor, group=self.group, group_src=source, async_op=True),
             kind,
             tensor.nbytes if sends else 0,
         )

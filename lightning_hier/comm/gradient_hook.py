@@ -1,13 +1,12 @@
 """The one communication hook that DDP gets: whole world during warm-up, inside the group after."""
 
-from __future__ import annotations
-
+# DDP reads the annotations of a hook as objects: no postponed evaluation in this file.
 import time
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket
+from torch._C._distributed_c10d import GradBucket
 
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradient_sync import CommHook
@@ -59,14 +58,14 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
 
 def finished(result: Tensor) -> Future:
     """A future that is already there."""
-    future: Future = _new_future(result)
+    future = open_future(result)
     future.set_result(result)
     return future
 
 
-def _new_future(like: Tensor) -> Future:
-    devices = [like.device] if like.is_cuda else None
-    return torch.futures.Future(devices=devices)
+def open_future(like: Tensor) -> Future:
+    """A future that will hold a tensor on the device of ``like``."""
+    return torch.futures.Future(devices=[like.device] if like.is_cuda else None)
 
 
 class AllReducer:

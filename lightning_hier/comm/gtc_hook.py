@@ -22,10 +22,12 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket
+from torch._C._distributed_c10d import GradBucket
+from torch.nn import Parameter
 
 from lightning_hier.algorithms.threshold import (
     first_threshold,
@@ -33,7 +35,7 @@ from lightning_hier.algorithms.threshold import (
     subtract_sent_,
 )
 from lightning_hier.comm.channel import Channel, Pending
-from lightning_hier.comm.gradient_hook import Future, finished
+from lightning_hier.comm.gradient_hook import Future, finished, open_future
 from lightning_hier.comm.gradient_sync import GTC
 from lightning_hier.comm.gtc_payload import Payload, Selection
 from lightning_hier.comm.worker import GradientMemory
@@ -134,7 +136,7 @@ class GTCReducer:
         exact: list[Tensor] = []
         selections: list[Selection] = []
         offset = 0
-        for parameter in bucket.parameters():
+        for parameter in cast(list[Parameter], bucket.parameters()):
             flat = buffer[offset : offset + parameter.numel()]
             offset += parameter.numel()
             if parameter.numel() < self._config.dense_below:
@@ -162,7 +164,7 @@ class GTCReducer:
             exact_pending=None
             if exact_flat is None
             else self._channel.all_reduce_(exact_flat, "gradients"),
-            future=torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None),
+            future=open_future(buffer),
         )
 
     def _send(self, bucket: _Bucket) -> None:

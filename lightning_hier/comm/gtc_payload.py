@@ -94,7 +94,7 @@ class _Part:
 
     @property
     def numel(self) -> int:
-        return self.segment.stop - self.segment.start
+        return int(self.segment.stop - self.segment.start)
 
     def length(self, position: int) -> int:
         """Payload words that the rank at ``position`` sends."""
@@ -104,9 +104,7 @@ class _Part:
 
     def payload(self) -> Tensor:
         return (
-            self.words
-            if self.coding is Coding.WORDS
-            else words_to_bitmap(self.words, self.numel)
+            self.words if self.coding is Coding.WORDS else words_to_bitmap(self.words, self.numel)
         )
 
     def add_signs_(self, signs: Tensor, payload: Tensor) -> None:

@@ -132,9 +132,7 @@ class ModelBlock:
         broadcast_tensors_(self.members.other_buffers, self._communicators.world, "buffers")
 
     def _report(self, local: float, mean: float, update: float) -> BlockReport:
-        sums = torch.tensor(
-            [mean, update], dtype=torch.float64, device=self._communicators.device
-        )
+        sums = torch.tensor([mean, update], dtype=torch.float64, device=self._communicators.device)
         self._communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         apart = local / self._communicators.across.size - mean

@@ -1,4 +1,4 @@
-"""The part of a block's model that has one dtype: its place in the transfer buffer and its state."""
+"""The part of a block's model that has one dtype: its transfer buffer and its state."""
 
 from __future__ import annotations
 

@@ -41,6 +41,4 @@ def build_hook(
         in_group = HookReducer(group, config)
     else:
         in_group = AllReducer(group)
-    return GradientHook(
-        warm_up=AllReducer(communicators.world), in_group=in_group, warming=warming
-    )
+    return GradientHook(warm_up=AllReducer(communicators.world), in_group=in_group, warming=warming)

@@ -202,4 +202,3 @@ class Synchroniser:
         statuses = exchange(own, self._communicators.world, self._communicators.device)
         self.agreed_to_terminate |= any(status.terminate for status in statuses)
         return sum(status.squares for status in statuses)
-

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 
 from lightning_hier.comm.block_sync import BlockSync
@@ -58,13 +59,10 @@ def check_arguments(
             f"{group_size!r}"
         )
     if not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(
-            f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}"
-        )
+        raise ValueError(f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}")
     if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
         raise ValueError(
-            "gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got "
-            f"{gradient_sync!r}"
+            f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
         )
     if block_sync is not None and not isinstance(block_sync, BlockSync):
         raise ValueError(
@@ -124,7 +122,7 @@ def trainer_settings(trainer: pl.Trainer) -> dict[str, Any]:
         "max_steps": trainer.max_steps,
         "gradient_clip_val": trainer.gradient_clip_val,
         "torch": torch.__version__,
-        "lightning": pl.__version__,
+        "lightning": lightning.__version__,
     }
 
 

@@ -289,7 +289,7 @@ class HierarchicalStrategy(DDPStrategy):
         """The smallest number of network cards of any host; None where there is one host."""
         if self.num_nodes == 1:
             return None
-        return min(gather_json(network_cards(), self.root_device))
+        return min(int(cards) for cards in gather_json(network_cards(), self.root_device))
 
     def _note_termination(self) -> None:
         if self._synchroniser is not None:
@@ -308,7 +308,8 @@ class _GroupSyncBatchNorm:
 
     def apply(self, model: Module) -> Module:
         """Convert all BatchNorm layers."""
-        return SyncBatchNorm.convert_sync_batchnorm(model, process_group=self._group)
+        converted: Module = SyncBatchNorm.convert_sync_batchnorm(model, self._group)
+        return converted
 
     def revert(self, model: Module) -> Module:
         """Leave them; a SyncBatchNorm evaluates like a BatchNorm."""

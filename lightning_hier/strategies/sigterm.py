@@ -12,8 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import lightning
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 _LOOP_METHOD = "_broadcast_sigterm_tensor"
 _HANDLER = "_sigterm_notifier_fn"
@@ -33,9 +34,9 @@ class QuietTermination:
         """Replace them. Lightning registers its signal handlers later, so it takes ours."""
         if not hasattr(self._loop, _LOOP_METHOD) or not hasattr(self._connector, _HANDLER):
             rank_zero_warn(
-                f"Lightning {pl.__version__} has no {_LOOP_METHOD} or {_HANDLER} to replace; if its "
-                "loop communicates at every batch in another way, groups will wait for each other "
-                "between synchronisations. Tested with Lightning 2.6."
+                f"Lightning {lightning.__version__} has no {_LOOP_METHOD} or {_HANDLER} to "
+                "replace; if its loop communicates at every batch in another way, groups will wait "
+                "for each other between synchronisations. Tested with Lightning 2.6."
             )
             return
         setattr(self._loop, _LOOP_METHOD, lambda: None)
@@ -55,4 +56,3 @@ class QuietTermination:
         if launcher is not None:
             launcher.kill(signum)
         self._on_signal()
-
