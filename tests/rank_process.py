@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
 STACKS_SIGNAL = signal.SIGUSR2
-_PR_SET_PDEATHSIG = 1
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -63,7 +63,16 @@ def _carry_out(call: bytes) -> tuple[bytes, bool]:
 
 
 def _live_no_longer_than_parent() -> None:
-    """Lead a process group of its own, and die with the fork server when the tests are killed."""
+    """Lead a process group of its own, and end it when the tests are killed.
+
+    The fork server cannot see to that: it lives as long as its last rank.
+    """
     os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_kill_group_after_parent, daemon=True).start()
+
+
+def _kill_group_after_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.killpg(0, signal.SIGKILL)

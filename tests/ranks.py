@@ -78,7 +78,8 @@ def run_ranks(
 
     Function, arguments and results travel by pickle: the function must stand at the top level of a
     module. `env` adds to the environment of every rank. With `ranks_per_node` the ranks' variables
-    say that they sit on several hosts, so many on each.
+    say that they sit on several hosts, so many on each. One default process group a run: a second
+    one, after `destroy_process_group`, would meet the keys of the first in the store.
 
     As soon as one rank fails the others are killed, and its traceback is raised as `RankError`; a
     rank that died without a word comes before what the others make of its death. Under
@@ -152,7 +153,6 @@ def _environments(
 def _run(
     call: bytes, environments: Sequence[dict[str, str]], timeout_s: float, *, stop_at_failure: bool
 ) -> list[RankOutcome]:
-    deadline_s = time.monotonic() + timeout_s
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     ranks: list[_Rank] = []
@@ -160,7 +160,8 @@ def _run(
         try:
             for number, environment in enumerate(environments):
                 ranks.append(_Rank(number, call, environment | address, Path(folder)))
-            _collect_reports(ranks, deadline_s, stop_at_failure)
+            # The first rank of all waits for the fork server's imports; they do not count.
+            _collect_reports(ranks, time.monotonic() + timeout_s, stop_at_failure)
             if not (stop_at_failure and any(rank.outcome.failed for rank in ranks)):
                 _let_end(ranks)
         finally:

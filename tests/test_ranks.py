@@ -85,6 +85,11 @@ def _write_pid_and_sleep_on_rank_one(folder: Path) -> None:
     child.wait()
 
 
+def _announce_and_sleep(folder: Path) -> None:
+    (folder / str(_rank())).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
 def _all_refuse(message: str) -> None:
     dist.init_process_group("gloo")
     dist.barrier()
@@ -100,13 +105,30 @@ def _return_what_cannot_be_pickled() -> object:
     return lambda: None
 
 
-def _two_process_groups_one_after_the_other() -> float:
-    total = torch.ones(1)
-    for _ in range(2):
-        dist.init_process_group("gloo")
-        dist.all_reduce(total)
-        dist.destroy_process_group()
-    return total.item()
+def _announced(path: Path) -> int:
+    """The process id that a rank writes to `path`, once it is there."""
+    deadline_s = time.monotonic() + 120
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline_s, f"no rank wrote {path.name}"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def _still_running(pids: list[int]) -> list[int]:
+    """Those of the processes that do not end; a container may leave orphans unreaped."""
+    deadline_s = time.monotonic() + 10
+    running = pids
+    while running and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        running = [pid for pid in running if _runs(pid)]
+    return running
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _run_pair(scale: float) -> list[torch.Tensor]:
@@ -139,10 +161,6 @@ def test_lightning_trains_with_one_process_a_rank() -> None:
     assert all(torch.equal(weight, weights[0]) for weight in weights)
 
 
-def test_process_groups_can_follow_each_other_in_one_rank() -> None:
-    assert run_ranks(_two_process_groups_one_after_the_other, 2) == [4.0, 4.0]
-
-
 def test_first_failure_is_raised_with_its_rank_and_traceback() -> None:
     with pytest.raises(RankError, match="rank 2: ValueError: no such thing") as caught:
         run_ranks(_rank_two_fails_and_others_wait, 4)
@@ -164,12 +182,11 @@ def test_outcomes_tell_who_was_killed() -> None:
 
 def test_time_out_kills_all_and_tells_where_they_stood(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="ranks 1 were not done") as caught:
-        run_ranks(_write_pid_and_sleep_on_rank_one, 2, tmp_path, timeout_s=3)
+        run_ranks(_write_pid_and_sleep_on_rank_one, 2, tmp_path, timeout_s=5)
     assert "_write_pid_and_sleep_on_rank_one" in str(caught.value)
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(pids) == 4
-    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], 10)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not _still_running(pids)
 
 
 def test_ranks_are_gone_after_success_and_failure() -> None:
@@ -180,6 +197,20 @@ def test_ranks_are_gone_after_success_and_failure() -> None:
         run_ranks(_rank_two_fails_and_others_wait, 3)
     server = psutil.Process().children()
     assert not [process for child in server for process in child.children()]
+
+
+def test_ranks_do_not_outlive_the_tests(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from tests import test_ranks, ranks\n"
+        f"ranks.run_ranks(test_ranks._announce_and_sleep, 2, Path({str(tmp_path)!r}))"
+    )
+    tests = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
+    try:
+        ranks = [_announced(tmp_path / str(rank)) for rank in range(2)]
+    finally:
+        tests.kill()
+        tests.wait()
+    assert not _still_running(ranks)
 
 
 def test_expected_failures_come_back_as_text() -> None:
