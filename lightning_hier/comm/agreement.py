@@ -1,4 +1,4 @@
-"""Exchange of small facts before training, as JSON: nothing that comes over the net is unpickled."""
+"""Exchange of small facts before training, as JSON: nothing from the net is unpickled."""
 
 from __future__ import annotations
 
@@ -56,6 +56,20 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
     if not problems:
         return None
     return "all ranks must have the same settings, but they differ in " + " | ".join(problems)
+
+
+def require_same(settings: Mapping[str, Any], device: torch.device) -> None:
+    """Check that all ranks have the same settings.
+
+    A collective of the world: every rank must call it.
+
+    Raises:
+        ValueError: on every rank, naming the settings that differ and the ranks that have them.
+
+    """
+    problem = difference(gather_json(settings, device))
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def raise_everywhere(problem: str | None, device: torch.device) -> None:

@@ -46,7 +46,7 @@ class LeaderCarrier:
 
 
 class ShardedCarrier:
-    """Every rank of a group carries an equal share: 1/P of the state, and all network cards work."""
+    """Every rank of a group carries an equal share: 1/P of the state each, all cards at work."""
 
     def __init__(self, group: Channel) -> None:
         """Divide among the ranks of ``group``."""

@@ -12,8 +12,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 
+from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.block_sync import BlockSync
 from lightning_hier.comm.gradient_sync import GradientSync
+from lightning_hier.comm.tiers import RankLayout
 
 # Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.
 _TAKEN: Mapping[str, str] = {
@@ -68,6 +70,39 @@ def check_arguments(
         raise ValueError(
             f"block_sync must be None, ModelAveraging(...) or BMUF(...), got {block_sync!r}"
         )
+
+
+def layout_problem(group_size: int, world_size: int, block_sync: BlockSync | None) -> str | None:
+    """What about the groups can't be trained, or None."""
+    try:
+        groups = RankLayout.two_tiers(group_size, world_size).sizes[1]
+        if block_sync is not None:
+            block_sync.filter_for(groups)
+    except ValueError as error:
+        return str(error)
+    if block_sync is None and groups > 1:
+        return (
+            f"block_sync=None needs one group of all ranks, but groups of {group_size} make "
+            f"{groups} groups that would never meet: pass block_sync=BMUF(...) or "
+            "ModelAveraging(...), or group_size='world'"
+        )
+    return None
+
+
+def check_run(trainer: pl.Trainer, *, static_graph: bool) -> None:
+    """Check model and Trainer. A collective of the world: every rank must call it.
+
+    Raises:
+        ValueError: on every rank, what any rank objects to.
+
+    """
+    device = trainer.strategy.root_device
+    problem = module_problem(trainer.lightning_module) or trainer_problem(
+        trainer, static_graph=static_graph
+    )
+    raise_everywhere(problem, device)
+    require_same(trainer_settings(trainer), device)
+    warn_of_coupling(trainer)
 
 
 def module_problem(module: Module) -> str | None:

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.constants import default_pg_timeout
-from torch.nn import Module, SyncBatchNorm
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
-from lightning_hier.comm.agreement import difference, gather_json, raise_everywhere
+from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.block_sync import BlockSync
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.carriers import network_cards
@@ -30,6 +30,7 @@ from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
 from lightning_hier.strategies.sigterm import QuietTermination
 
@@ -96,10 +97,14 @@ class HierarchicalStrategy(DDPStrategy):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        raise_everywhere(self._layout_problem(), self.root_device)
-        self._agree(self._settings())
+        if self._communicators is not None:
+            return  # a Trainer that validates or tests after fitting keeps its process groups
+        ranks = self._ranks_per_group()
+        problem = checks.layout_problem(ranks, self.world_size, self.block_sync)
+        raise_everywhere(problem, self.root_device)
+        require_same(self._settings(), self.root_device)
         self._communicators = Communicators.build(
-            RankLayout.two_tiers(self._ranks_per_group(), self.world_size),
+            RankLayout.two_tiers(ranks, self.world_size),
             device=self.root_device,
             timeout=self._timeout or default_pg_timeout,
             traffic=self.traffic,
@@ -109,9 +114,9 @@ class HierarchicalStrategy(DDPStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
-            self._check(trainer)
+            checks.check_run(trainer, static_graph=bool(self._ddp_kwargs.get("static_graph")))
             if self._layer_sync is not None:
-                self._layer_sync = _GroupSyncBatchNorm(self.communicators)  # type: ignore[assignment]
+                self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
         if fitting:
             self._start(trainer)
@@ -145,7 +150,7 @@ class HierarchicalStrategy(DDPStrategy):
         """Attach the synchroniser and the callbacks to a Trainer that is about to fit."""
         module = self.lightning_module
         assert module is not None and self._worker is not None  # noqa: S101 - set by now
-        self._agree(checks.model_settings(module, self.optimizers))
+        require_same(checks.model_settings(module, self.optimizers), self.root_device)
         self._worker.count_optimizers(len(self.optimizers))
         self._synchroniser = Synchroniser(
             module,
@@ -171,7 +176,7 @@ class HierarchicalStrategy(DDPStrategy):
     def on_train_start(self) -> None:
         super().on_train_start()
         batches = self.lightning_module.trainer.num_training_batches  # type: ignore[union-attr]
-        self._agree({"number of training batches": str(batches)})
+        require_same({"number of training batches": str(batches)}, self.root_device)
 
     @override
     def optimizer_step(
@@ -244,21 +249,6 @@ class HierarchicalStrategy(DDPStrategy):
             return self.num_processes
         return self.world_size if self.group_size == "world" else self.group_size
 
-    def _layout_problem(self) -> str | None:
-        try:
-            layout = RankLayout.two_tiers(self._ranks_per_group(), self.world_size)
-            if self.block_sync is not None:
-                self.block_sync.filter_for(layout.sizes[1])
-        except ValueError as error:
-            return str(error)
-        if self.block_sync is None and layout.sizes[1] > 1:
-            return (
-                f"block_sync=None needs one group of all ranks, but group_size="
-                f"{self.group_size!r} makes {layout.sizes[1]} groups that would never meet: pass "
-                "block_sync=BMUF(...) or ModelAveraging(...), or group_size='world'"
-            )
-        return None
-
     def _settings(self) -> dict[str, Any]:
         return {
             "strategy": type(self).__name__,
@@ -267,23 +257,6 @@ class HierarchicalStrategy(DDPStrategy):
             "block_sync": repr(self.block_sync),
             "warmup_steps": self.warmup_steps,
         }
-
-    def _agree(self, settings: dict[str, Any]) -> None:
-        """Raise on every rank if the ranks' settings differ. A collective of the world."""
-        problem = difference(gather_json(settings, self.root_device))
-        if problem is not None:
-            raise ValueError(problem)
-
-    def _check(self, trainer: pl.Trainer) -> None:
-        static_graph = bool(self._ddp_kwargs.get("static_graph"))
-        module = self.lightning_module
-        assert module is not None  # noqa: S101 - connected before set-up
-        problem = checks.module_problem(module) or checks.trainer_problem(
-            trainer, static_graph=static_graph
-        )
-        raise_everywhere(problem, self.root_device)
-        self._agree(checks.trainer_settings(trainer))
-        checks.warn_of_coupling(trainer)
 
     def _cards(self) -> int | None:
         """The smallest number of network cards of any host; None where there is one host."""
@@ -298,19 +271,3 @@ class HierarchicalStrategy(DDPStrategy):
     def _stop_if_agreed(self) -> None:
         if self._synchroniser and self._synchroniser.agreed_to_terminate and self._termination:
             self._termination.stop()
-
-
-class _GroupSyncBatchNorm:
-    """SyncBatchNorm over the ranks of a group; Lightning's own would span the world."""
-
-    def __init__(self, communicators: Communicators) -> None:
-        self._group = communicators.group.group
-
-    def apply(self, model: Module) -> Module:
-        """Convert all BatchNorm layers."""
-        converted: Module = SyncBatchNorm.convert_sync_batchnorm(model, self._group)
-        return converted
-
-    def revert(self, model: Module) -> Module:
-        """Leave them; a SyncBatchNorm evaluates like a BatchNorm."""
-        return model
