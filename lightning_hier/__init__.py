@@ -15,8 +15,7 @@ from lightning_hier.strategies.presets import (
     ModelAveragingStrategy,
 )
 from lightning_hier.strategies.registry import register as _register
-
-__version__ = "0.1.0"
+from lightning_hier.version import __version__
 
 __all__ = [
     "BMUF",
@@ -34,6 +33,7 @@ __all__ = [
     "NonFiniteModelError",
     "OutOfStepError",
     "PeerError",
+    "__version__",
 ]
 
 _register()
