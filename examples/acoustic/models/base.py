@@ -176,7 +176,10 @@ class FrameClassifier(LightningModule):
         }
 
     def configure_callbacks(self) -> list[Callback]:
-        """Stop at the minimum rate."""
+        """Stop at the minimum rate, unless the Trainer (in a second run, say) does so already."""
+        present = self.trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, StopAtMinimumRate) for callback in present):
+            return []
         return [StopAtMinimumRate()]
 
     def _corpus(self) -> Any:

@@ -1,0 +1,80 @@
+"""Command line of the speech example: fit, validate and test acoustic models.
+
+    python -m examples.acoustic.train fit --config examples/acoustic/configs/synthetic_lstm.yaml \
+        --trainer.strategy=bmuf_gtc --trainer.devices=4
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+import lightning_hier  # noqa: F401  (registers the strategies' names)
+from examples.acoustic.align_once import aligned_corpus
+from examples.acoustic.data_module import AcousticDataModule
+from examples.acoustic.models import FrameClassifier
+
+
+def feature_dim_of(data: AcousticDataModule) -> int:
+    """Inputs per frame of the data module's corpus, which is built for it."""
+    return data.corpus.feature_dim
+
+
+def num_senones_of(data: AcousticDataModule) -> int:
+    """Senones of the data module's corpus, which is built for it."""
+    return len(data.corpus.senones)
+
+
+class AcousticCLI(LightningCLI):
+    """LightningCLI whose model gets its input and output sizes from the data."""
+
+    datamodule: AcousticDataModule
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Link the sizes; both are known once the data module stands."""
+        for target, size_of in (("feature_dim", feature_dim_of), ("num_senones", num_senones_of)):
+            parser.link_arguments(
+                "data", f"model.init_args.{target}", compute_fn=size_of, apply_on="instantiate"
+            )
+
+    def before_fit(self) -> None:
+        """Align a corpus that comes with transcripts only."""
+        self._align()
+
+    def before_validate(self) -> None:
+        """As before fit: frame errors need targets too."""
+        self._align()
+
+    def before_test(self) -> None:
+        """As before fit: frame errors need targets too."""
+        self._align()
+
+    def _align(self) -> None:
+        self.datamodule.corpus = aligned_corpus(self.datamodule.corpus)
+
+
+def main(args: ArgsType = None, **options: Any) -> AcousticCLI:
+    """Run the command line.
+
+    Args:
+        args: arguments instead of those of the process, for tests.
+        options: further arguments of LightningCLI, such as ``run=False``.
+    """
+    return AcousticCLI(
+        FrameClassifier,
+        AcousticDataModule,
+        subclass_mode_model=True,
+        auto_configure_optimizers=False,
+        # The data module makes the batches of each rank itself.
+        trainer_defaults={"use_distributed_sampler": False},
+        # Ranks write one folder; a second run of the same command replaces the copy of the config.
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        args=args,
+        **options,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The command line of the speech example: configs, linked sizes, a small run, alignments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from examples.acoustic import align_once
+from examples.acoustic.align_once import aligned_corpus
+from examples.acoustic.corpora.synthesis import build_synthetic_corpus
+from examples.acoustic.corpus import Corpus
+from examples.acoustic.flat_start import FlatStartOptions
+from examples.acoustic.models import LSTMAcousticModel
+from examples.acoustic.train import main
+from tests.ranks import run_ranks
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "acoustic" / "configs"
+SENTENCES = 20
+
+STRATEGIES = {
+    "an4_lstm": None,
+    "paper_dblstm_11m": "lightning_hier.BMUFStrategy",
+    "paper_dnn_63m": "lightning_hier.BMUFStrategy",
+    "paper_lstm_24m": "lightning_hier.BMUFGTCStrategy",
+    "synthetic_lstm": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep LightningCLI from warning that the process has arguments of its own."""
+    monkeypatch.setattr("sys.argv", ["train"])
+
+
+def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
+    """Arguments of a run of the synthetic config that takes a second or two."""
+    return [
+        command,
+        f"--config={CONFIGS / 'synthetic_lstm.yaml'}",
+        "--model.init_args.hidden_dim=8",
+        "--model.init_args.num_layers=1",
+        f"--data.corpus_args.sentences={SENTENCES}",
+        f"--data.corpus_args.cache_dir={directory / 'cache'}",
+        f"--trainer.logger.init_args.save_dir={directory}",
+        "--trainer.max_epochs=1",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        *more,
+    ]
+
+
+def test_every_config_is_tested() -> None:
+    assert {path.stem for path in CONFIGS.iterdir()} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", f"--config={CONFIGS / name}.yaml", "--print_config"])
+    assert stop.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    strategy = printed["trainer"]["strategy"]
+    wanted = STRATEGIES[name]
+    assert (strategy if wanted is None else strategy["class_path"]) == (wanted or "auto")
+    assert printed["trainer"]["use_distributed_sampler"] is False
+
+
+def test_misspelt_option_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    config = f"--config={CONFIGS / 'paper_lstm_24m.yaml'}"
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", config, "--trainer.strategy.init_args.blok_size=5"])
+    assert stop.value.code != 0
+    assert "blok_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "feature_dim", "num_senones", "parameters"),
+    [
+        ("paper_lstm_24m", 192, 3183, 24_301_935),
+        ("paper_dblstm_11m", 52, 9304, 11_715_672),
+        ("paper_dnn_63m", 52, 18002, 63_237_714),
+    ],
+)
+def test_paper_configs_have_the_papers_sizes(
+    name: str, feature_dim: int, num_senones: int, parameters: int
+) -> None:
+    config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["model"]
+    module, _, name_of_class = config["class_path"].rpartition(".")
+    build = getattr(import_module(module), name_of_class)
+    with torch.device("meta"):
+        model = build(feature_dim=feature_dim, num_senones=num_senones, **config["init_args"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_fit_takes_sizes_from_the_data_and_test_gives_word_error_rates(tmp_path: Path) -> None:
+    cli = main(small_run(tmp_path))
+    assert isinstance(cli.model, LSTMAcousticModel)
+    assert cli.model.lstm.input_size == cli.datamodule.corpus.feature_dim == 192
+    assert cli.model.num_senones == len(cli.datamodule.corpus.senones)
+    checkpoint = cli.trainer.checkpoint_callback.best_model_path
+    assert checkpoint
+    tested = main(small_run(tmp_path, f"--ckpt_path={checkpoint}", command="test"))
+    metrics = tested.trainer.callback_metrics
+    assert {"test/loss", "test/frame_error_rate", "test/word_error_rate"} <= set(metrics)
+    assert torch.equal(tested.model.affine.weight, cli.model.affine.weight)
+
+
+def fit_on_this_rank(directory: str) -> tuple[float, float]:
+    torch.set_num_threads(1)
+    strategy = ["--trainer.strategy=bmuf_gtc", "--trainer.devices=2"]
+    cli = main(small_run(Path(directory), *strategy))
+    total = sum(float(p.detach().double().sum()) for p in cli.model.parameters())
+    return float(cli.trainer.callback_metrics["valid/loss"]), total
+
+
+def test_fit_by_the_name_of_a_strategy_on_two_ranks(tmp_path: Path) -> None:
+    first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path))
+    assert first == second
+
+
+def unaligned_corpus() -> Corpus:
+    corpus = build_synthetic_corpus(sentences=10)
+    bare = {
+        name: [replace(each, senones=None) for each in split]
+        for name, split in corpus.splits.items()
+    }
+    return replace(corpus, **bare)
+
+
+def test_corpus_without_alignments_is_aligned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = unaligned_corpus()
+    options = FlatStartOptions(realignments=1, epochs=1, hidden=16, context=1)
+    aligned = aligned_corpus(corpus, options, cache_dir=tmp_path)
+    targets = [each.senones for each in aligned.train]
+    lengths = [None if each is None else len(each) for each in targets]
+    assert lengths == [len(each) for each in corpus.train]
+
+    def not_again(*_: Any) -> None:
+        raise AssertionError("alignments should come from the cache")
+
+    monkeypatch.setattr(align_once, "align_corpus", not_again)
+    again = aligned_corpus(corpus, options, cache_dir=tmp_path)
+    for one, other in zip(aligned.train, again.train, strict=True):
+        assert one.senones is not None and other.senones is not None
+        assert torch.equal(one.senones, other.senones)
+    assert aligned_corpus(aligned, options, cache_dir=tmp_path) is aligned
+    with pytest.raises(AssertionError, match="from the cache"):
+        aligned_corpus(corpus, replace(options, seed=1), cache_dir=tmp_path)
