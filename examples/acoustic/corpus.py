@@ -70,11 +70,11 @@ class Corpus:
         Raises:
             ValueError: if a length is not that of the recording, or a senone does not exist.
         """
-        realigned = {
-            name: [self._realigned(utterance, alignments.get(utterance.key)) for utterance in split]
-            for name, split in self.splits.items()
-        }
-        return replace(self, **realigned)
+        train, valid, test = (
+            [self._realigned(utterance, alignments.get(utterance.key)) for utterance in split]
+            for split in self.splits.values()
+        )
+        return replace(self, train=train, valid=valid, test=test)
 
     def _realigned(self, utterance: Utterance, alignment: Tensor | None) -> Utterance:
         if alignment is None:
@@ -82,8 +82,8 @@ class Corpus:
         frames = self.recorded[utterance.key].shape[0]
         if alignment.shape != (frames,):
             raise ValueError(
-                f"the alignment of {utterance.key} must have shape ({frames},), one senone for each "
-                f"frame of the recording, got {tuple(alignment.shape)}"
+                f"the alignment of {utterance.key} must have shape ({frames},), one senone for "
+                f"each frame of the recording, got {tuple(alignment.shape)}"
             )
         if frames and not 0 <= int(alignment.min()) <= int(alignment.max()) < len(self.senones):
             raise ValueError(

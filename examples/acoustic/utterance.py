@@ -49,7 +49,7 @@ class Batch(NamedTuple):
     features: Tensor
     targets: Tensor
     lengths: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # in the place of tuple.index, which nobody needs
 
 
 def collate(utterances: Sequence[Utterance], index: Sequence[int]) -> Batch:

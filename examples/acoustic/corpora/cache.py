@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from examples.acoustic.corpora.recording import RecordedCorpus, Recording
 from examples.acoustic.lexicon import Lexicon
@@ -21,6 +22,7 @@ from examples.acoustic.senones import SenoneMap
 # Raise it whenever the file, or what goes into it, changes its meaning.
 _FORMAT = 1
 _NO_SENONE = -1
+_LONGEST_WAIT_S = 1800.0
 
 
 def default_cache_dir() -> Path:
@@ -37,11 +39,16 @@ def cached(
 ) -> RecordedCorpus:
     """Read a corpus from ``cache_dir``, or make it and write it there.
 
+    Of several processes that ask for the same corpus at once, one makes it and the others wait.
+
     Args:
         name: start of the file's name.
         made_from: all that the corpus depends on, as JSON; other values, another file.
         cache_dir: folder, made where missing; None makes the corpus without reading or writing.
         make: makes the corpus.
+
+    Raises:
+        TimeoutError: if another process has been making it for half an hour.
     """
     if cache_dir is None:
         return make()
@@ -49,12 +56,16 @@ def cached(
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = Path(cache_dir) / f"{name}-{digest}.npz"
     if not path.exists():
-        write_recorded(make(), path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The lock ends with its process: one that dies does not stop the others.
+        with FileLock(f"{path}.lock", timeout=_LONGEST_WAIT_S):
+            if not path.exists():
+                write_recorded(make(), path)
     return read_recorded(path)
 
 
 def write_recorded(corpus: RecordedCorpus, path: Path) -> None:
-    """Write to ``path``; a reader never sees half a file, several writers do no harm."""
+    """Write to ``path``; a reader never sees half a file."""
     recordings = corpus.recordings
     about = {
         "name": corpus.name,
@@ -104,9 +115,7 @@ def read_recorded(path: Path) -> RecordedCorpus:
     return RecordedCorpus(
         name=about["name"],
         frame_shift_s=about["frame_shift_s"],
-        senones=SenoneMap(
-            tuple(about["senones"]["phones"]), about["senones"]["states_per_phone"]
-        ),
+        senones=SenoneMap(tuple(about["senones"]["phones"]), about["senones"]["states_per_phone"]),
         lexicon=Lexicon(about["lexicon"]),
         recordings=tuple(
             Recording(

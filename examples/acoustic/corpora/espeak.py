@@ -167,6 +167,20 @@ class Espeak:
         return _Callback(receive)
 
 
+def pronounce(words: Sequence[str], voice: str = "en-us") -> dict[str, tuple[str, ...]]:
+    """Phones of each word as espeak speaks it alone.
+
+    Raises:
+        ValueError: if espeak says nothing for a word.
+    """
+    espeak = Espeak()
+    spoken: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        phones = espeak.speak([word], voice=voice).phones
+        spoken[word] = tuple(p.phone for p in phones if p.phone != SILENCE)
+    return spoken
+
+
 def phone_name(mnemonic: str) -> str:
     """Phone for one of espeak's mnemonics: stress and finer variants of a sound are left out.
 

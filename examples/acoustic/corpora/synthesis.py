@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,12 @@ def build_synthetic_corpus(
         test_fraction=test_fraction,
         noise_snr_db=None if noise_snr_db is None else (noise_snr_db[0], noise_snr_db[1]),
     )
-    made_from = {"config": asdict(config), "voices": [ACCENTS, VARIANTS], "grammar": RULES}
+    made_from = {
+        "config": asdict(config),
+        "voices": [ACCENTS, VARIANTS],
+        "grammar": RULES,
+        "espeak": version("espeakng-loader"),
+    }
     recorded = cached("synthetic", made_from, cache_dir, lambda: synthesise(config))
     return recorded.finish(Stacking(stack, subsample), normalisation)
 
@@ -214,9 +220,10 @@ def _join_silences(phones: Iterable[PhoneInterval]) -> tuple[PhoneInterval, ...]
 
 def _coloured_noise(samples: int, slope: float, draw: np.random.Generator) -> np.ndarray:
     """Gaussian noise of power 1 that falls as frequency ** -slope (0 white, 1 pink, 2 brown)."""
-    spectrum = np.fft.rfft(draw.standard_normal(samples))
+    longer = 1 << (samples - 1).bit_length()  # transforms of other lengths can be 10 times slower
+    spectrum = np.fft.rfft(draw.standard_normal(longer))
     spectrum *= np.maximum(np.arange(len(spectrum)), 1.0) ** (-slope / 2)
-    noise = np.fft.irfft(spectrum, samples)
+    noise = np.fft.irfft(spectrum, longer)[:samples]
     return (noise / np.sqrt(np.mean(noise**2))).astype(np.float32)
 
 

@@ -1,0 +1,84 @@
+"""AN4 (CMU Census): read letters, numbers and commands, as 13 mel-cepstra per 10 ms frame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from examples.acoustic.corpora.manifest import read_manifest
+from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
+from examples.acoustic.corpus import Corpus
+from examples.acoustic.features import with_deltas
+from examples.acoustic.lexicon import Lexicon
+from examples.acoustic.senones import SenoneMap
+from examples.acoustic.stacking import Stacking
+
+_FEATURES, _MANIFEST, _DICTIONARY = "an4_mfcc.npz", "manifest.jsonl", "an4.dic"
+
+
+def build_an4_corpus(
+    *,
+    path: str | Path,
+    stack: int = 3,
+    subsample: int = 3,
+    delta_orders: int = 0,
+    normalisation: NormalisationMode = "speaker",
+    flat_start: bool = False,
+) -> Corpus:
+    """Read AN4's cepstra, words and pronunciations.
+
+    With the default stacking a frame of the model has 39 dimensions and lasts 30 ms. AN4 has no
+    alignments: senones are None, or uniform with ``flat_start``; after a first training, put better
+    ones there with ``Corpus.with_alignments``.
+
+    Args:
+        path: folder with ``an4_mfcc.npz``, ``manifest.jsonl`` and ``an4.dic``.
+        stack: frames in a stack.
+        subsample: 10 ms frames for each frame of the model.
+        delta_orders: 1 appends slopes, 2 also the slopes of these.
+        normalisation: per speaker by default, since cepstra shift with voice and microphone.
+        flat_start: give each utterance uniform senones.
+
+    Raises:
+        FileNotFoundError: if a file is missing; it names all that are.
+        ValueError: if the manifest lists utterances that have no cepstra.
+        KeyError: if words have no pronunciation; it names them.
+    """
+    folder = Path(path)
+    missing = [n for n in (_FEATURES, _MANIFEST, _DICTIONARY) if not (folder / n).is_file()]
+    if missing:
+        raise FileNotFoundError(f"AN4's folder {folder} lacks {', '.join(missing)}")
+    lexicon = Lexicon.from_file(folder / _DICTIONARY)
+    recordings = _read(folder, delta_orders)
+    lexicon.check_words(word for recording in recordings for word in recording.words)
+    recorded = RecordedCorpus(
+        name="an4",
+        recordings=recordings,
+        senones=SenoneMap.from_phones(lexicon.phones),
+        lexicon=lexicon,
+    )
+    if flat_start:
+        recorded = recorded.flat_start()
+    return recorded.finish(Stacking(stack, subsample), normalisation)
+
+
+def _read(folder: Path, delta_orders: int) -> tuple[Recording, ...]:
+    entries = read_manifest(folder / _MANIFEST)
+    with np.load(folder / _FEATURES, allow_pickle=False) as cepstra:
+        absent = [entry["path"] for entry in entries if entry["path"] not in cepstra]
+        if absent:
+            raise ValueError(f"{_FEATURES} lacks {len(absent)} utterances: {absent[:20]}")
+        return tuple(
+            Recording(
+                key=entry["path"],
+                speaker=str(entry.get("speaker", "unknown")),
+                split=entry["split"],
+                words=tuple(entry["text"].split()),
+                features=with_deltas(
+                    torch.from_numpy(cepstra[entry["path"]].astype(np.float32)), delta_orders
+                ),
+            )
+            for entry in entries
+        )

@@ -1,0 +1,175 @@
+"""Corpora in Kaldi's data directories: feats.scp, text, utt2spk, and alignments."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import torch
+
+from examples.acoustic.corpora.pronunciation import lexicon_for
+from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
+from examples.acoustic.corpus import Corpus
+from examples.acoustic.features import FRAME_SHIFT_S
+from examples.acoustic.senones import SILENCE, SenoneMap
+from examples.acoustic.stacking import Stacking
+
+
+def build_kaldi_corpus(
+    *,
+    train: str | Path,
+    valid: str | Path,
+    test: str | Path,
+    alignments: str | Path | list[str] | None = None,
+    phones: str | Path | None = None,
+    states_per_phone: int = 3,
+    lexicon: str = "graphemes",
+    frame_shift_s: float = FRAME_SHIFT_S,
+    flat_start: bool = False,
+    stack: int = 3,
+    subsample: int = 3,
+    normalisation: NormalisationMode = "global",
+) -> Corpus:
+    """Read three data directories and, where there are any, alignments.
+
+    Args:
+        train: data directory with ``feats.scp``, ``text`` and, where speakers are known,
+            ``utt2spk``.
+        valid: likewise.
+        test: likewise.
+        alignments: ``.scp``, ``.ark`` or ``.gz`` files of integer vectors, or folders of
+            ``ali*.gz``, ``ali*.ark`` or ``ali*.scp``: a pdf per frame of ``feats.scp``, as Kaldi's
+            ``ali-to-pdf`` writes them. Utterances without one have no targets.
+        phones: file with a phone per line, silence (``sil``) first, where pdf numbers are
+            ``phone * states_per_phone + state``. Without it senones are the pdfs as they are, each
+            named as a phone of one state: good for frame errors, not for decoding.
+        states_per_phone: states of each of ``phones``.
+        lexicon: a dictionary's path, ``"espeak"`` or ``"graphemes"`` (``lexicon_for``).
+        frame_shift_s: seconds between frames of ``feats.scp``.
+        flat_start: give utterances without alignment uniform senones; needs ``phones``.
+        stack: frames in a stack.
+        subsample: frames for each frame of the model.
+        normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
+
+    Raises:
+        FileNotFoundError: if a directory lacks a file.
+        ValueError: if files do not agree, or an entry is a pipe (commands are not run).
+    """
+    if flat_start and phones is None:
+        raise ValueError("flat_start=True needs phones, the file with a phone per line")
+    aligned = _read_alignments(alignments)
+    folders = {"train": Path(train), "valid": Path(valid), "test": Path(test)}
+    recordings = tuple(
+        recording
+        for split, folder in folders.items()
+        for recording in _read_directory(folder, split, aligned)
+    )
+    recorded = RecordedCorpus(
+        name="kaldi",
+        recordings=recordings,
+        senones=_senones(phones, states_per_phone, aligned),
+        lexicon=lexicon_for((word for r in recordings for word in r.words), lexicon),
+        frame_shift_s=frame_shift_s,
+    )
+    if flat_start:
+        recorded = recorded.flat_start()
+    return recorded.finish(Stacking(stack, subsample), normalisation)
+
+
+def _read_directory(
+    folder: Path, split: str, aligned: dict[str, torch.Tensor]
+) -> Iterator[Recording]:
+    text = {key: tuple(rest.split()) for key, rest in _table(folder / "text").items()}
+    has_speakers = (folder / "utt2spk").is_file()
+    speakers = _table(folder / "utt2spk") if has_speakers else {}
+    for key, place in _table(folder / "feats.scp").items():
+        if key not in text:
+            raise ValueError(f"{folder / 'text'} lacks utterance {key} of feats.scp")
+        matrix = kaldiio.load_mat(_resolve(place, folder))
+        features = torch.from_numpy(np.array(matrix, dtype=np.float32))
+        senones = aligned.get(key)
+        if senones is not None and senones.shape[0] != features.shape[0]:
+            raise ValueError(
+                f"utterance {key} has {features.shape[0]} frames in {folder / 'feats.scp'} and "
+                f"{senones.shape[0]} in its alignment; both must be at the same frame rate"
+            )
+        yield Recording(
+            key=key,
+            speaker=speakers.get(key, "unknown"),
+            split=split,
+            words=text[key],
+            features=features,
+            senones=senones,
+        )
+
+
+def _table(path: Path) -> dict[str, str]:
+    """Kaldi's text tables: a key, white space, the rest of the line."""
+    if not path.is_file():
+        raise FileNotFoundError(f"Kaldi data directory {path.parent} lacks {path.name}")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    fields = [line.split(maxsplit=1) for line in lines if line.strip()]
+    return {key: (rest[0] if rest else "") for key, *rest in fields}
+
+
+def _resolve(place: str, folder: Path) -> str:
+    """Find an archive from the working directory, as Kaldi does, or else from the table."""
+    place = place.strip()
+    if place.endswith("|"):
+        raise ValueError(f"commands in tables are not run: {place!r}; copy the features to a file")
+    return place if _archive(place).is_file() else str(folder / place)
+
+
+def _archive(place: str) -> Path:
+    """Path without the offset that follows the last colon."""
+    path, _, offset = place.rpartition(":")
+    return Path(path if path and offset.isdigit() else place)
+
+
+def _read_alignments(alignments: str | Path | list[str] | None) -> dict[str, torch.Tensor]:
+    if alignments is None:
+        return {}
+    given = alignments if isinstance(alignments, list) else [alignments]
+    aligned: dict[str, torch.Tensor] = {}
+    for file in (file for path in given for file in _alignment_files(Path(path))):
+        for key, vector in _vectors(file):
+            if vector.ndim != 1 or not np.issubdtype(vector.dtype, np.integer):
+                raise ValueError(f"{file}: {key} must be a vector of integers, got {vector.dtype}")
+            aligned[key] = torch.from_numpy(vector.astype(np.int64))
+    return aligned
+
+
+def _alignment_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    for pattern in ("ali*.gz", "ali*.ark", "ali*.scp"):
+        if files := sorted(path.glob(pattern)):
+            return files
+    raise FileNotFoundError(f"{path} is neither a file nor a folder of ali*.gz, .ark or .scp")
+
+
+def _vectors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
+    if file.suffix == ".scp":
+        for key, place in _table(file).items():
+            yield key, kaldiio.load_mat(_resolve(place, file.parent))
+        return
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        yield from kaldiio.load_ark(stream)
+
+
+def _senones(
+    phones: str | Path | None, states_per_phone: int, aligned: dict[str, torch.Tensor]
+) -> SenoneMap:
+    pdfs = 1 + max((int(vector.max()) for vector in aligned.values() if len(vector)), default=0)
+    if phones is None:
+        return SenoneMap((SILENCE, *(f"pdf-{pdf}" for pdf in range(1, pdfs))), 1)
+    senones = SenoneMap(tuple(Path(phones).read_text(encoding="utf-8").split()), states_per_phone)
+    if pdfs > len(senones):
+        raise ValueError(
+            f"the alignments have {pdfs} pdfs, {len(senones.phones)} phones of {states_per_phone} "
+            f"states have {len(senones)}"
+        )
+    return senones

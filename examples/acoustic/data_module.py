@@ -1,0 +1,94 @@
+"""The DataModule of the speech example, set up by names and numbers as in a YAML file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from examples.acoustic.align_once import aligned_corpus
+from examples.acoustic.corpora.an4 import build_an4_corpus
+from examples.acoustic.corpora.cache import default_cache_dir
+from examples.acoustic.corpora.kaldi import build_kaldi_corpus
+from examples.acoustic.corpora.manifest import build_manifest_corpus
+from examples.acoustic.corpora.synthesis import build_synthetic_corpus
+from examples.acoustic.corpus import Corpus, CorpusDataModule
+
+CorpusName = Literal["synthetic", "an4", "manifest", "kaldi"]
+
+BUILDERS: dict[str, Callable[..., Corpus]] = {
+    "synthetic": build_synthetic_corpus,
+    "an4": build_an4_corpus,
+    "manifest": build_manifest_corpus,
+    "kaldi": build_kaldi_corpus,
+}
+
+
+class AcousticDataModule(CorpusDataModule):
+    """Speech from one of four sources, in mini-batches counted in frames.
+
+    Synthesised speech, features of audio files and alignments are cached: one rank of each host
+    makes them, the others read them.
+
+    Args:
+        corpus: ``"synthetic"``, ``"an4"``, ``"manifest"`` or ``"kaldi"``.
+        corpus_args: arguments of ``build_synthetic_corpus``, ``build_an4_corpus``,
+            ``build_manifest_corpus`` or ``build_kaldi_corpus``.
+        batch_frames: most frames in a batch, padding included (2,048 in two_tiered_bmuf_gtc 3.2).
+        seed: of the order of the batches.
+        num_workers: processes that load batches.
+        align: give a corpus without alignments those found from a flat start (``aligned_corpus``);
+            for AN4 that takes a minute or two, once.
+        cache_dir: folder of the cache; None is the user's (``default_cache_dir``).
+
+    Raises:
+        ValueError: if the corpus is unknown, or its arguments do not fit; it lists those that do.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusName = "synthetic",
+        corpus_args: dict[str, Any] | None = None,
+        batch_frames: int = 2048,
+        seed: int = 0,
+        num_workers: int = 0,
+        align: bool = True,
+        cache_dir: str | None = None,
+    ) -> None:
+        if corpus not in BUILDERS:
+            raise ValueError(f"corpus must be one of {', '.join(BUILDERS)}, got {corpus!r}")
+        builder = BUILDERS[corpus]
+        arguments = dict(corpus_args or {})
+        folder = cache_dir or str(default_cache_dir())
+        caches = "cache_dir" in inspect.signature(builder).parameters
+        if caches:
+            arguments.setdefault("cache_dir", folder)
+        _check_arguments(corpus, builder, arguments)
+        build = partial(builder, **arguments)
+        if align:
+            build = partial(_build_aligned, build, folder)
+        super().__init__(
+            build,
+            prepare=build if caches or align else None,
+            batch_frames=batch_frames,
+            seed=seed,
+            num_workers=num_workers,
+        )
+
+
+def _build_aligned(build: Callable[[], Corpus], cache_dir: str) -> Corpus:
+    return aligned_corpus(build(), cache_dir=cache_dir)
+
+
+def _check_arguments(
+    corpus: str, builder: Callable[..., Corpus], arguments: Mapping[str, Any]
+) -> None:
+    signature = inspect.signature(builder)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"corpus_args of {corpus!r}: {error}; the arguments are "
+            f"{', '.join(signature.parameters)}"
+        ) from error

@@ -1,0 +1,137 @@
+"""Mini-batches counted in frames: nothing lost, nothing twice, as many on every rank."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.acoustic.batching import FrameBatchSampler
+from examples.acoustic.utterance import PADDING_TARGET, Utterance, collate
+
+LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=120)
+
+
+def _samplers(
+    lengths: list[int], world_size: int, batch_frames: int, epoch: int, shuffle: bool = True
+) -> list[FrameBatchSampler]:
+    samplers = [
+        FrameBatchSampler(
+            lengths,
+            batch_frames=batch_frames,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=5,
+        )
+        for rank in range(world_size)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return samplers
+
+
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 1500), st.integers(0, 3), st.booleans())
+def test_every_rank_gets_as_many_batches_and_no_utterance_is_lost(
+    lengths: list[int], world_size: int, batch_frames: int, epoch: int, shuffle: bool
+) -> None:
+    samplers = _samplers(lengths, world_size, batch_frames, epoch, shuffle)
+    per_rank = [list(sampler) for sampler in samplers]
+    assert [len(batches) for batches in per_rank] == [len(s) for s in samplers]
+    assert len({len(batches) for batches in per_rank}) == 1
+
+    batches = [batch for batches in per_rank for batch in batches]
+    given_out = [position for batch in batches for position in batch]
+    assert set(given_out) == set(range(len(lengths)))
+    assert len(given_out) - len(lengths) == samplers[0].repeated
+    if samplers[0].repeated:
+        assert samplers[0].repeated < world_size
+        assert all(len(batch) == 1 for batch in batches)
+
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= batch_frames
+
+
+@given(LENGTHS, st.integers(1, 5), st.integers(1, 1500))
+def test_all_epochs_have_as_many_batches(
+    lengths: list[int], world_size: int, batch_frames: int
+) -> None:
+    sampler = _samplers(lengths, world_size, batch_frames, 0)[0]
+    for epoch in range(3):
+        assert len(sampler.steps(epoch)) == len(sampler)
+
+
+def test_epochs_differ_and_seeds_repeat() -> None:
+    lengths = [100 + i % 30 for i in range(300)]
+    first, again = (_samplers(lengths, 2, 2048, 0)[0] for _ in range(2))
+    assert list(first) == list(again)
+    zero = list(first)
+    first.set_epoch(1)
+    one = list(first)
+    assert zero != one
+    # Not only the order of the batches: other utterances share them.
+    assert {frozenset(batch) for batch in zero} != {frozenset(batch) for batch in one}
+
+
+def test_batches_of_one_step_have_similar_lengths() -> None:
+    lengths = torch.randint(50, 400, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    ratios = []
+    for step in _samplers(lengths, 4, 2048, 3)[0].steps(3):
+        longest = [max(lengths[i] for i in batch) for batch in step]
+        ratios.append(max(longest) / min(longest))
+    # Batches dealt out at random would be about 3 times as long on one rank as on another.
+    assert sum(ratios) / len(ratios) < 1.3
+
+
+def test_little_is_padded() -> None:
+    lengths = torch.randint(50, 400, (600,), generator=torch.Generator().manual_seed(1)).tolist()
+    sampler = _samplers(lengths, 1, 2048, 0)[0]
+    padded = sum(len(batch) * max(lengths[i] for i in batch) for batch in sampler)
+    assert sum(lengths) > 0.9 * padded
+    assert len(sampler) < 1.25 * sum(lengths) / 2048
+
+
+def test_repeats_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        sampler = FrameBatchSampler([10, 20, 30], world_size=5)
+    assert sampler.repeated == 2
+    assert "2 of 3 utterances are given twice" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": []}, "at least one utterance"),
+        ({"lengths": [3, 0]}, "number 1 has 0"),
+        ({"lengths": [3], "batch_frames": 0}, "batch_frames must be at least 1, got 0"),
+        ({"lengths": [3], "rank": 2, "world_size": 2}, "got 2 of 2"),
+    ],
+)
+def test_wrong_values_are_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FrameBatchSampler(**arguments)
+
+
+def test_collate_pads_with_zeros_and_ignored_targets() -> None:
+    utterances = [
+        Utterance(
+            key=str(n),
+            speaker="s",
+            features=torch.full((n, 2), float(n)),
+            words=(),
+            senones=torch.arange(n) if n != 2 else None,
+        )
+        for n in (3, 2, 1)
+    ]
+    batch = collate(utterances, [7, 8, 9])
+    assert batch.features.shape == (3, 3, 2)
+    assert batch.lengths.tolist() == [3, 2, 1]
+    assert batch.index.tolist() == [7, 8, 9]
+    assert batch.features[2, 1:].abs().sum() == 0
+    assert batch.targets[0].tolist() == [0, 1, 2]
+    assert batch.targets[1].tolist() == [PADDING_TARGET] * 3
+    with pytest.raises(ValueError, match="at least one utterance"):
+        collate([], [])

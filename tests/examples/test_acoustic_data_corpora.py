@@ -1,0 +1,330 @@
+"""AN4, manifests of audio files, Kaldi directories."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from examples.acoustic.corpora.an4 import build_an4_corpus
+from examples.acoustic.corpora.kaldi import build_kaldi_corpus
+from examples.acoustic.corpora.manifest import build_manifest_corpus, read_manifest, split_words
+from examples.acoustic.corpora.pronunciation import lexicon_for
+
+SPLITS = ("train", "valid", "test")
+
+
+def _tone(seconds: float, rate_hz: int) -> np.ndarray:
+    time = np.arange(int(seconds * rate_hz)) / rate_hz
+    return (0.3 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
+
+
+def _write_manifest(folder: Path, entries: list[dict]) -> Path:
+    path = folder / "manifest.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
+
+
+@pytest.fixture
+def audio_folder(tmp_path: Path) -> Path:
+    """Six files: both formats, two rates, mono and stereo."""
+    entries = []
+    for number in range(6):
+        rate_hz = (8000, 16_000, 44_100)[number % 3]
+        name = f"{number}.{'flac' if number % 2 else 'wav'}"
+        samples = _tone(0.5 + 0.1 * number, rate_hz)
+        stereo = np.stack([samples, samples], 1) if number == 4 else samples
+        soundfile.write(tmp_path / name, stereo, rate_hz)
+        text = f"Hello, {'red' if number % 2 else 'blue'} world!"
+        entries.append({"path": name, "text": text, "split": SPLITS[number // 2]})
+    _write_manifest(tmp_path, entries)
+    return tmp_path
+
+
+def test_manifest_reads_formats_and_rates(audio_folder: Path) -> None:
+    corpus = build_manifest_corpus(path=audio_folder, lexicon="graphemes", normalisation="none")
+    assert [len(split) for split in corpus.splits.values()] == [2, 2, 2]
+    assert corpus.train[0].words == ("hello", "blue", "world")
+    assert corpus.train[0].senones is None
+    for split in corpus.splits.values():
+        for utterance in split:
+            number = int(utterance.key[0])
+            assert len(corpus.recorded[utterance.key]) == pytest.approx(50 + 10 * number, abs=1)
+    # The same tone at different rates, in different formats: the loudest filter is the same.
+    loudest = {int(features.mean(0).argmax()) for features in corpus.recorded.values()}
+    assert len(loudest) == 1
+
+
+def test_manifest_reads_the_only_zip_beside_it(audio_folder: Path, tmp_path: Path) -> None:
+    folder = build_manifest_corpus(path=audio_folder, lexicon="graphemes")
+    zipped = tmp_path / "zipped"
+    zipped.mkdir()
+    shutil.copy(audio_folder / "manifest.jsonl", zipped)
+    with zipfile.ZipFile(zipped / "sounds.zip", "w") as archive:
+        for file in audio_folder.glob("?.*"):
+            archive.write(file, file.name)
+    corpus = build_manifest_corpus(path=zipped, lexicon="graphemes")
+    assert torch.equal(corpus.train[0].features, folder.train[0].features)
+
+
+def test_every_unreadable_file_is_listed(audio_folder: Path) -> None:
+    (audio_folder / "1.flac").write_bytes(b"no sound")
+    (audio_folder / "2.wav").unlink()
+    soundfile.write(audio_folder / "3.flac", _tone(0.01, 16_000), 16_000)
+    with pytest.raises(ValueError) as error:
+        build_manifest_corpus(path=audio_folder, lexicon="graphemes")
+    message = str(error.value)
+    assert message.startswith("3 recordings in")
+    assert all(name in message for name in ("1.flac:", "2.wav:", "3.flac:"))
+    assert "at least 400 samples" in message
+
+
+def test_samples_that_are_not_finite_are_refused(audio_folder: Path) -> None:
+    samples = _tone(0.5, 16_000)
+    samples[100] = np.nan
+    soundfile.write(audio_folder / "0.wav", samples, 16_000, subtype="FLOAT")
+    with pytest.raises(ValueError, match=r"0\.wav: samples that are not finite"):
+        build_manifest_corpus(path=audio_folder, lexicon="graphemes")
+
+
+def test_manifest_lines_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.jsonl"
+    path.write_text(
+        '{"path": "a", "text": "b", "split": "train"}\nnot json\n[1]\n'
+        '{"path": "a", "split": "train"}\n{"path": "a", "text": "b", "split": "dev"}\n'
+    )
+    with pytest.raises(ValueError) as error:
+        read_manifest(path)
+    message = str(error.value)
+    assert message.startswith("4 lines of")
+    assert all(f"line {number}:" in message for number in (2, 3, 4, 5))
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="lists no utterance"):
+        read_manifest(path)
+
+
+def test_missing_split_is_named(audio_folder: Path) -> None:
+    entries = read_manifest(audio_folder / "manifest.jsonl")
+    _write_manifest(audio_folder, [entry for entry in entries if entry["split"] != "valid"])
+    with pytest.raises(ValueError, match=r"each of the splits .* got \['test', 'train'\]"):
+        build_manifest_corpus(path=audio_folder, lexicon="graphemes")
+
+
+def test_cache_notices_a_changed_file(audio_folder: Path, tmp_path: Path) -> None:
+    arguments = {"path": audio_folder, "lexicon": "graphemes", "cache_dir": tmp_path / "cache"}
+    first = build_manifest_corpus(**arguments)
+    soundfile.write(audio_folder / "0.wav", _tone(2.0, 16_000), 16_000)
+    second = build_manifest_corpus(**arguments)
+    assert len(second.train[0]) > len(first.train[0])
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 2
+
+
+def test_words_of_a_text() -> None:
+    assert split_words("Don't -- STOP, 'now' at 7: well-known café…") == (
+        "don't", "stop", "now", "at", "7", "well-known", "café"
+    )  # fmt: skip
+
+
+def test_lexicon_sources(tmp_path: Path) -> None:
+    assert lexicon_for(["ab"], "graphemes").pronunciations("ab") == [("a", "b")]
+    assert lexicon_for(["red"], "espeak").pronunciations("red") == [("r", "E", "d")]
+    dictionary = tmp_path / "words.dic"
+    dictionary.write_text("red  R EH D\n")
+    assert lexicon_for(["red"], str(dictionary)).pronunciations("red") == [("R", "EH", "D")]
+    with pytest.raises(KeyError, match="blue"):
+        lexicon_for(["red", "blue"], str(dictionary))
+    with pytest.raises(FileNotFoundError, match="'espeak', 'graphemes' or the path"):
+        lexicon_for(["red"], "nowhere.dic")
+
+
+@pytest.fixture
+def kaldi_folder(tmp_path: Path) -> Path:
+    """Three splits of two utterances, with alignments in one archive."""
+    draw = np.random.default_rng(0)
+    ali: dict[str, np.ndarray] = {}
+    for split in SPLITS:
+        folder = tmp_path / split
+        folder.mkdir()
+        features = {f"{split}-{n}": draw.normal(size=(20 + n, 4)).astype("f") for n in range(2)}
+        kaldiio.save_ark(str(folder / "feats.ark"), features, scp=str(folder / "feats.scp"))
+        (folder / "text").write_text("".join(f"{key} no yes\n" for key in features))
+        (folder / "utt2spk").write_text("".join(f"{key} speaker-{key}\n" for key in features))
+        ali |= {key: draw.integers(0, 9, len(m)).astype(np.int32) for key, m in features.items()}
+    kaldiio.save_ark(str(tmp_path / "ali.1.ark"), ali, scp=str(tmp_path / "ali.scp"))
+    (tmp_path / "phones").write_text("sil\nN\nY\n")
+    return tmp_path
+
+
+def _splits(folder: Path) -> dict[str, Path]:
+    return {split: folder / split for split in SPLITS}
+
+
+def test_kaldi_directories(kaldi_folder: Path) -> None:
+    corpora = [
+        build_kaldi_corpus(**_splits(kaldi_folder), alignments=alignments, **phones)
+        for alignments, phones in (
+            (kaldi_folder / "ali.scp", {}),
+            (kaldi_folder, {"phones": kaldi_folder / "phones"}),
+        )
+    ]
+    pdfs = kaldiio.load_scp(str(kaldi_folder / "ali.scp"))
+    for corpus in corpora:
+        assert corpus.feature_dim == 12
+        assert corpus.train[1].speaker == "speaker-train-1"
+        assert corpus.train[0].words == ("no", "yes")
+        for utterance in corpus.test:
+            assert utterance.senones.tolist() == pdfs[utterance.key][1::3].tolist()
+    assert corpora[0].senones.states_per_phone == 1
+    assert corpora[0].senones.name(4) == "pdf-4.1"
+    assert corpora[1].senones.name(4) == "N.2"
+
+
+def test_kaldi_archives_are_found_from_the_table(kaldi_folder: Path) -> None:
+    for split in SPLITS:
+        scp = kaldi_folder / split / "feats.scp"
+        scp.write_text(scp.read_text().replace(f"{kaldi_folder / split}/", ""))
+    corpus = build_kaldi_corpus(**_splits(kaldi_folder))
+    assert corpus.train[0].senones is None and len(corpus.train) == 2
+
+
+def test_kaldi_mistakes_are_named(kaldi_folder: Path) -> None:
+    splits = _splits(kaldi_folder)
+    with pytest.raises(ValueError, match="needs phones"):
+        build_kaldi_corpus(**splits, flat_start=True)
+    with pytest.raises(ValueError, match="9 pdfs, 3 phones of 1 states have 3"):
+        build_kaldi_corpus(
+            **splits,
+            alignments=kaldi_folder,
+            phones=kaldi_folder / "phones",
+            states_per_phone=1,
+        )
+    with pytest.raises(FileNotFoundError, match="neither a file nor a folder"):
+        build_kaldi_corpus(**splits, alignments=kaldi_folder / "train")
+    kaldiio.save_ark(str(kaldi_folder / "bad.ark"), {"train-0": np.zeros(5, np.int32)})
+    with pytest.raises(ValueError, match="train-0 has 20 frames .* and 5 in its alignment"):
+        build_kaldi_corpus(**splits, alignments=kaldi_folder / "bad.ark")
+    scp = kaldi_folder / "train" / "feats.scp"
+    scp.write_text("train-0 echo hello |\n")
+    with pytest.raises(ValueError, match="commands in tables are not run"):
+        build_kaldi_corpus(**splits)
+    (kaldi_folder / "train" / "text").unlink()
+    with pytest.raises(FileNotFoundError, match="lacks text"):
+        build_kaldi_corpus(**splits)
+
+
+def _small_an4(folder: Path) -> Path:
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    entries = [
+        {"path": f"u{n}", "text": "YES NO", "split": SPLITS[n % 3], "speaker": f"s{n % 2}"}
+        for n in range(6)
+    ]
+    np.savez(
+        folder / "an4_mfcc.npz",
+        **{e["path"]: draw.normal(3, 2, (90, 13)).astype(np.float16) for e in entries},
+    )
+    _write_manifest(folder, entries)
+    (folder / "an4.dic").write_text("YES  Y EH S\nNO  N OW\n")
+    return folder
+
+
+def test_an4_dimensions_and_flat_start(tmp_path: Path) -> None:
+    folder = _small_an4(tmp_path / "an4")
+    plain = build_an4_corpus(path=folder)
+    assert plain.feature_dim == 39 and plain.train[0].senones is None
+    deltas = build_an4_corpus(path=folder, stack=5, delta_orders=2, flat_start=True)
+    assert deltas.feature_dim == 5 * 39
+    utterance = deltas.train[0]
+    assert utterance.words == ("YES", "NO")
+    assert utterance.senones is not None and utterance.senones.shape == (30,)
+    assert deltas.senones.name(int(utterance.senones[0])) == "sil.1"
+    # Per speaker: each speaker's frames have mean 0.
+    keys = [u.key for split in plain.splits.values() for u in split if u.speaker == "s1"]
+    frames = torch.cat([plain.recorded[key] for key in keys])
+    torch.testing.assert_close(frames.mean(0), torch.zeros(13), atol=1e-3, rtol=0)
+
+
+def test_an4_mistakes_are_named(tmp_path: Path) -> None:
+    folder = _small_an4(tmp_path / "an4")
+    (folder / "an4.dic").write_text("YES  Y EH S\n")
+    with pytest.raises(KeyError, match="NO"):
+        build_an4_corpus(path=folder)
+    with pytest.raises(FileNotFoundError, match=r"lacks an4_mfcc\.npz, manifest\.jsonl, an4\.dic"):
+        build_an4_corpus(path=tmp_path)
+
+
+def test_alignments_at_the_rate_of_the_recording(tmp_path: Path) -> None:
+    corpus = build_an4_corpus(path=_small_an4(tmp_path / "an4"))
+    key = corpus.train[0].key
+    parts = [corpus.at_phase(key, phase) for phase in range(3)]
+    assert torch.equal(corpus.stacking.interleave(parts)[:, 13:26], corpus.recorded[key])
+    assert torch.equal(corpus.at_phase(key, 1), corpus.train[0].features)
+    realigned = corpus.with_alignments({key: torch.arange(90) // 10})
+    assert realigned.train[0].senones.tolist() == [(3 * k + 1) // 10 for k in range(30)]
+    assert realigned.train[1].senones is None and corpus.train[0].senones is None
+    with pytest.raises(ValueError, match=r"must have shape \(90,\)"):
+        corpus.with_alignments({key: torch.zeros(30)})
+    with pytest.raises(ValueError, match="must be from 0 to 17, got 0 to 18"):
+        corpus.with_alignments({key: torch.arange(90) % 19})
+
+
+def _recorded(data_root: Path, name: str) -> Path:
+    if not (data_root / name).is_dir():
+        pytest.skip(f"no {name} in {data_root}")
+    return data_root / name
+
+
+@pytest.mark.needs_data
+def test_recorded_an4(data_root: Path) -> None:
+    corpus = build_an4_corpus(path=_recorded(data_root, "an4_mfcc"), flat_start=True)
+    assert [len(split) for split in corpus.splits.values()] == [715, 78, 76]
+    assert corpus.feature_dim == 39
+    silence = set(corpus.senones.of("sil"))
+    assert all(u.senones is not None and int(u.senones[0]) in silence for u in corpus.train)
+    assert all(torch.isfinite(u.features).all() for u in corpus.train)
+
+
+@pytest.mark.needs_data
+def test_recorded_sentences(data_root: Path, tmp_path: Path) -> None:
+    """A few of Kathleen's sentences, out of the zip."""
+    entries = read_manifest(_recorded(data_root, "kathleen") / "manifest.jsonl")
+    chosen = [next(e for e in entries if e["split"] == split) for split in SPLITS]
+    corpus = build_manifest_corpus(
+        path=_write_manifest(tmp_path, chosen),
+        audio=_recorded(data_root, "kathleen") / "kathleen.zip",
+        flat_start=True,
+    )
+    read = [split[0] for split in corpus.splits.values()]
+    for entry, utterance in zip(chosen, read, strict=True):
+        assert len(utterance) * 0.03 == pytest.approx(entry["duration"], abs=0.04)
+        assert utterance.speaker == "kathleen"
+
+
+@pytest.mark.needs_data
+def test_recorded_digits_at_two_rates(data_root: Path, tmp_path: Path) -> None:
+    entries = read_manifest(_recorded(data_root, "fsdd") / "manifest.jsonl")
+    chosen = [e for split in SPLITS for e in [x for x in entries if x["split"] == split][:5]]
+    manifest = _write_manifest(tmp_path, chosen)
+    audio = _recorded(data_root, "fsdd") / "fsdd.zip"
+    for rate_hz in (8000, 16_000):
+        corpus = build_manifest_corpus(path=manifest, audio=audio, sample_rate_hz=rate_hz)
+        assert corpus.train[0].words == ("zero",)
+        assert "zero" in corpus.lexicon
+        for entry, utterance in zip(chosen[:5], corpus.train, strict=True):
+            assert len(utterance) * 0.03 == pytest.approx(entry["duration"], abs=0.04)
+
+
+def test_a_zip_needs_no_folder(tmp_path: Path) -> None:
+    """An audio source that is neither a folder nor a zip is refused at once."""
+    manifest = _write_manifest(tmp_path, [{"path": "a.wav", "text": "a", "split": "train"}])
+    (tmp_path / "not.zip").write_bytes(io.BytesIO(b"text").getvalue())
+    with pytest.raises(ValueError, match="must be a folder or a zip file"):
+        build_manifest_corpus(path=manifest, audio=tmp_path / "not.zip")

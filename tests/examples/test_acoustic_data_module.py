@@ -1,0 +1,164 @@
+"""The DataModule under the Trainer, on one rank and on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from torch import nn
+
+from examples.acoustic.corpora import synthesis
+from examples.acoustic.corpora.recording import RecordedCorpus
+from examples.acoustic.corpora.synthesis import build_synthetic_corpus
+from examples.acoustic.corpus import Corpus, CorpusDataModule, UtteranceDataset
+from examples.acoustic.data_module import AcousticDataModule
+from examples.acoustic.utterance import Batch
+from tests.ranks import run_ranks
+
+SMALL = {"sentences": 30, "valid_fraction": 0.2, "test_fraction": 0.2}
+
+
+class Collector(LightningModule):
+    """A frame classifier that notes which utterances it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Linear(192, 400)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: Batch, _: int) -> torch.Tensor:
+        if len(self.seen) <= self.current_epoch:
+            self.seen.append([])
+        self.seen[self.current_epoch] += batch.index.tolist()
+        return nn.functional.cross_entropy(self.output(batch.features).mT, batch.targets)
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        self.log("valid_frames", float(batch.lengths.sum()), batch_size=len(batch.lengths))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _fit(cache_dir: str, use_distributed_sampler: bool, devices: int) -> list[list[int]]:
+    data = AcousticDataModule(
+        "synthetic", dict(SMALL), batch_frames=300, seed=2, cache_dir=cache_dir
+    )
+    model = Collector()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        max_epochs=2,
+        use_distributed_sampler=use_distributed_sampler,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, datamodule=data)
+    assert trainer.num_training_batches * 2 == trainer.global_step
+    return model.seen
+
+
+@pytest.mark.parametrize("use_distributed_sampler", [False, True])
+def test_ranks_share_the_utterances_anew_each_epoch(
+    tmp_path: Path, use_distributed_sampler: bool
+) -> None:
+    per_rank = run_ranks(_fit, 2, str(tmp_path), use_distributed_sampler, 2)
+    for epoch in range(2):
+        seen = [position for rank in per_rank for position in rank[epoch]]
+        assert sorted(seen) == list(range(18))
+    assert set(per_rank[0][0]) != set(per_rank[0][1])
+    assert len(list(tmp_path.glob("*.npz"))) == 1
+
+
+def _make_count(cache_dir: str) -> bool:
+    """Whether this rank synthesised the corpus, when all ask for it at once."""
+    made = []
+    original = synthesis.synthesise
+
+    def count(config: synthesis.SynthesisConfig) -> RecordedCorpus:
+        made.append(config)
+        return original(config)
+
+    synthesis.synthesise = count
+    build_synthetic_corpus(**SMALL, cache_dir=cache_dir)
+    return bool(made)
+
+
+def test_one_rank_makes_the_cache(tmp_path: Path) -> None:
+    assert sum(run_ranks(_make_count, 3, str(tmp_path))) == 1
+
+
+def test_one_rank_sees_everything(tmp_path: Path) -> None:
+    first, second = _fit(str(tmp_path), False, 1)
+    assert sorted(first) == sorted(second) == list(range(18))
+    assert first != second
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return build_synthetic_corpus(**SMALL)
+
+
+def test_loaders_give_batches_of_their_splits(corpus: Corpus) -> None:
+    data = CorpusDataModule(lambda: corpus, batch_frames=400)
+    for loader, split in (
+        (data.train_dataloader(), corpus.train),
+        (data.val_dataloader(), corpus.valid),
+        (data.test_dataloader(), corpus.test),
+    ):
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        for batch in batches:
+            assert isinstance(batch, Batch)
+            for row, position in enumerate(batch.index.tolist()):
+                frames = int(batch.lengths[row])
+                assert torch.equal(batch.features[row, :frames], split[position].features)
+                assert torch.equal(batch.targets[row, :frames], split[position].senones)
+        assert sorted(i for b in batches for i in b.index.tolist()) == list(range(len(split)))
+
+
+def test_validation_keeps_its_order(corpus: Corpus) -> None:
+    loader = CorpusDataModule(lambda: corpus, batch_frames=400).val_dataloader()
+    orders = []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        orders.append([batch.index.tolist() for batch in loader])
+    assert orders[0] == orders[1]
+
+
+def test_one_position_is_a_batch_of_one(corpus: Corpus) -> None:
+    batch = UtteranceDataset(corpus.train)[3]
+    assert batch.index.tolist() == [3] and batch.features.shape[0] == 1
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="one of synthetic, an4, manifest, kaldi, got 'timit'"):
+        AcousticDataModule("timit")
+    with pytest.raises(ValueError, match="'sentence'; the arguments are sentences, seed"):
+        AcousticDataModule("synthetic", {"sentence": 3})
+    with pytest.raises(ValueError, match="missing a required argument: 'path'"):
+        AcousticDataModule("an4")
+    with pytest.raises(ValueError, match="batch_frames must be at least 1, got 0"):
+        AcousticDataModule(batch_frames=0)
+
+
+def test_yaml_values_reach_the_corpus(tmp_path: Path) -> None:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser()
+    parser.add_class_arguments(AcousticDataModule, "data")
+    (tmp_path / "config.yaml").write_text(
+        "data:\n  corpus: synthetic\n  corpus_args: {sentences: 20, noise_snr_db: [5, 9], "
+        f"stack: 1, subsample: 1}}\n  batch_frames: 512\n  cache_dir: {tmp_path}\n"
+    )
+    parser.add_argument("--config", action="config")
+    values = parser.parse_args([f"--config={tmp_path / 'config.yaml'}"])
+    data = parser.instantiate(values).data
+    assert data.batch_frames == 512
+    assert data.corpus.feature_dim == 64
+    assert data.corpus.frame_shift_s == pytest.approx(0.01)
+    assert len(data.corpus.train) == 16

@@ -1,0 +1,163 @@
+"""Stacking, subsampling, normalisation and segmentation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.acoustic.features import FILTERS, log_filter_bank, resample, with_deltas
+from examples.acoustic.lexicon import Lexicon
+from examples.acoustic.normalisation import Normalisation
+from examples.acoustic.segmentation import PhoneInterval, senones_at, uniform_segmentation
+from examples.acoustic.senones import SenoneMap
+from examples.acoustic.stacking import Stacking
+
+SENONES = SenoneMap(("sil", "a", "b"))
+LEXICON = Lexicon.from_dict({"ab": [("a", "b")], "b": [("b",), ("a",)]})
+
+
+def test_default_stacking_is_three_plain_frames_with_the_middle_target() -> None:
+    frames = torch.arange(14.0).reshape(7, 2)
+    stacking = Stacking()
+    assert stacking.features(frames).tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert stacking.targets(torch.arange(7)).tolist() == [1, 4]
+
+
+def test_paper_dimensions() -> None:
+    assert Stacking().features(torch.zeros(198, 64)).shape == (66, 192)
+    assert Stacking().features(torch.zeros(198, 13)).shape == (66, 39)
+    assert Stacking(stack=5, subsample=2).features(torch.zeros(9, 13)).shape == (4, 65)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 5))
+def test_phases_interleave_to_the_rate_of_the_recording(
+    frames: int, stack: int, subsample: int
+) -> None:
+    stacking = Stacking(stack, subsample)
+    original = torch.arange(float(frames))[:, None]
+    middle = (stack - 1) // 2
+    outputs = [stacking.features(original, phase)[:, middle] for phase in range(subsample)]
+    assert torch.equal(stacking.interleave(outputs), original[:, 0])
+    for phase in range(subsample):
+        targets = stacking.targets(torch.arange(frames), phase)
+        assert torch.equal(targets.float(), outputs[phase])
+
+
+def test_ends_are_repeated() -> None:
+    frames = torch.arange(4.0)[:, None]
+    assert Stacking(3, 1).features(frames).tolist() == [
+        [0, 0, 1],
+        [0, 1, 2],
+        [1, 2, 3],
+        [2, 3, 3],
+    ]
+
+
+def test_stacking_refuses_what_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="stack must be at least 1, got 0"):
+        Stacking(stack=0)
+    with pytest.raises(ValueError, match="phase must be from 0 to 2, got 3"):
+        Stacking().centres(10, 3)
+    with pytest.raises(ValueError, match="lengths"):
+        Stacking().interleave([torch.zeros(4), torch.zeros(2), torch.zeros(3)])
+
+
+def test_filter_bank_has_a_frame_for_each_10_ms_and_finds_the_tone() -> None:
+    time = torch.arange(16_000) / 16_000
+    low = log_filter_bank(torch.sin(2 * torch.pi * 300 * time))
+    high = log_filter_bank(torch.sin(2 * torch.pi * 4000 * time))
+    assert low.shape == high.shape == (100, FILTERS)
+    assert int(low.mean(0).argmax()) < FILTERS // 4 < FILTERS // 2 < int(high.mean(0).argmax())
+
+
+def test_filter_bank_of_digital_silence_is_finite() -> None:
+    assert torch.isfinite(log_filter_bank(torch.zeros(1600))).all()
+
+
+def test_frame_k_is_centred_half_a_shift_after_k_shifts() -> None:
+    click = torch.zeros(16_000)
+    frame = 37
+    click[frame * 160 + 80] = 1.0
+    energy = log_filter_bank(click).mean(1)
+    # Symmetric about the frame in which the click stands in the middle.
+    assert float(energy[frame]) == pytest.approx(float(energy.max()))
+    assert float(energy[frame - 1]) == pytest.approx(float(energy[frame + 1]), abs=0.2)
+
+
+def test_filter_bank_refuses_short_and_stereo_sound() -> None:
+    with pytest.raises(ValueError, match="at least 400 samples .* got 399"):
+        log_filter_bank(torch.zeros(399))
+    with pytest.raises(ValueError, match=r"\(2, 800\)"):
+        log_filter_bank(torch.zeros(2, 800))
+
+
+def test_resampling_keeps_a_tone() -> None:
+    tone = torch.sin(2 * torch.pi * 500 * torch.arange(8000) / 8000)
+    same = torch.sin(2 * torch.pi * 500 * torch.arange(16_000) / 16_000)
+    torch.testing.assert_close(
+        resample(tone, 8000, 16_000)[500:-500], same[500:-500], atol=2e-2, rtol=0
+    )
+    assert resample(tone, 8000, 8000) is tone
+
+
+def test_deltas_of_a_ramp_are_its_slope() -> None:
+    ramp = torch.stack([torch.arange(20.0), torch.zeros(20)], dim=1)
+    both = with_deltas(ramp, 2)
+    assert both.shape == (20, 6)
+    torch.testing.assert_close(both[5:15, 2], torch.ones(10))
+    torch.testing.assert_close(both[5:15, 4], torch.zeros(10))
+
+
+def test_normalisation_gives_mean_0_and_deviation_1() -> None:
+    parts = [torch.randn(n, 3) * 5 + 100 for n in (50, 80)]
+    parts[0][:, 2] = parts[1][:, 2] = 7.0
+    fit = Normalisation.fit(parts)
+    normal = torch.cat([fit.apply(part) for part in parts])
+    torch.testing.assert_close(normal.mean(0), torch.zeros(3), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        normal.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4, rtol=0
+    )
+    with pytest.raises(ValueError, match="at least one frame"):
+        Normalisation.fit([])
+
+
+def test_states_share_the_interval_of_a_phone() -> None:
+    intervals = [PhoneInterval("sil", 0.0, 0.3, None), PhoneInterval("b", 0.3, 0.6, 0)]
+    times = torch.arange(6).numpy() / 10 + 0.05
+    assert senones_at(times, intervals, SENONES).tolist() == [0, 1, 2, 6, 7, 8]
+
+
+@given(st.lists(st.sampled_from(["ab", "b"]), max_size=5), st.integers(1, 80), st.integers(0, 30))
+def test_uniform_segmentation_speaks_the_words_in_order(
+    words: list[str], frames: int, silence: int
+) -> None:
+    senones = uniform_segmentation(words, LEXICON, SENONES, frames, silence)
+    assert senones.shape == (frames,)
+    phones = [phone for word in words for phone in LEXICON.pronunciations(word)[0]]
+    states = [state for phone in phones for state in SENONES.of(phone)]
+    runs = torch.unique_consecutive(senones).tolist()
+    spoken = [senone for senone in runs if senone not in SENONES.of("sil")]
+    if not words:
+        assert set(runs) <= set(SENONES.of("sil"))
+    elif frames >= 2 * len(states):
+        assert _without_repeats(spoken) == _without_repeats(states)
+    assert (senones < len(SENONES)).all()
+
+
+def _without_repeats(items: list[int]) -> list[int]:
+    return torch.unique_consecutive(torch.tensor(items)).tolist()
+
+
+def test_senone_names() -> None:
+    assert len(SENONES) == 9
+    assert SENONES.of("b") == (6, 7, 8)
+    assert SENONES.name(7) == "b.2"
+    assert SenoneMap.from_phones(["z", "a", "sil"], 1).phones == ("sil", "a", "z")
+    with pytest.raises(KeyError, match="unknown phone 'q'"):
+        SENONES.of("q")
+    with pytest.raises(ValueError, match="first phone must be 'sil'"):
+        SenoneMap(("a", "sil"))
+    with pytest.raises(ValueError, match="named twice: \\['a'\\]"):
+        SenoneMap(("sil", "a", "a"))

@@ -1,0 +1,225 @@
+"""The embedded corpus: deterministic, and its alignments are where the sounds are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from examples.acoustic.corpora import synthesis
+from examples.acoustic.corpora.espeak import Espeak, Speech, phone_name, pronounce
+from examples.acoustic.corpora.grammar import RULES, sample_sentence, vocabulary
+from examples.acoustic.corpora.synthesis import (
+    SynthesisConfig,
+    build_synthetic_corpus,
+    synthesise,
+)
+from examples.acoustic.corpus import Corpus
+from examples.acoustic.features import log_filter_bank, resample
+
+SMALL = {"sentences": 40, "seed": 3, "valid_fraction": 0.2, "test_fraction": 0.2}
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return build_synthetic_corpus(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def espeak() -> Espeak:
+    return Espeak()
+
+
+def test_corpus_has_what_it_says(corpus: Corpus) -> None:
+    assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [24, 8, 8]
+    assert corpus.feature_dim == 192
+    assert corpus.frame_shift_s == pytest.approx(0.03)
+    for split in corpus.splits.values():
+        for utterance in split:
+            assert utterance.senones is not None
+            assert utterance.features.shape == (len(utterance.senones), 192)
+            assert utterance.features.dtype == torch.float32
+            assert int(utterance.senones.max()) < len(corpus.senones)
+            corpus.lexicon.check_words(utterance.words)
+
+
+def test_speakers_are_in_one_split_only(corpus: Corpus) -> None:
+    speakers = [{u.speaker for u in split} for split in corpus.splits.values()]
+    assert not (speakers[0] & speakers[1] or speakers[0] & speakers[2] or speakers[1] & speakers[2])
+
+
+def test_train_split_is_normalised(corpus: Corpus) -> None:
+    frames = torch.cat([corpus.recorded[u.key] for u in corpus.train])
+    torch.testing.assert_close(frames.mean(0), torch.zeros(64), atol=1e-3, rtol=0)
+    torch.testing.assert_close(frames.std(0), torch.ones(64), atol=1e-2, rtol=0)
+
+
+def test_same_seed_same_corpus(corpus: Corpus) -> None:
+    again = build_synthetic_corpus(**SMALL)
+    other = build_synthetic_corpus(**{**SMALL, "seed": 4})
+    assert again.lexicon == corpus.lexicon and again.senones == corpus.senones
+    for first, second in zip(corpus.train, again.train, strict=True):
+        assert first.words == second.words and first.speaker == second.speaker
+        assert torch.equal(first.features, second.features)
+    assert [u.words for u in other.train] != [u.words for u in corpus.train]
+
+
+def test_silence_is_quiet_and_vowels_are_loud(corpus: Corpus) -> None:
+    energy: dict[str, list[float]] = defaultdict(list)
+    for utterance in corpus.train:
+        level = utterance.features.mean(1).tolist()
+        for senone, value in zip(utterance.senones.tolist(), level, strict=True):
+            energy[corpus.senones.name(senone).split(".")[0]].append(value)
+    mean = {phone: sum(values) / len(values) for phone, values in energy.items()}
+    assert mean["sil"] == min(mean.values())
+    for vowel in ("E", "aI", "i:", "a"):
+        assert mean[vowel] > mean["sil"] + 0.5
+    for stop in ("t", "k", "p"):
+        assert mean["sil"] < mean[stop] < mean["aI"]
+
+
+def test_alignment_tells_hissing_from_voiced_sounds() -> None:
+    recorded = synthesise(SynthesisConfig(sentences=30, seed=1, noise_snr_db=None))
+    fricatives, vowels = [], []
+    names = recorded.senones
+    for recording in recorded.recordings:
+        tilt = recording.features[:, 40:].mean(1) - recording.features[:, :20].mean(1)
+        for senone, value in zip(recording.senones.tolist(), tilt.tolist(), strict=True):
+            name = names.name(senone)
+            if name == "s.2":  # the middle of the sound
+                fricatives.append(value)
+            elif name in ("oU.2", "O:.2", "i:.2"):
+                vowels.append(value)
+    assert min(len(fricatives), len(vowels)) > 20
+    # One frame of the middle state in a hundred may be at the edge of a short sound.
+    assert np.quantile(fricatives, 0.05) > np.quantile(vowels, 0.95)
+
+
+@pytest.mark.parametrize("voice", ["en-us", "en-gb-x-rp+f2", "en-gb-scotland+m3"])
+def test_phones_cover_the_sound_and_closures_belong_to_stops(espeak: Espeak, voice: str) -> None:
+    words = ("please", "set", "the", "lamp", "near", "the", "door", "to", "red")
+    speech = espeak.speak(words, voice=voice)
+    assert speech.phones[0].start_s == 0
+    assert speech.phones[-1].end_s == pytest.approx(len(speech.samples) / speech.rate_hz)
+    for before, after in zip(speech.phones[:-1], speech.phones[1:], strict=True):
+        assert before.end_s == after.start_s
+        assert after.end_s >= after.start_s
+    spoken = [phone.word for phone in speech.phones if phone.word is not None]
+    assert spoken == sorted(spoken) and set(spoken) == set(range(len(words)))
+    # Where a vowel or nasal sounds, there is no stretch of digital silence.
+    for phone in speech.phones:
+        if phone.phone in ("E", "a", "i:", "m", "n", "oU"):
+            part = speech.samples[
+                int(phone.start_s * speech.rate_hz) : int(phone.end_s * speech.rate_hz)
+            ]
+            assert np.mean(part == 0) < 0.2, phone
+
+
+def test_sound_starts_where_the_first_phone_starts(espeak: Espeak) -> None:
+    speech = espeak.speak(("red",), voice="en-us")
+    first = next(phone for phone in speech.phones if phone.phone != "sil")
+    loud = np.flatnonzero(np.abs(speech.samples.astype(int)) > 500)[0] / speech.rate_hz
+    assert first.start_s == pytest.approx(loud, abs=0.02)
+
+
+def test_speed_and_pitch_reach_the_voice(espeak: Espeak) -> None:
+    slow = espeak.speak(("seven", "apples"), voice="en-us", words_per_minute=120)
+    fast = espeak.speak(("seven", "apples"), voice="en-us", words_per_minute=240)
+    assert len(slow.samples) > 1.5 * len(fast.samples)
+    low = espeak.speak(("seven", "apples"), voice="en-us", pitch=20)
+    high = espeak.speak(("seven", "apples"), voice="en-us", pitch=80)
+    assert _fundamental_hz(high) > 1.4 * _fundamental_hz(low)
+
+
+def _fundamental_hz(speech: Speech) -> float:
+    """Rate at which the longest vowel repeats itself, by autocorrelation."""
+    vowel = max((p for p in speech.phones if p.phone == "a"), key=lambda p: p.end_s - p.start_s)
+    start, end = (int(s * speech.rate_hz) for s in (vowel.start_s, vowel.end_s))
+    part = speech.samples[start:end].astype(float)
+    part = part * np.hanning(len(part))
+    alike = np.correlate(part, part, "full")[len(part) - 1 :]
+    shortest, longest = speech.rate_hz // 260, speech.rate_hz // 50
+    return speech.rate_hz / (shortest + int(np.argmax(alike[shortest:longest])))
+
+
+def test_mistakes_are_named(espeak: Espeak) -> None:
+    with pytest.raises(ValueError, match="no voice 'xx-nowhere'"):
+        espeak.speak(("red",), voice="xx-nowhere")
+    with pytest.raises(ValueError, match="got 20 and 50"):
+        espeak.speak(("red",), voice="en-us", words_per_minute=20)
+    with pytest.raises(ValueError, match=r"word by word .*\['the'\]"):
+        espeak.speak(("sit", "in", "the", "garden"), voice="en-us")
+    with pytest.raises(ValueError, match="every split needs at least one"):
+        SynthesisConfig(sentences=3)
+    with pytest.raises(ValueError, match="silence_s must be a pair"):
+        SynthesisConfig(silence_s=(0.3, 0.1))
+
+
+def test_pronounce_speaks_words_alone() -> None:
+    spoken = pronounce(["red", "the"])
+    assert spoken["red"] == ("r", "E", "d")
+    assert spoken["the"][0] == "D"
+
+
+def test_phone_names() -> None:
+    assert [phone_name(m) for m in ("'E", "@2", "t#", "r-", "_:", "3:", "3", ";")] == [
+        "E", "@", "t#", "r", "sil", "3:", "3", ""
+    ]  # fmt: skip
+
+
+def test_grammar_uses_all_its_rules_and_60_to_100_words() -> None:
+    words = vocabulary()
+    assert 60 <= len(words) <= 100
+    draw = np.random.default_rng(0)
+    seen = {word for _ in range(3000) for word in sample_sentence(draw)}
+    assert seen == set(words)
+    used = {part for options in RULES.values() for option in options for part in option.split()}
+    assert set(RULES) - used == {"SENTENCE"}
+
+
+def test_cache_gives_the_same_corpus_without_synthesis(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
+
+    def refuse(config: SynthesisConfig) -> Iterator[None]:
+        raise AssertionError("the corpus should have come from the cache")
+
+    monkeypatch.setattr(synthesis, "synthesise", refuse)
+    cached = build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
+    for first, second in zip(corpus.test, cached.test, strict=True):
+        assert replace(first, features=second.features, senones=None) == replace(
+            second, senones=None
+        )
+        assert torch.equal(first.features, second.features)
+        assert torch.equal(first.senones, second.senones)
+    with pytest.raises(AssertionError, match="from the cache"):
+        build_synthetic_corpus(**{**SMALL, "seed": 9}, cache_dir=tmp_path)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_damaged_cache_is_named(tmp_path: Path) -> None:
+    build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
+    (file,) = tmp_path.glob("*.npz")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=f"{file.name} is not a readable .* delete it"):
+        build_synthetic_corpus(**SMALL, cache_dir=tmp_path)
+
+
+def test_noise_raises_the_level_of_silence() -> None:
+    quiet = synthesise(SynthesisConfig(sentences=20, noise_snr_db=None)).recordings[0]
+    noisy = synthesise(SynthesisConfig(sentences=20, noise_snr_db=(10.0, 10.0))).recordings[0]
+    assert quiet.words == noisy.words
+    edge = slice(0, 5)
+    assert noisy.features[edge].mean() > quiet.features[edge].mean() + 3
+
+
+def test_resampled_speech_keeps_the_clock_of_its_alignment(espeak: Espeak) -> None:
+    speech = espeak.speak(("set", "the", "radio"), voice="en-us")
+    wave = resample(torch.from_numpy(speech.samples / 32_768).float(), speech.rate_hz)
+    assert len(log_filter_bank(wave)) == round(100 * len(speech.samples) / speech.rate_hz)
