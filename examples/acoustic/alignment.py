@@ -47,6 +47,10 @@ class Alignments:
         total = sum(a.log_likelihood * len(a.senones) for a in self.by_key.values())
         return total / frames if frames else float("nan")
 
+    def senones(self) -> dict[str, Tensor]:
+        """Return the senones alone, by key."""
+        return {key: alignment.senones for key, alignment in self.by_key.items()}
+
     def summary(self) -> str:
         """Say in one line how many utterances were aligned and which were not."""
         done, missed = len(self.by_key), len(self.left_out)

@@ -8,7 +8,8 @@ end; only its alignments are kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -90,7 +91,7 @@ def align_corpus(
         raise ValueError(f"no utterance of the train split can be aligned: {current.summary()}")
     network = _FrameNetwork(corpus, options)
     for number in range(1, options.realignments + 1):
-        network.train_on({key: a.senones for key, a in current.by_key.items()})
+        network.train_on(current.senones())
         current = realign(train, network.score, lexicon, senones, previous=current)
         _LOG.info("realignment %d: %s", number, current.summary())
         if on_round is not None:
@@ -100,7 +101,7 @@ def align_corpus(
     for name, alignments in (("train", current), ("valid and test", held_out)):
         log = _LOG.warning if alignments.left_out else _LOG.info
         log("%s: %s", name, alignments.summary())
-    return {k: a.senones for part in (current, held_out) for k, a in part.by_key.items()}
+    return {**current.senones(), **held_out.senones()}
 
 
 class _FrameNetwork:
@@ -110,10 +111,9 @@ class _FrameNetwork:
         self.options = options
         self.recorded = corpus.recorded
         self.senones = len(corpus.senones)
-        self.generator = torch.Generator().manual_seed(options.seed)
+        self.rounds = 0
         width = next(iter(corpus.recorded.values())).shape[1] * (2 * options.context + 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
+        with _seeded(options.seed):
             self.network = _perceptron(width, options, self.senones)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=options.learning_rate)
         self.log_prior = torch.zeros(self.senones)
@@ -124,14 +124,15 @@ class _FrameNetwork:
         padded, centres = _padded((self.recorded[k] for k in targets), self.options.context)
         labels = torch.cat(list(targets.values()))
         self.network.train()
-        for _ in range(self.options.epochs):
-            order = torch.randperm(len(labels), generator=self.generator)
-            for batch in order.split(self.options.batch_frames):
-                logits = self.network(_windows(padded, centres[batch], self.options.context))
-                loss = functional.cross_entropy(logits, labels[batch])
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                self.optimizer.step()
+        self.rounds += 1
+        with _seeded(self.options.seed + self.rounds):
+            for _ in range(self.options.epochs):
+                for batch in torch.randperm(len(labels)).split(self.options.batch_frames):
+                    windows = _windows(padded, centres[batch], self.options.context)
+                    loss = functional.cross_entropy(self.network(windows), labels[batch])
+                    self.optimizer.zero_grad(set_to_none=True)
+                    loss.backward()
+                    self.optimizer.step()
 
     @torch.no_grad()
     def score(self, key: str) -> Tensor:
@@ -140,6 +141,14 @@ class _FrameNetwork:
         padded, centres = _padded([self.recorded[key]], self.options.context)
         logits = self.network(_windows(padded, centres, self.options.context))
         return scaled_likelihoods(logits, self.log_prior)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw from a seed inside (dropout knows only the global generator); undisturbed outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _perceptron(width: int, options: FlatStartOptions, senones: int) -> nn.Module:

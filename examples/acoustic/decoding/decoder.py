@@ -28,7 +28,7 @@ class WFSTDecoder:
         topology: HMMTopology | None = None,
         beam: float = 16.0,
         max_active: int = 7000,
-        acoustic_scale: float = 0.3,
+        acoustic_scale: float = 0.5,
         word_insertion_penalty: float = 0.0,
         silence_phone: str = SILENCE,
     ) -> None:
@@ -38,11 +38,12 @@ class WFSTDecoder:
             senones: all states that the acoustic model knows.
             lexicon: pronunciations of at least the grammar's words.
             grammar: which word may follow which.
-            topology: transition probabilities; ``HMMTopology()`` by default.
+            topology: transition probabilities; by default ``HMMTopology()``, which is meant for
+                100 frames/s. ``HMMTopology.for_low_frame_rate()`` is for 33 frames/s.
             beam: paths that cost more than the best one by this much are given up.
             max_active: at most this many paths are kept per frame.
             acoustic_scale: factor of the log likelihoods against the other costs. Below 1, as
-                neighbouring frames are not independent.
+                neighbouring frames are not independent: about 0.15 at 100 frames/s, 0.5 at 33.
             word_insertion_penalty: added to the cost of each word; may be negative.
             silence_phone: the phone of optional silence.
 

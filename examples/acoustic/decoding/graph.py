@@ -35,6 +35,11 @@ class HMMTopology:
     skip: float = 0.0
     silence: float = 0.5
 
+    @classmethod
+    def for_low_frame_rate(cls) -> HMMTopology:
+        """Return what suits three states per phone at 33 frames/s: short stays, states skipped."""
+        return cls(self_loop=0.3, skip=0.25)
+
     def __post_init__(self) -> None:
         """Check that each is a probability, with 0 only where it may be."""
         for name, low in (("self_loop", "("), ("skip", "["), ("silence", "[")):

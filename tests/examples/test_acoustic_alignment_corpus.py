@@ -1,0 +1,200 @@
+"""A corpus is aligned from transcripts alone, by a network, and the result is kept on disk."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("torchaudio", reason="alignment needs the extra 'examples'")
+
+from examples.acoustic.alignment import Alignments  # noqa: E402
+from examples.acoustic.alignment_cache import cached_alignments  # noqa: E402
+from examples.acoustic.an4_flat_start import align_an4  # noqa: E402
+from examples.acoustic.corpora.recording import (  # noqa: E402
+    NormalisationMode,
+    RecordedCorpus,
+    Recording,
+)
+from examples.acoustic.corpus import Corpus  # noqa: E402
+from examples.acoustic.decoding import (  # noqa: E402
+    BigramModel,
+    HMMTopology,
+    WFSTDecoder,
+)
+from examples.acoustic.flat_start import FlatStartOptions, align_corpus  # noqa: E402
+from examples.acoustic.realignment import realign_corpus  # noqa: E402
+from tests.examples.test_acoustic_alignment import LEXICON, SENONES, ToySpeech  # noqa: E402
+
+
+def toy_corpus(
+    speech: ToySpeech, *, too_short: bool = False, normalisation: NormalisationMode = "global"
+) -> Corpus:
+    """A corpus of the toy's utterances: most train, some valid and test."""
+    recordings = []
+    for i, transcript in enumerate(speech.transcripts):
+        split = {0: "valid", 1: "test"}.get(i % 10, "train")
+        features = speech.features[transcript.key]
+        if too_short and i == 5:
+            features = features[:3]
+        recordings.append(
+            Recording(
+                key=transcript.key,
+                speaker="toy",
+                split=split,
+                words=transcript.words,
+                features=features,
+            )
+        )
+    return RecordedCorpus(
+        name="toy", recordings=tuple(recordings), senones=SENONES, lexicon=LEXICON
+    ).finish(normalisation=normalisation)
+
+
+def agreement(found: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> float:
+    right = sum(int((senones == truth[key]).sum()) for key, senones in found.items())
+    return right / sum(len(senones) for senones in found.values())
+
+
+def test_corpus_is_aligned_from_transcripts() -> None:
+    speech = ToySpeech(120, seed=0)
+    corpus = toy_corpus(speech)
+    likelihoods: list[float] = []
+
+    def note(_: int, alignments: Alignments) -> None:
+        likelihoods.append(alignments.log_likelihood)
+
+    options = FlatStartOptions(
+        realignments=4, epochs=4, context=1, hidden=64, batch_frames=128, silence_frames=12
+    )
+    found = align_corpus(corpus, options, on_round=note)
+    assert set(found) == {transcript.key for transcript in speech.transcripts}
+    assert agreement(found, speech.truth) > 0.8
+    assert all(b > a for a, b in itertools.pairwise(likelihoods))
+    aligned = corpus.with_alignments(found)
+    for before, after in zip(corpus.train, aligned.train, strict=True):
+        assert before.senones is None
+        assert after.senones is not None
+        assert len(after.senones) == len(before.features)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    assert agreement(align_corpus(corpus, options), found) == 1.0
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_model_of_every_third_frame_aligns_every_frame() -> None:
+    """Scores that point at the true senone of each stack's centre give back all the truth."""
+    speech = ToySpeech(20, seed=2)
+    for key, truth in speech.truth.items():
+        speech.features[key] = torch.nn.functional.one_hot(truth, len(SENONES)).float()
+    corpus = toy_corpus(speech, normalisation="none")
+    assert corpus.stacking.subsample == 3
+
+    def score(features: Tensor) -> Tensor:
+        centre = features.unflatten(1, (corpus.stacking.stack, len(SENONES)))[:, 1]
+        return 5.0 * centre
+
+    found = realign_corpus(corpus, score)
+    assert agreement(found.senones(), speech.truth) == 1.0
+    assert found.log_likelihood == pytest.approx(5.0)
+    assert not found.left_out
+
+
+def test_short_utterances_are_left_out_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    corpus = toy_corpus(ToySpeech(20, seed=1), too_short=True)
+    options = FlatStartOptions(realignments=1, epochs=1, context=1, hidden=8)
+    found = align_corpus(corpus, options)
+    assert len(found) == 19
+    assert "utterance-5" not in found
+    assert "15 of 16 utterances aligned" in caplog.text
+    assert "1 left out (utterance-5: 3 frames for" in caplog.text
+    left = next(u for u in corpus.with_alignments(found).train if u.key == "utterance-5")
+    assert left.senones is None
+
+
+def test_alignments_are_made_once(tmp_path: Path) -> None:
+    calls = []
+
+    def make() -> dict[str, Tensor]:
+        calls.append(1)
+        return {"a": torch.tensor([0, 0, 4]), "b/c": torch.tensor([7])}
+
+    for _ in range(2):
+        found = cached_alignments("toy", {"seed": 1}, tmp_path / "new", make)
+        assert {key: senones.tolist() for key, senones in found.items()} == {
+            "a": [0, 0, 4],
+            "b/c": [7],
+        }
+        assert found["a"].dtype == torch.int64
+    assert len(calls) == 1
+    cached_alignments("toy", {"seed": 2}, tmp_path / "new", make)
+    cached_alignments("toy", {"seed": 1}, None, make)
+    assert len(calls) == 3
+    assert len(list((tmp_path / "new").iterdir())) == 2
+
+
+def test_damaged_cache_is_named(tmp_path: Path) -> None:
+    cached_alignments("toy", {}, tmp_path, lambda: {"a": torch.tensor([1])})
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=f"{path.name} is not a readable file of alignments"):
+        cached_alignments("toy", {}, tmp_path, lambda: {"a": torch.tensor([1])})
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="realignments must be at least 1, got 0"):
+        FlatStartOptions(realignments=0)
+    with pytest.raises(ValueError, match="context must be at least 0, got -1"):
+        FlatStartOptions(context=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_data
+def test_an4_is_aligned_and_decoded(tmp_path: Path, data_root: Path) -> None:
+    """Gaussians fitted to the alignments already recognise most words."""
+    likelihoods: list[float] = []
+    corpus = align_an4(
+        data_root / "an4_mfcc",
+        realignments=3,
+        cache_dir=tmp_path,
+        options=FlatStartOptions(epochs=1),
+        on_round=lambda _, a: likelihoods.append(a.log_likelihood),
+        delta_orders=2,
+    )
+    assert all(b > a for a, b in itertools.pairwise(likelihoods))
+    utterances = [*corpus.train, *corpus.valid, *corpus.test]
+    assert all(u.senones is not None for u in utterances)
+    assert word_error_rate_of_gaussians(corpus) < 0.5
+
+
+def word_error_rate_of_gaussians(corpus: Corpus) -> float:
+    """One Gaussian per senone with a covariance in common, decoded with the bigram."""
+    from torchmetrics.functional.text import word_error_rate
+
+    def spliced(features: Tensor) -> Tensor:
+        return torch.cat([features.roll(k, dims=0) for k in (-1, 0, 1)], dim=1).double()
+
+    inputs = torch.cat([spliced(u.features) for u in corpus.train])
+    targets = torch.cat([u.senones for u in corpus.train if u.senones is not None])
+    one_hot = torch.nn.functional.one_hot(targets, len(corpus.senones)).double()
+    means = (one_hot.T @ inputs) / one_hot.sum(0).clamp(min=1)[:, None]
+    spread = inputs - means[targets]
+    covariance = spread.T @ spread / len(spread) + 0.01 * torch.eye(means.shape[1]).double()
+    directions = torch.linalg.solve(covariance, means.T)
+    offsets = 0.5 * (means * directions.T).sum(1)
+    decoder = WFSTDecoder(
+        corpus.senones,
+        corpus.lexicon,
+        BigramModel([u.words for u in corpus.train], corpus.lexicon.words),
+        acoustic_scale=0.3,
+        topology=HMMTopology.for_low_frame_rate(),
+    )
+    decoded, spoken = [], []
+    for utterance in corpus.valid:
+        decoded.append(" ".join(decoder.decode(spliced(utterance.features) @ directions - offsets)))
+        spoken.append(" ".join(utterance.words))
+    return float(word_error_rate(decoded, spoken))
