@@ -91,9 +91,11 @@ def first_threshold(gradient_rms: float, density: float) -> float:
 def next_threshold(threshold: float, *, sent: int, elements: int, density: float) -> float:
     """Move the threshold of one tensor so that about ``density`` of its elements is sent.
 
-    The density goes as T**-2, so the exact correction has exponent 1/2. Half of that is used,
-    because residuals answer a new threshold with a delay; one more element on both sides keeps
-    the logarithm finite for tensors that send nothing.
+    In the long run the density goes as T**-2, so the exact correction has exponent 1/2. But a
+    change of T by the step sigma of a residual, a share sqrt(density) of T, releases or holds back
+    at once all residuals near T: the exponent is smaller by that factor, or T would swing between
+    sending nothing and sending many times the density. One more element on both sides keeps the
+    logarithm finite for tensors that send nothing.
 
     Args:
         threshold: T of this step.
@@ -103,4 +105,4 @@ def next_threshold(threshold: float, *, sent: int, elements: int, density: float
 
     """
     ratio = (sent + 1) / (elements * density + 1)
-    return threshold * min(max(math.sqrt(math.sqrt(ratio)), 0.5), 2.0)
+    return float(threshold * ratio ** (0.5 * math.sqrt(density)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +34,13 @@ class Members:
         return [*self.parameters, *self.float_buffers, *self.other_buffers]
 
 
-def divide(module: Module, optimizers: Sequence[Optimizer]) -> list[Members]:
+def divide(
+    module: Module, optimizers: Sequence[Optimizer], trainable: Collection[Parameter]
+) -> list[Members]:
     """Give every trainable parameter and every buffer to exactly one optimizer's block.
+
+    What counts as trainable is said by ``trainable`` and not by ``requires_grad``, which a module
+    with several optimizers switches off and on while it trains.
 
     A parameter belongs to the first optimizer that holds it; buffers, and trainable parameters
     that no optimizer holds, belong to the first optimizer. Tied weights count once. The order is
@@ -47,7 +52,7 @@ def divide(module: Module, optimizers: Sequence[Optimizer]) -> list[Members]:
             owners.setdefault(id(parameter), index)
     members = [Members([], [], []) for _ in optimizers]
     for parameter in module.parameters():
-        if parameter.requires_grad:
+        if parameter in trainable:
             members[owners.get(id(parameter), 0)].parameters.append(parameter)
     if members:
         for buffer in _distinct(list(module.buffers())):

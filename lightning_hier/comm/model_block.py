@@ -61,7 +61,9 @@ class ModelBlock:
         """Start from the present model, which must be the same on all ranks."""
         self.members = members
         self._optimizer = optimizer
+        self._block_filter = block_filter
         self._local_momentum = local_momentum
+        self._carrier = carrier
         self._communicators = communicators
         self._momenta = (
             momentum_buffers(optimizer, members.parameters) if local_momentum == "average" else []
@@ -123,6 +125,37 @@ class ModelBlock:
             self._equalise_other_buffers()
         for part in self._parts:
             part.spread_()
+
+    @torch.no_grad()
+    def regrown(self, members: Members) -> ModelBlock:
+        """The same block with more members, whose present values are their global ones.
+
+        The state is handed over through the tensors themselves: W is written into them and read by
+        the new block, then Delta likewise, and at last they get their local values back. A
+        collective of the group.
+        """
+        saved = [(t, t.detach().clone()) for t in [*members.tensors, *self._momenta]]
+        for part in self._parts:
+            part.recall_()
+            part.spread_()
+        block = ModelBlock(
+            members,
+            self._optimizer,
+            block_filter=self._block_filter,
+            local_momentum=self._local_momentum,
+            carrier=self._carrier,
+            communicators=self._communicators,
+        )
+        for parameter in members.parameters:
+            parameter.zero_()
+        for part in self._parts:
+            part.recall_update_()
+            part.spread_()
+        for part in block._parts:
+            part.adopt_update()
+        for tensor, local in saved:
+            tensor.copy_(local)
+        return block
 
     def _unite_buffers(self) -> None:
         """Give a group its first rank's buffers, as DDP does before every forward pass."""

@@ -101,6 +101,16 @@ class ModelPart:
         """Put W, without look-ahead, into the transfer buffer."""
         self._read_share()[self._own_filtered].copy_(self.global_model)
 
+    def recall_update_(self) -> None:
+        """Put Delta into the transfer buffer, zeros where there is none."""
+        own = self._read_share()[self._own_filtered]
+        own.zero_() if self.update is None else own.copy_(self.update)
+
+    def adopt_update(self) -> None:
+        """Take the present tensors as Delta."""
+        if self.update is not None:
+            self.update.copy_(self._read_share()[self._own_filtered])
+
     def spread_(self) -> None:
         """Hand the shares round in the group and write them into the tensors, in place.
 

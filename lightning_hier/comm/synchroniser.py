@@ -55,6 +55,7 @@ class Synchroniser:
         cards: int | None = None,
     ) -> None:
         self._module = module
+        self._trainable = {p for p in module.parameters() if p.requires_grad}
         self._optimizers = list(optimizers)
         self._config = config
         self._communicators = communicators
@@ -91,6 +92,26 @@ class Synchroniser:
             found[f"{prefix}/model_distance"] = report.model_distance
             found[f"{prefix}/blocks"] = self._worker.steps[index].blocks
         return found
+
+    def admit_trainable(self) -> bool:
+        """Take in parameters that have been unfrozen since the last call.
+
+        A parameter that has been trainable once stays in the global model. A collective of the
+        group where there are such parameters and blocks have begun.
+
+        Returns:
+            Whether there were any.
+
+        """
+        new = {p for p in self._module.parameters() if p.requires_grad} - self._trainable
+        self._trainable |= new
+        if new and self._blocks is not None:
+            members = divide(self._module, self._optimizers, self._trainable)
+            self._blocks = [
+                block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
+                for block, own in zip(self._blocks, members, strict=True)
+            ]
+        return bool(new)
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
@@ -169,7 +190,9 @@ class Synchroniser:
                 communicators=self._communicators,
             )
             for members, optimizer in zip(
-                divide(self._module, self._optimizers), self._optimizers, strict=True
+                divide(self._module, self._optimizers, self._trainable),
+                self._optimizers,
+                strict=True,
             )
         ]
 

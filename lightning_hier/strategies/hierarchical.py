@@ -122,11 +122,18 @@ class HierarchicalStrategy(DDPStrategy):
             self._start(trainer)
 
     @override
-    def _setup_model(self, model: Module) -> DistributedDataParallel:
+    def configure_ddp(self) -> None:
+        module = self.lightning_module
+        assert module is not None  # noqa: S101 - connected before set-up
         # DDP equalises the ranks of a group only.
         with torch.no_grad():
-            tensors = [*model.parameters(), *model.buffers()]
+            tensors = [*module.parameters(), *module.buffers()]
             broadcast_tensors_(tensors, self.communicators.world, "initial_model")
+        self._worker = Worker()
+        super().configure_ddp()
+
+    @override
+    def _setup_model(self, model: Module) -> DistributedDataParallel:
         self._ddp_kwargs["process_group"] = self.communicators.group.group
         return super()._setup_model(model)
 
@@ -135,12 +142,12 @@ class HierarchicalStrategy(DDPStrategy):
         # Lightning's own method registers hooks on CUDA only.
         if not isinstance(self.model, DistributedDataParallel):
             raise TypeError(f"expected a model wrapped in DDP, got {type(self.model).__name__}")
-        self._worker = Worker()
+        assert self._worker is not None  # noqa: S101 - made just before
         self._hook = build_hook(
             self.gradient_sync,
             self.communicators,
             self._worker,
-            warming=self.warmup_steps > 0,
+            warming=self._synchroniser.warming if self._synchroniser else self.warmup_steps > 0,
             grad_scale=self._grad_scale,
             find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
         )
@@ -161,7 +168,7 @@ class HierarchicalStrategy(DDPStrategy):
             warmup_steps=self.warmup_steps,
             cards=self._cards(),
         )
-        self._synchroniser.on_warm = self._hook.end_warm_up
+        self._synchroniser.on_warm = lambda: self._hook.end_warm_up()
         self._termination = QuietTermination(trainer, self._note_termination)
         self._termination.install()
         ours = (GlobalModelLifecycle, HierarchyMetrics)
@@ -177,6 +184,14 @@ class HierarchicalStrategy(DDPStrategy):
         super().on_train_start()
         batches = self.lightning_module.trainer.num_training_batches  # type: ignore[union-attr]
         require_same({"number of training batches": str(batches)}, self.root_device)
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        if self._synchroniser is not None and self._synchroniser.admit_trainable():
+            # DDP leaves parameters for ever alone that were frozen when it was made.
+            self.model = self.lightning_module
+            super().configure_ddp()
 
     @override
     def optimizer_step(
