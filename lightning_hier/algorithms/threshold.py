@@ -16,6 +16,10 @@ _CHUNK = 1 << 16
 
 _SIGN_BIT = 1 << 31
 
+# A tensor whose gradient is zero for thousands of steps lowers its threshold no further, so that
+# there is one to raise again; normal even in float32.
+_SMALLEST_THRESHOLD = 1e-30
+
 
 def segments(numel: int, longest: int = MAX_SEGMENT) -> Iterator[slice]:
     """Cut ``numel`` elements into pieces of at most ``longest``, in order, without gaps."""
@@ -105,4 +109,4 @@ def next_threshold(threshold: float, *, sent: int, elements: int, density: float
 
     """
     ratio = (sent + 1) / (elements * density + 1)
-    return float(threshold * ratio ** (0.5 * math.sqrt(density)))
+    return max(threshold * float(ratio ** (0.5 * math.sqrt(density))), _SMALLEST_THRESHOLD)

@@ -1,0 +1,1 @@
+"""Pieces by themselves, in one process."""

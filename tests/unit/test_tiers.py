@@ -1,0 +1,82 @@
+"""Rank layouts: the groups of every tier partition the ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_hier.comm.tiers import RankLayout
+
+two_or_three_tiers = st.lists(st.integers(1, 5), min_size=2, max_size=3).map(tuple)
+
+
+@given(sizes=two_or_three_tiers)
+def test_groups_of_each_tier_partition_the_ranks(sizes: tuple[int, ...]) -> None:
+    layout = RankLayout(sizes)
+    for tier, size in enumerate(sizes):
+        groups = layout.groups(tier)
+        assert all(len(group) == size for group in groups)
+        assert sorted(rank for group in groups for rank in group) == list(range(math.prod(sizes)))
+
+
+@given(sizes=two_or_three_tiers)
+def test_group_differs_in_the_coordinate_of_its_tier_alone(sizes: tuple[int, ...]) -> None:
+    layout = RankLayout(sizes)
+    for tier, size in enumerate(sizes):
+        for group in layout.groups(tier):
+            coordinates = [layout.coordinates(rank) for rank in group]
+            assert [own[tier] for own in coordinates] == list(range(size))
+            assert len({own[:tier] + own[tier + 1 :] for own in coordinates}) == 1
+
+
+@given(sizes=two_or_three_tiers)
+def test_coordinates_and_rank_are_inverse(sizes: tuple[int, ...]) -> None:
+    layout = RankLayout(sizes)
+    for rank in range(layout.world_size):
+        assert layout.rank(layout.coordinates(rank)) == rank
+        for tier in range(len(sizes)):
+            assert rank in layout.members(tier, rank)
+
+
+@given(sizes=two_or_three_tiers)
+def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, ...]) -> None:
+    layout = RankLayout(sizes)
+    grid = layout.grid()
+    for tier, size in enumerate(sizes):
+        dimension = len(sizes) - 1 - tier
+        rows = grid.movedim(dimension, -1).reshape(-1, size).tolist()
+        assert sorted(rows) == sorted(layout.groups(tier))
+
+
+def test_lowest_tier_holds_neighbouring_ranks() -> None:
+    layout = RankLayout((2, 3, 2))
+    assert layout.members(0, 7) == [6, 7]
+    assert layout.members(1, 7) == [7, 9, 11]
+    assert layout.members(2, 7) == [1, 7]
+
+
+@pytest.mark.parametrize("group_size", [0, -1, 3, 5, 7, 13])
+def test_size_that_does_not_divide_is_refused_with_the_sizes_that_do(group_size: int) -> None:
+    with pytest.raises(ValueError, match="sizes that do: 1, 2, 4$") as caught:
+        RankLayout.two_tiers(group_size, 4)
+    assert f"group_size={group_size}" in str(caught.value)
+
+
+def test_two_tiers_of_every_divisor() -> None:
+    assert [RankLayout.two_tiers(size, 12).sizes for size in (1, 2, 3, 4, 6, 12)] == [
+        (1, 12),
+        (2, 6),
+        (3, 4),
+        (4, 3),
+        (6, 2),
+        (12, 1),
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (2, 0), (2, -1, 3)])
+def test_tier_without_ranks_is_refused(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="every tier needs a size of at least 1"):
+        RankLayout(sizes)
