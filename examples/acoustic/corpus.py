@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,8 @@ from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 from examples.acoustic.utterance import Batch, Utterance, collate
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -94,19 +97,32 @@ class Corpus:
 
 
 class UtteranceDataset(Dataset[Batch]):
-    """A split of a corpus, indexed by the positions of all utterances of a batch."""
+    """Utterances of a split, indexed by the positions of all utterances of a batch.
 
-    def __init__(self, utterances: Sequence[Utterance]) -> None:
-        """Keep ``utterances``."""
+    Args:
+        utterances: of the split.
+        chosen: positions of those that belong to the data set; None is all of them. Batches name
+            utterances by their position in the split.
+    """
+
+    def __init__(
+        self, utterances: Sequence[Utterance], chosen: Sequence[int] | None = None
+    ) -> None:
         self.utterances = utterances
+        self.chosen = range(len(utterances)) if chosen is None else chosen
 
     def __len__(self) -> int:
-        """Utterances of the split."""
-        return len(self.utterances)
+        """Utterances of the data set."""
+        return len(self.chosen)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Frames of each utterance of the data set."""
+        return [len(self.utterances[position]) for position in self.chosen]
 
     def __getitem__(self, index: int | Sequence[int]) -> Batch:
         """Batch of the utterances at ``index``; one position gives a batch of one."""
-        positions = [index] if isinstance(index, int) else list(index)
+        positions = [self.chosen[i] for i in ([index] if isinstance(index, int) else index)]
         return collate([self.utterances[position] for position in positions], positions)
 
 
@@ -164,21 +180,32 @@ class CorpusDataModule(LightningDataModule):
         _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, in another order each epoch."""
-        return self._loader(self.corpus.train, shuffle=True)
+        """Batches of this rank, in another order each epoch; utterances without targets are out."""
+        train = self.corpus.train
+        aligned = [i for i, utterance in enumerate(train) if utterance.senones is not None]
+        if len(aligned) < len(train):
+            log.warning(
+                "%d of %d train utterances have no targets", len(train) - len(aligned), len(train)
+            )
+        if not aligned:
+            raise ValueError(
+                f"no train utterance of corpus {self.corpus.name} has targets; build it with "
+                "flat_start=True, or align it (aligned_corpus)"
+            )
+        return self._loader(UtteranceDataset(train, aligned), shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in a fixed order."""
-        return self._loader(self.corpus.valid, shuffle=False)
+        return self._loader(UtteranceDataset(self.corpus.valid), shuffle=False)
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in a fixed order."""
-        return self._loader(self.corpus.test, shuffle=False)
+        return self._loader(UtteranceDataset(self.corpus.test), shuffle=False)
 
-    def _loader(self, utterances: Sequence[Utterance], *, shuffle: bool) -> DataLoader[Batch]:
+    def _loader(self, dataset: UtteranceDataset, *, shuffle: bool) -> DataLoader[Batch]:
         rank, world_size = self._place()
         sampler = FrameBatchSampler(
-            [len(utterance) for utterance in utterances],
+            dataset.lengths,
             batch_frames=self.batch_frames,
             rank=rank,
             world_size=world_size,
@@ -187,7 +214,7 @@ class CorpusDataModule(LightningDataModule):
         )
         # batch_size=None: the sampler's items are whole batches already.
         return DataLoader(
-            UtteranceDataset(utterances),
+            dataset,
             sampler=sampler,
             batch_size=None,
             num_workers=self.num_workers,

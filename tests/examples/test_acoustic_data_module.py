@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,23 @@ def test_validation_keeps_its_order(corpus: Corpus) -> None:
 def test_one_position_is_a_batch_of_one(corpus: Corpus) -> None:
     batch = UtteranceDataset(corpus.train)[3]
     assert batch.index.tolist() == [3] and batch.features.shape[0] == 1
+
+
+def test_training_leaves_out_utterances_without_targets(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    train = [replace(u, senones=None) if i % 3 == 0 else u for i, u in enumerate(corpus.train)]
+    data = CorpusDataModule(lambda: replace(corpus, train=train), batch_frames=400)
+    with caplog.at_level(logging.WARNING):
+        batches = list(data.train_dataloader())
+    seen = [position for batch in batches for position in batch.index.tolist()]
+    assert sorted(seen) == [i for i in range(len(train)) if i % 3]
+    assert all((batch.targets >= 0).any(1).all() for batch in batches)
+    assert f"{len(train) - len(seen)} of {len(train)} train utterances" in caplog.text
+
+    data.corpus = replace(corpus, train=[replace(u, senones=None) for u in corpus.train])
+    with pytest.raises(ValueError, match="no train utterance of corpus synthetic has targets"):
+        data.train_dataloader()
 
 
 def test_mistakes_are_named() -> None:
