@@ -286,6 +286,12 @@ def test_average_counts_frames_over_ranks() -> None:
     assert run_ranks(average_on_this_rank, 2) == pytest.approx([12.0 / 16.0] * 2)
 
 
+def test_average_of_no_frames_is_not_a_perfect_score() -> None:
+    metric = FrameAverage()
+    metric.update(torch.tensor(0.0), torch.tensor(0))
+    assert math.isnan(float(metric.compute()))
+
+
 def test_score_is_what_decoding_in_a_batch_sees() -> None:
     torch.manual_seed(0)
     model = SMALL["blstm"]().eval()

@@ -36,5 +36,5 @@ class FrameAverage(Metric):
         self.frames += frames
 
     def compute(self) -> Tensor:
-        """Return the average, a float64 scalar; 0 when there was no frame."""
-        return self.total / self.frames.clamp(min=1)
+        """Return the average, a float64 scalar; not a number when there was no frame."""
+        return self.total / self.frames
