@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -119,9 +120,9 @@ class BMUF(BlockSync):
             raise ValueError(
                 f"block_momentum must be 'auto' or lie in [0, 1), got {self.block_momentum!r}"
             )
-        if not 0.0 < self.block_lr < float("inf"):
+        if not (isinstance(self.block_lr, (int, float)) and 0.0 < self.block_lr < math.inf):
             raise ValueError(f"block_lr must be a finite number above 0, got {self.block_lr!r}")
-        if not 1.0 <= self.c < float("inf"):
+        if not (isinstance(self.c, (int, float)) and 1.0 <= self.c < math.inf):
             raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
         _check_choice("update_from", self.update_from, get_args(UpdateFrom))
 

@@ -59,7 +59,7 @@ class GTC(GradientSync):
             raise ValueError(
                 f"threshold must be 'auto' or a finite number above 0, got {self.threshold!r}"
             )
-        if not 0.0 < self.density < 1.0:
+        if not (isinstance(self.density, (int, float)) and 0.0 < self.density < 1.0):
             raise ValueError(
                 f"density must lie between 0 and 1 (0.01 sends about 1% of the elements), got "
                 f"{self.density!r}; for uncompressed gradients use AllReduce()"
@@ -92,5 +92,7 @@ class CommHook(GradientSync):
         """Check the values."""
         if not callable(self.hook):
             raise ValueError(f"hook must be callable as hook(state, bucket), got {self.hook!r}")
-        if self.bytes_per_element is not None and not self.bytes_per_element > 0:
+        if self.bytes_per_element is not None and not (
+            isinstance(self.bytes_per_element, (int, float)) and self.bytes_per_element > 0
+        ):
             raise ValueError(f"bytes_per_element must be above 0, got {self.bytes_per_element!r}")

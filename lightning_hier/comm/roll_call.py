@@ -42,6 +42,8 @@ class RollCall:
         self._grace_s = grace_s
         self._number = 0
         self._place: str | None = None
+        # An earlier run of the same processes has left its last note, which would look far ahead.
+        store.set(_note_key(rank), "0|")
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.block_sync import BlockSync
@@ -37,8 +40,16 @@ def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ValueError: one of them was set.
+        TypeError: nobody knows the argument.
 
     """
+    known = {*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters}
+    unknown = [name for name in ddp_kwargs if name not in known]
+    if unknown:
+        raise TypeError(
+            f"unexpected argument {', '.join(map(repr, unknown))}: neither the strategy nor "
+            "DDPStrategy nor DistributedDataParallel has it; look for a misspelling"
+        )
     for name, way_out in _TAKEN.items():
         if ddp_kwargs.get(name) is not None:
             raise ValueError(f"{name} can't be set, got {ddp_kwargs[name]!r}: {way_out}")

@@ -77,9 +77,7 @@ def _wire_bytes(form: Coding, most_sent: int, numel: int, group_size: int) -> fl
     return 4 * words * (group_size - 1)
 
 
-@given(
-    numel=st.integers(1, 100_000), share=st.floats(0.0001, 1.0), group_size=st.integers(2, 200)
-)
+@given(numel=st.integers(1, 100_000), share=st.floats(0.0001, 1.0), group_size=st.integers(2, 200))
 def test_choice_puts_the_fewest_bytes_on_the_wire(
     numel: int, share: float, group_size: int
 ) -> None:

@@ -1,0 +1,108 @@
+"""Every element of every tensor is read, written and carried exactly once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_hier.comm.broadcast import by_dtype
+from lightning_hier.comm.carriers import LeaderCarrier, ShardedCarrier, make_carrier
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.flat import FlatView
+
+sizes_of_tensors = st.lists(st.integers(0, 9), max_size=8)
+
+
+def _numbered(sizes: list[int]) -> list[torch.Tensor]:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [torch.arange(s, s + n).float() for s, n in zip(starts, sizes, strict=True)]
+
+
+@given(sizes=sizes_of_tensors, data=st.data())
+def test_any_range_reads_its_elements_once(sizes: list[int], data: st.DataObject) -> None:
+    view = FlatView(_numbered(sizes))
+    assert len(view) == sum(sizes)
+    start = data.draw(st.integers(0, len(view)))
+    stop = data.draw(st.integers(start, len(view)))
+    out = torch.full((stop - start,), -1.0)
+    view.read_(start, stop, out)
+    assert out.tolist() == list(range(start, stop))
+
+
+@given(sizes=sizes_of_tensors, padding=st.integers(0, 4))
+def test_writing_fills_every_tensor_in_place_and_leaves_padding(
+    sizes: list[int], padding: int
+) -> None:
+    tensors = [torch.full((n,), -1.0) for n in sizes]
+    places = [tensor.data_ptr() for tensor in tensors]
+    FlatView(tensors).write_from(torch.arange(sum(sizes) + padding).float())
+    assert [v for tensor in tensors for v in tensor.tolist()] == list(range(sum(sizes)))
+    assert [tensor.data_ptr() for tensor in tensors] == places
+
+
+def test_tensors_that_are_not_contiguous_keep_their_layout() -> None:
+    storage = torch.arange(24.0)
+    transposed, strided = storage[:12].view(3, 4).t(), storage[12:24:2]
+    scalar = torch.tensor(7.0)
+    parameter = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    tensors = [transposed, strided, scalar, parameter]
+    view = FlatView(tensors)
+    out = torch.empty(len(view))
+    view.read_(0, len(view), out)
+    assert out.tolist() == [v for t in tensors for v in t.detach().reshape(-1).tolist()]
+    view.write_from(out * 10)
+    assert transposed[1, 2] == 90.0 and storage[9] == 90.0
+    assert storage[12:24].tolist() == [120.0, 13.0, 140.0, 15.0, 160.0, 17.0] + [
+        180.0,
+        19.0,
+        200.0,
+        21.0,
+        220.0,
+        23.0,
+    ]
+    assert scalar.item() == 70.0
+    assert parameter.tolist() == [[10.0, 20.0]]
+
+
+def _at(position: int, size: int) -> Channel:
+    return cast(Channel, SimpleNamespace(position=position, size=size))
+
+
+@given(numel=st.integers(0, 100), size=st.integers(1, 12))
+def test_shares_of_a_group_carry_each_element_once(numel: int, size: int) -> None:
+    for kind in (LeaderCarrier, ShardedCarrier):
+        carriers = [kind(_at(position, size)) for position in range(size)]
+        shares = [carrier.share(numel) for carrier in carriers]
+        carried = [i for share in shares for i in range(share.start, share.stop)]
+        assert carried == list(range(numel))
+        assert len({carrier.padded(numel) for carrier in carriers}) == 1
+        assert carriers[0].padded(numel) >= numel
+
+
+@given(numel=st.integers(0, 100), size=st.integers(1, 12))
+def test_sharded_buffer_divides_into_equal_shares(numel: int, size: int) -> None:
+    carriers = [ShardedCarrier(_at(position, size)) for position in range(size)]
+    padded = carriers[0].padded(numel)
+    assert padded % size == 0 and padded - numel < size
+    for position, carrier in enumerate(carriers):
+        share = carrier.share(numel)
+        own_place = range(position * padded // size, (position + 1) * padded // size)
+        assert all(index in own_place for index in range(share.start, share.stop))
+
+
+def test_carrier_follows_the_network_cards() -> None:
+    group = _at(0, 4)
+    assert isinstance(make_carrier("auto", group, cards=None), ShardedCarrier)
+    assert isinstance(make_carrier("auto", group, cards=4), ShardedCarrier)
+    assert isinstance(make_carrier("auto", group, cards=1), LeaderCarrier)
+    assert isinstance(make_carrier("sharded", group, cards=1), ShardedCarrier)
+    assert isinstance(make_carrier("leader", group, cards=None), LeaderCarrier)
+
+
+def test_dtypes_come_in_the_same_order_whatever_the_tensors_order() -> None:
+    tensors = [torch.zeros(1, dtype=d) for d in (torch.int64, torch.float32, torch.bool)]
+    assert list(by_dtype(tensors)) == list(by_dtype(tensors[::-1]))

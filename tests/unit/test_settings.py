@@ -1,0 +1,126 @@
+"""Settings check themselves: the message holds the name, the rule and the value."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+import lightning_hier as lh
+from lightning_hier.comm.block_sync import BlockSync
+from lightning_hier.comm.gradient_sync import GradientSync
+
+BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
+    (lh.GTC, "threshold", [0, -1.0, math.nan, math.inf, "big", None], "'auto' or a finite number"),
+    (lh.GTC, "density", [0.0, 1.0, -0.1, 2, math.nan, "few"], "between 0 and 1"),
+    (lh.GTC, "dense_below", [-1, 1.5, "none"], "a whole number of at least 0"),
+    (lh.BMUF, "block_size", [0, -5, 2.5, "10"], "a whole number of at least 1"),
+    (lh.BMUF, "block_momentum", [-0.1, 1.0, 1, math.nan, "high", None], r"'auto' or lie in \[0, 1"),
+    (lh.BMUF, "block_lr", [0, -1.0, math.inf, math.nan, "fast"], "a finite number above 0"),
+    (lh.BMUF, "c", [0.5, math.inf, math.nan, "one"], "a finite number of at least 1"),
+    (lh.BMUF, "local_momentum", ["drop", None], "one of 'reset', 'keep', 'average'"),
+    (lh.BMUF, "across", ["ring", None], "one of 'auto', 'leader', 'sharded'"),
+    (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
+    (lh.ModelAveraging, "block_size", [0, 1.0], "a whole number of at least 1"),
+    (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'reset', 'keep', 'average'"),
+    (lh.ModelAveraging, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
+    (lh.CommHook, "hook", [None, "allreduce_hook"], "callable"),
+]
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(settings, name, value, rule, id=f"{settings.__name__}-{name}-{value}")
+        for settings, name, values, rule in BAD_VALUES
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize(("settings", "name", "value", "rule"), _cases())
+def test_bad_value_is_refused(settings: type, name: str, value: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must .*{rule}") as caught:
+        settings(**{name: value})
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, "two"])
+def test_bytes_of_a_hook_must_be_positive(value: Any) -> None:
+    with pytest.raises(ValueError, match="bytes_per_element must be .*above 0, got"):
+        lh.CommHook(hook=print, bytes_per_element=value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [lh.AllReduce(), lh.GTC(), lh.CommHook(hook=print), lh.ModelAveraging(), lh.BMUF()],
+    ids=lambda settings: type(settings).__name__,
+)
+def test_settings_are_frozen_and_take_keywords_alone(settings: Any) -> None:
+    assert isinstance(settings, (GradientSync, BlockSync))
+    for field in dataclasses.fields(settings):
+        assert field.kw_only
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings, field.name, 1)
+    with pytest.raises(TypeError):
+        type(settings)(1)
+
+
+BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
+    ("group_size", 0, "'node', 'world' or a whole number of at least 1, got 0"),
+    ("group_size", "host", "'node', 'world' or a whole number of at least 1, got 'host'"),
+    ("group_size", 2.0, "'node', 'world' or a whole number of at least 1, got 2.0"),
+    ("warmup_steps", -1, "a whole number of at least 0, got -1"),
+    ("warmup_steps", 0.5, "a whole number of at least 0, got 0.5"),
+    ("gradient_sync", "gtc", "must be AllReduce.*got 'gtc'"),
+    ("gradient_sync", lh.BMUF(), "must be AllReduce.*got BMUF"),
+    ("block_sync", "bmuf", "must be None, ModelAveraging.*got 'bmuf'"),
+    ("block_sync", lh.GTC(), "must be None, ModelAveraging.*got GTC"),
+    ("process_group", object(), "can't be set.*group_size decides"),
+    ("ddp_comm_hook", print, "can't be set.*gradient_sync=CommHook"),
+    ("ddp_comm_state", object(), "can't be set.*gradient_sync=CommHook"),
+    ("model_averaging_period", 4, "can't be set, got 4.*block_sync=ModelAveraging"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "rule"), BAD_ARGUMENTS)
+def test_strategy_refuses_at_construction(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} .*{rule}|{name} {rule}"):
+        lh.HierarchicalStrategy(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "preset", [lh.GTCStrategy, lh.ModelAveragingStrategy, lh.BMUFStrategy, lh.BMUFGTCStrategy]
+)
+def test_misspelt_argument_is_refused_at_construction(preset: Any) -> None:
+    with pytest.raises(TypeError, match="blok_size"):
+        preset(blok_size=3)
+
+
+def test_presets_pass_their_arguments_on() -> None:
+    strategy = lh.BMUFGTCStrategy(
+        group_size=2,
+        threshold=0.5,
+        dense_below=7,
+        block_size=9,
+        block_momentum=0.25,
+        block_lr=0.5,
+        nesterov=False,
+        local_momentum="keep",
+        warmup_steps=3,
+        across="leader",
+        find_unused_parameters=True,
+    )
+    assert strategy.gradient_sync == lh.GTC(threshold=0.5, dense_below=7)
+    assert strategy.block_sync == lh.BMUF(
+        block_size=9,
+        block_momentum=0.25,
+        block_lr=0.5,
+        nesterov=False,
+        local_momentum="keep",
+        across="leader",
+    )
+    assert (strategy.group_size, strategy.warmup_steps) == (2, 3)
+    assert lh.GTCStrategy().group_size == "world"
+    assert lh.BMUFStrategy(block_size=3).block_sync == lh.BMUF(block_size=3)
+    assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size=50)
