@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradient_sync import CommHook
+from lightning_hier.comm.reached import ReachedParameters
 
 Future = torch.futures.Future[Tensor]
 
@@ -32,19 +33,35 @@ class GradientHook:
 
     """
 
-    def __init__(self, *, warm_up: Reducer, in_group: Reducer, warming: bool) -> None:
-        """Use ``warm_up`` while ``warming``, then ``in_group``."""
+    def __init__(
+        self,
+        *,
+        warm_up: Reducer,
+        in_group: Reducer,
+        warming: bool,
+        reached: ReachedParameters | None = None,
+    ) -> None:
+        """Use ``warm_up`` while ``warming``, then ``in_group``; empty ``reached`` at each step."""
         self.warming = warming
         self._warm_up = warm_up
         self._in_group = in_group
+        self._reached = reached
 
     def reduce(self, bucket: GradBucket) -> Future:
         """Reduce one bucket by the reducer in force."""
-        return (self._warm_up if self.warming else self._in_group).reduce(bucket)
+        future = (self._warm_up if self.warming else self._in_group).reduce(bucket)
+        if self._reached is not None and bucket.is_last():
+            self._reached.clear()
+        return future
 
     def end_warm_up(self) -> None:
         """Reduce in the group from the next step on."""
         self.warming = False
+
+    def close(self) -> None:
+        """Take back what was attached to the parameters."""
+        if self._reached is not None:
+            self._reached.remove()
 
     def metrics(self) -> dict[str, float]:
         """What the group's reducer has to log."""

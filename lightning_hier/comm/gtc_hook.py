@@ -38,6 +38,7 @@ from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradient_hook import Future, finished, open_future
 from lightning_hier.comm.gradient_sync import GTC
 from lightning_hier.comm.gtc_payload import Payload, Selection
+from lightning_hier.comm.reached import ReachedParameters
 from lightning_hier.comm.worker import GradientMemory
 
 # A tensor of which this share is sent at a fixed threshold gets more gradient than it can send.
@@ -83,8 +84,9 @@ class GTCReducer:
         memory: residuals and thresholds of the worker that this rank plays.
         grad_scale: the factor by which gradients are scaled at this moment (fp16 loss scaling).
             Residuals and thresholds are kept unscaled, so that they outlive a change of scale.
-        find_unused: whether parameters may be without gradient in a step. DDP does not write back
-            the gradient of a parameter that no rank used, so nothing may be sent for it.
+        reached: where parameters may be without gradient in a step: those that have some. DDP does
+            not write back the gradient of a parameter that no rank used, so nothing may be sent for
+            it. None: all have.
 
     """
 
@@ -95,13 +97,13 @@ class GTCReducer:
         memory: GradientMemory,
         *,
         grad_scale: Callable[[], float] = lambda: 1.0,
-        find_unused: bool = False,
+        reached: ReachedParameters | None = None,
     ) -> None:
         self._channel = channel
         self._config = config
         self._memory = memory
         self._grad_scale = grad_scale
-        self._find_unused = find_unused
+        self._reached = reached
         self._open: list[_Bucket] = []
         self._warned = False
         self.density = Density()
@@ -144,7 +146,8 @@ class GTCReducer:
             else:
                 fixed = None if self._config.threshold == "auto" else self._config.threshold
                 memory = self._memory.of(parameter, flat, fixed)
-                selections.append(Selection.of(flat, memory, may_skip=self._find_unused))
+                absent = self._reached is not None and parameter not in self._reached
+                selections.append(Selection.of(flat, memory, absent=absent))
         exact_flat = torch.cat(exact).div_(self._channel.size) if exact else None
         finite = all(selection.finite for selection in selections) and (
             exact_flat is None or bool(exact_flat.isfinite().all())
@@ -206,7 +209,7 @@ class GTCReducer:
             bucket.buffer.mul_(bucket.scale)
 
     def _keep_residual(self, selection: Selection) -> None:
-        """``r <- (r + g) - sent``; what a skipped tensor holds is zero plus its old residual."""
+        """``r <- (r + g) - sent``; a skipped tensor keeps its residual."""
         memory = selection.memory
         if selection.skipped or memory.threshold is None:
             return

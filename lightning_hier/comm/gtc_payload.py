@@ -33,7 +33,7 @@ class Selection:
         words: the selected elements of each segment.
         facts: one number for each segment, told to the group: the count of its words, as
             ``-1 - count`` where this worker has no gradient for the tensor; or, before there is a
-            threshold, the root mean square of the gradient.
+            threshold, the root mean square of the gradient, negated where it has none.
         finite: whether all values are.
         skipped: set once the group's facts are known: no worker has a gradient for the tensor.
         sent: likewise: elements sent by all workers.
@@ -52,13 +52,16 @@ class Selection:
     group_rms: float = 0.0
 
     @classmethod
-    def of(cls, flat: Tensor, memory: TensorMemory, *, may_skip: bool) -> Selection:
-        """Add the residual to the gradient in ``flat``, in place, and select."""
+    def of(cls, flat: Tensor, memory: TensorMemory, *, absent: bool) -> Selection:
+        """Add the residual to the gradient in ``flat``, in place, and select.
+
+        Where this worker has no gradient (``absent``) while others have, ``flat`` counts as DDP
+        counts it: zero, or what an earlier backward pass has left in ``.grad``.
+        """
         if memory.threshold is None:
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
             rms = norm / math.sqrt(flat.numel())
-            return cls(flat, memory, [], [], [rms], math.isfinite(norm))
-        absent = may_skip and not bool(flat.any())
+            return cls(flat, memory, [], [], [-rms if absent else rms], math.isfinite(norm))
         flat.add_(memory.residual)
         parts = list(segments(flat.numel()))
         words, largest = [], []
@@ -74,7 +77,7 @@ class Selection:
         """Take in the group's facts, (P, segments); returns the counts of the words, int64."""
         if self.memory.threshold is None:
             self.group_rms = float(facts.square().mean().sqrt())
-            self.skipped = self.group_rms == 0.0
+            self.skipped = bool((facts <= 0.0).all())
             return torch.zeros_like(facts, dtype=torch.int64)
         self.skipped = bool((facts < 0).all())
         counts = torch.where(facts < 0, -1 - facts, facts).long()

@@ -8,6 +8,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradient_hook import AllReducer, GradientHook, HookReducer, Reducer
 from lightning_hier.comm.gradient_sync import GTC, CommHook, GradientSync
 from lightning_hier.comm.gtc_hook import GTCReducer
+from lightning_hier.comm.reached import ReachedParameters
 from lightning_hier.comm.worker import Worker
 
 
@@ -18,7 +19,7 @@ def build_hook(
     *,
     warming: bool,
     grad_scale: Callable[[], float],
-    find_unused: bool,
+    reached: ReachedParameters | None,
 ) -> GradientHook:
     """State of the hook that averages gradients by ``config``.
 
@@ -28,17 +29,20 @@ def build_hook(
         worker: owner of residuals and thresholds.
         warming: whether the first steps average over the whole world.
         grad_scale: the present factor of fp16 loss scaling.
-        find_unused: whether parameters may be without gradient in a step.
+        reached: the parameters with gradient, where not all need to have some in a step.
 
     """
     group = communicators.group
     in_group: Reducer
     if isinstance(config, GTC):
-        in_group = GTCReducer(
-            group, config, worker.memory, grad_scale=grad_scale, find_unused=find_unused
-        )
+        in_group = GTCReducer(group, config, worker.memory, grad_scale=grad_scale, reached=reached)
     elif isinstance(config, CommHook):
         in_group = HookReducer(group, config)
     else:
         in_group = AllReducer(group)
-    return GradientHook(warm_up=AllReducer(communicators.world), in_group=in_group, warming=warming)
+    return GradientHook(
+        warm_up=AllReducer(communicators.world),
+        in_group=in_group,
+        warming=warming,
+        reached=reached,
+    )

@@ -22,8 +22,9 @@ from lightning_hier.comm.block_sync import BlockSync
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.carriers import network_cards
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradient_hook import gradient_hook
+from lightning_hier.comm.gradient_hook import GradientHook, gradient_hook
 from lightning_hier.comm.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.reached import ReachedParameters
 from lightning_hier.comm.reducers import build_hook
 from lightning_hier.comm.synchroniser import Synchroniser
 from lightning_hier.comm.tiers import RankLayout
@@ -80,6 +81,7 @@ class HierarchicalStrategy(DDPStrategy):
         self._communicators: Communicators | None = None
         self._synchroniser: Synchroniser | None = None
         self._worker: Worker | None = None
+        self._hook: GradientHook | None = None
         self._termination: QuietTermination | None = None
 
     @property
@@ -143,13 +145,17 @@ class HierarchicalStrategy(DDPStrategy):
         if not isinstance(self.model, DistributedDataParallel):
             raise TypeError(f"expected a model wrapped in DDP, got {type(self.model).__name__}")
         assert self._worker is not None  # noqa: S101 - made just before
+        if self._hook is not None:
+            self._hook.close()
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        find_unused = bool(self._ddp_kwargs.get("find_unused_parameters"))
         self._hook = build_hook(
             self.gradient_sync,
             self.communicators,
             self._worker,
             warming=self._synchroniser.warming if self._synchroniser else self.warmup_steps > 0,
             grad_scale=self._grad_scale,
-            find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
+            reached=ReachedParameters(parameters) if find_unused else None,
         )
         self.model.register_comm_hook(self._hook, gradient_hook)
 
@@ -168,7 +174,7 @@ class HierarchicalStrategy(DDPStrategy):
             warmup_steps=self.warmup_steps,
             cards=self._cards(),
         )
-        self._synchroniser.on_warm = lambda: self._hook.end_warm_up()
+        self._synchroniser.on_warm = self._end_warm_up
         self._termination = QuietTermination(trainer, self._note_termination)
         self._termination.install()
         ours = (GlobalModelLifecycle, HierarchyMetrics)
@@ -192,6 +198,10 @@ class HierarchicalStrategy(DDPStrategy):
             # DDP leaves parameters for ever alone that were frozen when it was made.
             self.model = self.lightning_module
             super().configure_ddp()
+
+    def _end_warm_up(self) -> None:
+        if self._hook is not None:
+            self._hook.end_warm_up()
 
     @override
     def optimizer_step(
@@ -235,6 +245,8 @@ class HierarchicalStrategy(DDPStrategy):
         if self._termination is not None:
             self._termination.remove()
         self._termination = None
+        if self._hook is not None:
+            self._hook.close()
         self._synchroniser = None
         self._ddp_kwargs.pop("process_group", None)
         super().teardown()
@@ -245,7 +257,7 @@ class HierarchicalStrategy(DDPStrategy):
         Of this rank; no communication.
         """
         found = self.traffic.metrics()
-        if self._worker is not None:
+        if self._hook is not None:
             found |= self._hook.metrics()
         if self._synchroniser is not None:
             found |= self._synchroniser.metrics()

@@ -1,0 +1,38 @@
+"""Which parameters the backward passes of a step reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch.nn import Parameter
+
+
+class ReachedParameters:
+    """The parameters that have received gradient since the last reduction.
+
+    DDP fills the bucket of a parameter that a backward pass does not reach with whatever its
+    ``.grad`` holds, in manual optimisation often the gradient of an earlier step that another
+    optimizer has used already. So values can't tell that a parameter is unused.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        """Watch ``parameters``, which must require gradient."""
+        self._reached: set[Parameter] = set()
+        # These hooks run before DDP's own, hence before a bucket can be complete.
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(self._reached.add)
+            for parameter in parameters
+        ]
+
+    def __contains__(self, parameter: Parameter) -> bool:
+        """Whether the parameter has received gradient, accumulation passes included."""
+        return parameter in self._reached
+
+    def clear(self) -> None:
+        """Begin the next step."""
+        self._reached.clear()
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()

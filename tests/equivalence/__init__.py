@@ -1,0 +1,1 @@
+"""The strategies do what their equations say, and equal each other where they should."""

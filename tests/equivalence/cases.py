@@ -1,0 +1,168 @@
+"""One training run told twice: to a Trainer on real ranks, and to a twin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import nn
+
+from tests.equivalence.tasks import (
+    B_PERIOD,
+    Pair,
+    Regression,
+    TwoOptimizers,
+    batch_of,
+    loader,
+    loss_on,
+    make_net,
+)
+from tests.equivalence.twins import Recipe, Sgd, Twin, Values
+
+StrategyMaker = Callable[[], Strategy | str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run.
+
+    Attributes:
+        name: for the test report.
+        strategy: makes a new strategy; a Trainer can't share one.
+        recipe: the same in the papers' symbols.
+        net: a key of ``NETS``.
+        batches: of each rank, in one epoch.
+        epochs: passes over the same batches.
+        accumulate: batches that make a step.
+        lr: learning rate.
+        momentum: of the SGD.
+        compiled: whether the module is compiled.
+        trainer: further arguments of the Trainer.
+
+    """
+
+    name: str
+    strategy: StrategyMaker
+    recipe: Recipe = field(default_factory=Recipe)
+    net: str = "mlp"
+    batches: int = 7
+    epochs: int = 1
+    accumulate: int = 1
+    lr: float = 0.1
+    momentum: float = 0.0
+    compiled: bool = False
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+
+def rank_number() -> int:
+    """The number of this rank, 0 outside a job."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def make_trainer(case: Case, **more: Any) -> pl.Trainer:
+    """A quiet Trainer on all ranks of the job."""
+    arguments: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "strategy": case.strategy(),
+        "precision": "64-true",
+        "max_epochs": case.epochs,
+        "accumulate_grad_batches": case.accumulate,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return pl.Trainer(**(arguments | case.trainer | more))
+
+
+def make_module(case: Case, seed: int = 0) -> pl.LightningModule:
+    """The module of a case; every rank may draw other weights, since rank 0's count."""
+    net = make_net(case.net, seed)
+    if isinstance(net, Pair):
+        return TwoOptimizers(net, lr=case.lr, momentum=case.momentum)
+    return Regression(net, lr=case.lr, momentum=case.momentum)
+
+
+def fit(case: Case, **more: Any) -> Values:
+    """Train on this rank; the network's state after ``fit``."""
+    module = make_module(case, seed=rank_number())
+    trainer = make_trainer(case, **more)
+    # A copy of the weights is what later steps of the same module could not change.
+    model: Any = torch.compile(module, backend="aot_eager") if case.compiled else module
+    trainer.fit(model, loader(rank_number(), case.batches))
+    return state_of(module.net)
+
+
+def fit_all(cases: Sequence[Case]) -> dict[str, Values]:
+    """Train one case after the other on this rank."""
+    return {case.name: fit(case) for case in cases}
+
+
+def state_of(net: nn.Module) -> Values:
+    """A copy of the state."""
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def make_twin(case: Case) -> Twin:
+    """The twin of a case, before its first step."""
+    net = make_net(case.net)
+    if isinstance(net, Pair):
+        parts = [tuple(n for n, _ in net.named_parameters() if n.startswith(p)) for p in ("a", "b")]
+    else:
+        parts = [tuple(name for name, p in net.named_parameters() if p.requires_grad)]
+    sgds = [Sgd(names=names, lr=case.lr, momentum=case.momentum) for names in parts]
+    return Twin(net, case.recipe, sgds)
+
+
+def run_twin(case: Case, twin: Twin | None = None, *, batches: int | None = None) -> Twin:
+    """Train the twin through all epochs, or through the first batches of one."""
+    twin = make_twin(case) if twin is None else twin
+    count = case.batches if batches is None else batches
+    for _ in range(case.epochs if batches is None else 1):
+        for number in range(count):
+            _twin_batch(case, twin, number)
+    return twin
+
+
+def _twin_batch(case: Case, twin: Twin, number: int) -> None:
+    losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
+    if case.net == "pair":
+        twin.backward([_part(loss, "a") for loss in losses])
+        twin.step(0)
+        if number % B_PERIOD == B_PERIOD - 1:
+            twin.backward([_part(loss, "b") for loss in losses])
+            twin.step(1)
+        return
+    twin.backward(losses, accumulate=case.accumulate)
+    # Lightning steps at an epoch's last batch too, however few batches were accumulated.
+    if (number + 1) % case.accumulate == 0 or number + 1 == case.batches:
+        twin.step()
+
+
+def _part(
+    loss: Callable[[nn.Module], torch.Tensor], part: str
+) -> Callable[[nn.Module], torch.Tensor]:
+    return lambda net: loss(getattr(net, part))
+
+
+def difference(one: Values, other: Values) -> float:
+    """Largest difference of two states, relative to the largest value of each tensor."""
+    assert one.keys() == other.keys()
+    worst = 0.0
+    for name, value in one.items():
+        apart = (value - other[name]).abs().max().item()
+        worst = max(worst, apart / max(other[name].abs().max().item(), 1e-300) if apart else 0.0)
+    return worst
+
+
+def identical(one: Values, other: Values) -> bool:
+    """Whether two states agree to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(v, other[n]) for n, v in one.items())

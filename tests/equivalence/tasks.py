@@ -1,0 +1,183 @@
+"""Small problems that a twin and a Trainer solve alike: networks, batches, a loss, a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+INPUTS, HIDDEN, OUTPUTS = 5, 12, 3
+
+
+class Batch(NamedTuple):
+    """Inputs (B, INPUTS) and targets (B, OUTPUTS), float64."""
+
+    x: Tensor
+    y: Tensor
+
+
+def batch_of(rank: int, number: int, size: int = 8) -> Batch:
+    """Mini-batch of one rank: another for each rank and number, always the same."""
+    generator = torch.Generator().manual_seed(10_000 * (rank + 1) + number)
+    x = torch.randn(size, INPUTS, dtype=torch.float64, generator=generator)
+    mix = torch.randn(
+        INPUTS, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(7)
+    )
+    noise = torch.randn(size, OUTPUTS, dtype=torch.float64, generator=generator)
+    return Batch(x + 0.3 * rank, torch.sin(x @ mix) + 0.1 * noise)
+
+
+class Batches(Dataset[Batch]):
+    """The first ``count`` mini-batches of a rank."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self._rank, self._count = rank, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Batch:
+        if number >= self._count:
+            raise IndexError(number)
+        return batch_of(self._rank, number)
+
+
+def loader(rank: int, count: int) -> DataLoader[Batch]:
+    """The batches of a rank in order, made elsewhere: no sampler to replace."""
+    return DataLoader(Batches(rank, count), batch_size=None, shuffle=False)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS))
+
+
+def batch_norm() -> nn.Module:
+    """With float buffers (statistics) and an integer buffer (a count)."""
+    return nn.Sequential(
+        nn.Linear(INPUTS, HIDDEN),
+        nn.BatchNorm1d(HIDDEN),
+        nn.Tanh(),
+        nn.Linear(HIDDEN, OUTPUTS),
+    )
+
+
+class Tied(nn.Module):
+    """Two layers that share their weight and differ in their bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(INPUTS, HIDDEN)
+        self.first = nn.Linear(HIDDEN, HIDDEN)
+        self.second = nn.Linear(HIDDEN, HIDDEN)
+        self.second.weight = self.first.weight
+        self.leave = nn.Linear(HIDDEN, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(torch.tanh(self.enter(x))))))
+        return self.leave(hidden)
+
+
+class PartlyUsed(nn.Module):
+    """A frozen layer, a branch that only some batches use, and one that none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(INPUTS, HIDDEN).requires_grad_(False)
+        self.trunk = nn.Linear(HIDDEN, OUTPUTS)
+        self.sometimes = nn.Linear(HIDDEN, OUTPUTS)
+        self.never = nn.Linear(HIDDEN, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.frozen(x))
+        out = self.trunk(hidden)
+        return out + self.sometimes(hidden) if float(x[0, 0]) > 0.5 else out
+
+
+class Pair(nn.Module):
+    """Two networks for two optimizers; the first normalises by statistics of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = batch_norm(), mlp()
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "batch_norm": batch_norm,
+    "tied": Tied,
+    "partly_used": PartlyUsed,
+    "pair": Pair,
+}
+
+
+def make_net(name: str, seed: int = 0) -> nn.Module:
+    """A network with weights drawn from a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return NETS[name]().double()
+
+
+def loss_of(net: nn.Module, batch: Batch) -> Tensor:
+    """Mean squared error."""
+    return nn.functional.mse_loss(net(batch.x), batch.y)
+
+
+def loss_on(batch: Batch) -> Callable[[nn.Module], Tensor]:
+    """The loss as a function of the network alone."""
+    return partial(loss_of, batch=batch)
+
+
+class Regression(pl.LightningModule):
+    """One network, one SGD."""
+
+    def __init__(self, net: nn.Module, *, lr: float, momentum: float = 0.0) -> None:
+        super().__init__()
+        self.net = net
+        self._lr, self._momentum = lr, momentum
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        return loss_of(self.net, batch)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log("loss", loss_of(self.net, batch), batch_size=len(batch.x))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        trainable = [p for p in self.net.parameters() if p.requires_grad]
+        return torch.optim.SGD(trainable, lr=self._lr, momentum=self._momentum)
+
+
+B_PERIOD = 3
+"""Optimizer b of :class:`TwoOptimizers` steps at every third batch only."""
+
+
+class TwoOptimizers(pl.LightningModule):
+    """Two networks, two optimizers that step at different frequencies, by hand."""
+
+    def __init__(self, net: Pair, *, lr: float, momentum: float = 0.0) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = net
+        self._lr, self._momentum = lr, momentum
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        for optimizer, net in self._due(batch_idx):
+            optimizer.zero_grad()
+            self.manual_backward(loss_of(net, batch))
+            optimizer.step()
+
+    def _due(self, batch_idx: int) -> Iterator[tuple[torch.optim.Optimizer, nn.Module]]:
+        a, b = self.optimizers()
+        yield a, self.net.a
+        if batch_idx % B_PERIOD == B_PERIOD - 1:
+            yield b, self.net.b
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [
+            torch.optim.SGD(net.parameters(), lr=self._lr, momentum=self._momentum)
+            for net in (self.net.a, self.net.b)
+        ]

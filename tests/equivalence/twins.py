@@ -1,0 +1,250 @@
+"""Float64 twins: N workers simulated in one process, straight from the papers' equations.
+
+A twin shares no code with the package. It is slow and plain on purpose: every worker is a copy of
+the model, every tensor is treated by its name, and each equation stands as it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+Values = dict[str, Tensor]
+Loss = Callable[[Module], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a twin does, in the papers' symbols.
+
+    Attributes:
+        world: N, workers.
+        group: P, workers of one group; groups are consecutive.
+        tau: steps of a block; None: there is one group, and no models are averaged.
+        eta: block momentum.
+        zeta: block learning rate.
+        look_ahead: NBM; False is CBM.
+        update_from: where Delta is added: W(t-1), "global", or W_g(t-1), "start".
+        local_momentum: what becomes of the SGD's momentum at a block's start.
+        threshold: T of GTC; None averages exactly.
+        exact_below: tensors of fewer elements are averaged exactly under GTC too.
+        warmup: first so many steps of every optimizer average over all N workers.
+
+    """
+
+    world: int = 4
+    group: int = 1
+    tau: int | None = None
+    eta: float = 0.0
+    zeta: float = 1.0
+    look_ahead: bool = True
+    update_from: Literal["global", "start"] = "global"
+    local_momentum: Literal["reset", "keep", "average"] = "reset"
+    threshold: float | None = None
+    exact_below: int = 0
+    warmup: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """One optimizer: the names of its parameters, learning rate and momentum."""
+
+    names: tuple[str, ...]
+    lr: float
+    momentum: float = 0.0
+
+
+@dataclass
+class Block:
+    """Global state of one optimizer's parameters: W(t-1), W_g(t-1) and Delta(t-1)."""
+
+    w: Values
+    start: Values
+    delta: Values
+    steps: int = 0
+    steps_in_block: int = 0
+
+    def advanced(self, mean: Values, recipe: Recipe) -> Block:
+        """One block further, from the mean of the local models (bmuf eq. 2 to 6)."""
+        w, start, delta = {}, {}, {}
+        for name in self.w:
+            g = mean[name] - self.start[name]
+            delta[name] = recipe.eta * self.delta[name] + recipe.zeta * g
+            base = self.w[name] if recipe.update_from == "global" else self.start[name]
+            w[name] = base + delta[name]
+            ahead = recipe.eta * delta[name] if recipe.look_ahead else 0.0
+            start[name] = w[name] + ahead
+        return Block(w, start, delta, self.steps)
+
+
+@dataclass
+class Worker:
+    """One worker: its model, its summed gradients, and what it remembers."""
+
+    model: Module
+    gradients: Values = field(default_factory=dict)
+    residuals: Values = field(default_factory=dict)
+    momenta: Values = field(default_factory=dict)
+
+    def values(self) -> Values:
+        """The trainable parameters; tied ones once."""
+        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def add_gradient(self, loss: Loss, scale: float) -> None:
+        """Add the gradient of one mini-batch; a parameter that it does not use has none."""
+        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(
+            loss(self.model) * scale, list(named.values()), allow_unused=True
+        )
+        for name, gradient in zip(named, found, strict=True):
+            if gradient is not None:
+                self.gradients[name] = self.gradients.get(name, 0.0) + gradient
+
+    def descend(self, name: str, gradient: Tensor, sgd: Sgd) -> None:
+        """SGD with classical momentum."""
+        velocity = sgd.momentum * self.momenta.get(name, torch.zeros_like(gradient)) + gradient
+        self.momenta[name] = velocity
+        self.values()[name].sub_(sgd.lr * velocity)
+
+    def send(self, name: str, gradient: Tensor, threshold: float) -> Tensor:
+        """GTC: what exceeds the threshold goes, as plus or minus T; the rest stays (2.1)."""
+        r = self.residuals.get(name, torch.zeros_like(gradient)) + gradient
+        sent = threshold * ((r > threshold).double() - (r < -threshold).double())
+        self.residuals[name] = r - sent
+        return sent
+
+
+class Twin:
+    """N workers that train one model by a recipe."""
+
+    def __init__(self, model: Module, recipe: Recipe, optimizers: Sequence[Sgd]) -> None:
+        """Start all workers from ``model``, in float64."""
+        self.recipe = recipe
+        self.optimizers = list(optimizers)
+        self.workers = [Worker(deepcopy(model).double()) for _ in range(recipe.world)]
+        values = self.workers[0].values()
+        self.blocks = [
+            Block(
+                {name: values[name].clone() for name in sgd.names},
+                {name: values[name].clone() for name in sgd.names},
+                {name: torch.zeros_like(values[name]) for name in sgd.names},
+            )
+            for sgd in self.optimizers
+        ]
+
+    @property
+    def warming(self) -> bool:
+        """Whether some optimizer has not taken its warm-up steps."""
+        return any(block.steps < self.recipe.warmup for block in self.blocks)
+
+    @property
+    def leaders(self) -> list[Worker]:
+        """The first worker of every group; during the warm-up all workers are one group."""
+        return self.workers[:: self.recipe.world if self.warming else self.recipe.group]
+
+    def backward(self, losses: Sequence[Loss], *, accumulate: int = 1) -> None:
+        """One mini-batch on every worker, one of ``accumulate`` that make a step."""
+        for worker, loss in zip(self.workers, losses, strict=True):
+            worker.add_gradient(loss, 1.0 / accumulate)
+
+    def step(self, index: int = 0) -> None:
+        """One step of one optimizer on all workers, and the end of the block if it is the last."""
+        warming, block = self.warming, self.blocks[index]
+        size = self.recipe.world if warming else self.recipe.group
+        for first in range(0, self.recipe.world, size):
+            self._step_group(self.workers[first : first + size], self.optimizers[index], warming)
+        block.steps += 1
+        if warming:
+            if not self.warming:
+                self._open_blocks()
+        else:
+            block.steps_in_block += 1
+            if block.steps_in_block == self.recipe.tau:
+                self._end_block(index)
+
+    def global_model(self) -> Values:
+        """W if training ended here, with the buffers that go with it, by name."""
+        model = deepcopy(self.workers[0].model)
+        parameters = dict(model.named_parameters())
+        if self.recipe.tau is not None and not self.warming:
+            for index, block in enumerate(self.blocks):
+                if block.steps_in_block:
+                    block = block.advanced(self._mean(index), self.recipe)
+                for name, value in block.w.items():
+                    parameters[name].detach().copy_(value)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(self._mean_buffer(name))
+        return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def local_model(self, rank: int) -> Values:
+        """The parameters of one worker, as its next step finds them."""
+        return {name: value.clone() for name, value in self.workers[rank].values().items()}
+
+    def _step_group(self, group: list[Worker], sgd: Sgd, warming: bool) -> None:
+        for name in sgd.names:
+            found = [worker.gradients.pop(name, None) for worker in group]
+            if all(gradient is None for gradient in found):
+                continue
+            value = group[0].values()[name]
+            own = [torch.zeros_like(value) if one is None else one for one in found]
+            t = self.recipe.threshold
+            exact = warming or len(group) == 1 or value.numel() < self.recipe.exact_below
+            if t is not None and not exact:
+                own = [w.send(name, g, t) for w, g in zip(group, own, strict=True)]
+            mean = torch.stack(own).mean(0)
+            for worker in group:
+                worker.descend(name, mean, sgd)
+
+    def _mean(self, index: int) -> Values:
+        values = [worker.values() for worker in self.leaders]
+        names = self.optimizers[index].names
+        return {name: torch.stack([one[name] for one in values]).mean(0) for name in names}
+
+    def _mean_buffer(self, name: str) -> Tensor:
+        """Statistics are averaged without block momentum, counts are those of the first worker."""
+        own = [worker.model.get_buffer(name) for worker in self.leaders]
+        return torch.stack(own).mean(0) if own[0].is_floating_point() else own[0]
+
+    def _open_blocks(self) -> None:
+        values = self.workers[0].values()
+        for block in self.blocks:
+            block.w = {name: values[name].clone() for name in block.w}
+            block.start = dict(block.w)
+        self._spread_buffers(self.workers[0].model)
+
+    def _end_block(self, index: int) -> None:
+        groups = self.recipe.world // self.recipe.group
+        block = self.blocks[index] = self.blocks[index].advanced(self._mean(index), self.recipe)
+        for worker in self.workers:
+            for name, value in block.start.items():
+                worker.values()[name].copy_(value)
+        if self.recipe.local_momentum == "average":
+            self._average_momenta(index)
+        elif self.recipe.local_momentum == "reset" and groups > 1:
+            for worker in self.workers:
+                for name in block.w:
+                    worker.momenta.pop(name, None)
+        if index == 0:
+            mean = deepcopy(self.workers[0].model)
+            for name, buffer in mean.named_buffers():
+                buffer.copy_(self._mean_buffer(name))
+            self._spread_buffers(mean)
+
+    def _average_momenta(self, index: int) -> None:
+        """A worker that never had a gradient stands for momentum zero."""
+        for name, value in self.blocks[index].w.items():
+            zero = torch.zeros_like(value)
+            own = [worker.momenta.get(name, zero) for worker in self.leaders]
+            for worker in self.workers:
+                worker.momenta[name] = torch.stack(own).mean(0)
+
+    def _spread_buffers(self, source: Module) -> None:
+        for worker in self.workers:
+            for name, buffer in worker.model.named_buffers():
+                buffer.copy_(source.get_buffer(name))
