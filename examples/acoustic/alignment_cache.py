@@ -45,11 +45,6 @@ def cached_alignments(
     return _read(path)
 
 
-def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file, to name what alignments were made from."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def _write(alignments: Mapping[str, Tensor], path: Path) -> None:
     """Write under another name first: a reader on another rank never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ from typing import Any
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 import lightning_hier  # noqa: F401  (registers the strategies' names)
-from examples.acoustic.align_once import aligned_corpus
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.models import FrameClassifier
 
@@ -37,21 +36,6 @@ class AcousticCLI(LightningCLI):
             parser.link_arguments(
                 "data", f"model.init_args.{target}", compute_fn=size_of, apply_on="instantiate"
             )
-
-    def before_fit(self) -> None:
-        """Align a corpus that comes with transcripts only."""
-        self._align()
-
-    def before_validate(self) -> None:
-        """As before fit: frame errors need targets too."""
-        self._align()
-
-    def before_test(self) -> None:
-        """As before fit: frame errors need targets too."""
-        self._align()
-
-    def _align(self) -> None:
-        self.datamodule.corpus = aligned_corpus(self.datamodule.corpus)
 
 
 def main(args: ArgsType = None, **options: Any) -> AcousticCLI:

@@ -14,7 +14,7 @@ pytest.importorskip("torchaudio", reason="alignment needs the extra 'examples'")
 
 from examples.acoustic.alignment import Alignments  # noqa: E402
 from examples.acoustic.alignment_cache import cached_alignments  # noqa: E402
-from examples.acoustic.an4_flat_start import align_an4  # noqa: E402
+from examples.acoustic.corpora.an4 import build_an4_corpus  # noqa: E402
 from examples.acoustic.corpora.recording import (  # noqa: E402
     NormalisationMode,
     RecordedCorpus,
@@ -154,17 +154,16 @@ def test_options_out_of_range_are_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_data
-def test_an4_is_aligned_and_decoded(tmp_path: Path, data_root: Path) -> None:
+def test_an4_is_aligned_and_decoded(data_root: Path) -> None:
     """Gaussians fitted to the alignments already recognise most words."""
     likelihoods: list[float] = []
-    corpus = align_an4(
-        data_root / "an4_mfcc",
-        realignments=3,
-        cache_dir=tmp_path,
-        options=FlatStartOptions(epochs=1),
+    bare = build_an4_corpus(path=data_root / "an4_mfcc", delta_orders=2)
+    found = align_corpus(
+        bare,
+        FlatStartOptions(epochs=1, realignments=3),
         on_round=lambda _, a: likelihoods.append(a.log_likelihood),
-        delta_orders=2,
     )
+    corpus = bare.with_alignments(found)
     assert all(b > a for a, b in itertools.pairwise(likelihoods))
     utterances = [*corpus.train, *corpus.valid, *corpus.test]
     assert all(u.senones is not None for u in utterances)

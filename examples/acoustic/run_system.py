@@ -1,0 +1,179 @@
+"""Train one system on one corpus and report what came out, as JSON on rank 0.
+
+Started by ``launch.py`` on every rank; arguments and result are one JSON object each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from examples.acoustic.data_module import AcousticDataModule
+from examples.acoustic.decode_words import DecodeWords
+from examples.acoustic.models import LSTMAcousticModel
+from examples.acoustic.systems import SYSTEMS
+from lightning_hier import HierarchicalStrategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run.
+
+    Attributes:
+        system: a name of ``SYSTEMS``.
+        corpus: as ``AcousticDataModule`` names it.
+        corpus_args: likewise.
+        ranks: processes, unless the system takes one only.
+        group_size: ranks of a group in two tiers.
+        block_size: steps between two synchronisations of models.
+        density: share of the gradient that GTC sends.
+        warmup_steps: first steps, with exact averages over all ranks.
+        seed: of the initial model and of the order of batches.
+        epochs: at most so many; newbob may end earlier.
+        batch_frames: most frames in a batch of one rank.
+        learning_rate: of SGD with momentum 0.9.
+        hidden_dim: cells of each of the two LSTM layers.
+        log_dir: TensorBoard logs go here.
+        score: split of which errors are reported, ``"valid"`` or ``"test"``.
+        result: file of the result.
+
+    """
+
+    system: str
+    corpus: str = "synthetic"
+    corpus_args: dict[str, Any] = field(default_factory=dict)
+
+    ranks: int = 4
+    group_size: int = 2
+    block_size: int = 10
+    density: float = 0.05
+    warmup_steps: int = 0
+    seed: int = 0
+    epochs: int = 10
+    batch_frames: int = 512
+    learning_rate: float = 0.5
+    hidden_dim: int = 128
+    log_dir: str = "outputs/acoustic"
+    score: str = "test"
+    result: str = "result.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came out of a run.
+
+    Attributes:
+        settings: of the run.
+        frame_error_rate: share of wrong frames.
+        word_error_rate: after decoding.
+        group_bytes: payload of all ranks inside groups.
+        across_bytes: payload of all ranks between groups.
+        train_seconds: of ``fit``, validation included.
+        steps: steps of each rank.
+
+    """
+
+    settings: dict[str, Any]
+    frame_error_rate: float
+    word_error_rate: float
+    group_bytes: int
+    across_bytes: int
+    train_seconds: float
+    steps: int
+
+
+def run(settings: Settings) -> Result:
+    """Train and score. Every rank must call it."""
+    pl.seed_everything(settings.seed, verbose=False)
+    torch.set_num_threads(1)
+    system = SYSTEMS[settings.system]
+    data = AcousticDataModule(
+        corpus=settings.corpus,  # type: ignore[arg-type]
+        corpus_args=settings.corpus_args,
+        batch_frames=settings.batch_frames,
+        seed=settings.seed,
+    )
+    model = LSTMAcousticModel(
+        feature_dim=data.corpus.feature_dim,
+        num_senones=len(data.corpus.senones),
+        hidden_dim=settings.hidden_dim,
+        num_layers=2,
+        learning_rate=settings.learning_rate,
+        min_learning_rate=settings.learning_rate / 128,
+    )
+    ranks = system.ranks(settings.ranks)
+    strategy = system.strategy(
+        group_size=settings.group_size,
+        block_size=settings.block_size,
+        density=settings.density,
+        warmup_steps=settings.warmup_steps,
+    )
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy,
+        max_epochs=settings.epochs,
+        gradient_clip_val=1.0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        log_every_n_steps=5,
+        logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=settings.seed),
+        callbacks=[DecodeWords(), TQDMProgressBar(leave=False)],
+    )
+    begun = time.perf_counter()
+    trainer.fit(model, data)
+    seconds = time.perf_counter() - begun
+    group_bytes, across_bytes = _sent(trainer.strategy)
+    scores = (trainer.test if settings.score == "test" else trainer.validate)(
+        model, data, verbose=False
+    )[0]
+    return Result(
+        settings=asdict(settings),
+        frame_error_rate=scores[f"{settings.score}/frame_error_rate"],
+        word_error_rate=scores[f"{settings.score}/word_error_rate"],
+        group_bytes=group_bytes,
+        across_bytes=across_bytes,
+        train_seconds=seconds,
+        steps=trainer.global_step,
+    )
+
+
+def _sent(strategy: object) -> tuple[int, int]:
+    """Payload bytes of all ranks together, inside groups and across them."""
+    if not isinstance(strategy, HierarchicalStrategy):
+        return 0, 0
+    own = [strategy.traffic.total(tier).payload_bytes for tier in ("group", "across")]  # type: ignore[arg-type]
+    total = torch.tensor(own, dtype=torch.int64)
+    dist.all_reduce(total)
+    group, across = total.tolist()
+    return group, across
+
+
+def main() -> None:
+    """Run what the first argument says."""
+    # Lightning's greetings and hints would bury the progress bar and the table.
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    settings = Settings(**json.loads(sys.argv[1]))
+    result = run(settings)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        Path(settings.result).write_text(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""The systems that the demo and the studies compare, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning.pytorch.strategies import Strategy
+
+from lightning_hier import (
+    BMUF,
+    GTC,
+    AllReduce,
+    BlockSync,
+    GradientSync,
+    HierarchicalStrategy,
+    ModelAveraging,
+)
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train on several ranks.
+
+    Attributes:
+        title: for tables.
+        gradient_sync: inside a group, given a density; None is plain training on one rank.
+        block_sync: across groups, given a block size.
+        grouping: which ranks are a group: ``"world"``, each rank by itself, or as the run says.
+
+    """
+
+    title: str
+    gradient_sync: Callable[[float], GradientSync] | None
+    block_sync: Callable[[int], BlockSync] | None = None
+    grouping: Literal["world", "rank", "run"] = "world"
+
+    def ranks(self, available: int) -> int:
+        """Ranks that the system uses."""
+        return 1 if self.gradient_sync is None else available
+
+    def strategy(
+        self, *, group_size: int, block_size: int, density: float, warmup_steps: int
+    ) -> Strategy | str:
+        """What to pass to the Trainer."""
+        if self.gradient_sync is None:
+            return "auto"
+        sizes: dict[str, int | Literal["world"]] = {"world": "world", "rank": 1, "run": group_size}
+        return HierarchicalStrategy(
+            group_size=sizes[self.grouping],
+            gradient_sync=self.gradient_sync(density),
+            block_sync=self.block_sync(block_size) if self.block_sync else None,
+            warmup_steps=warmup_steps,
+        )
+
+
+def _exact(density: float) -> GradientSync:
+    return AllReduce()
+
+
+def _compressed(density: float) -> GradientSync:
+    return GTC(density=density)
+
+
+def _averaging(block_size: int) -> BlockSync:
+    return ModelAveraging(block_size=block_size)
+
+
+def _classical(block_size: int) -> BlockSync:
+    return BMUF(block_size=block_size, nesterov=False)
+
+
+def _nesterov(block_size: int) -> BlockSync:
+    return BMUF(block_size=block_size)
+
+
+# DDP is plain all-reduce in one group of all ranks: Lightning's DDP, with its bytes counted.
+SYSTEMS: dict[str, System] = {
+    "one_worker": System("one worker", None),
+    "ddp": System("DDP", _exact),
+    "model_averaging": System("MA", _exact, _averaging, "rank"),
+    "bmuf_cbm": System("BMUF-CBM", _exact, _classical, "rank"),
+    "bmuf_nbm": System("BMUF-NBM", _exact, _nesterov, "rank"),
+    "gtc": System("GTC", _compressed),
+    "bmuf_gtc": System("BMUF_GTC", _compressed, _nesterov, "run"),
+}
