@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch.optim.lr_scheduler import LambdaLR
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
@@ -41,7 +42,10 @@ class Settings:
         density: share of the gradient that GTC sends.
         warmup_steps: first steps, with exact averages over all ranks.
         seed: of the initial model and of the order of batches.
-        epochs: at most so many; newbob may end earlier.
+        epochs: the same for all systems.
+        decay_epochs: so many of them, at the end, each halve the learning rate. (Min-rate newbob
+            decides by the loss when to halve and when to stop; a comparison at equal epochs
+            must not.)
         batch_frames: most frames in a batch of one rank.
         learning_rate: of SGD with momentum 0.9.
         hidden_dim: cells of each of the two LSTM layers.
@@ -62,6 +66,7 @@ class Settings:
     warmup_steps: int = 0
     seed: int = 0
     epochs: int = 10
+    decay_epochs: int = 5
     batch_frames: int = 512
     learning_rate: float = 0.5
     hidden_dim: int = 128
@@ -94,6 +99,26 @@ class Result:
     steps: int
 
 
+class FixedScheduleLSTM(LSTMAcousticModel):
+    """The LSTM under a schedule that does not depend on the loss."""
+
+    schedule_epochs: tuple[int, int] = (10, 5)
+
+    def configure_optimizers(self) -> Any:
+        """SGD with momentum; the rate is held, then halved in each of the last epochs."""
+        epochs, decay_epochs = self.schedule_epochs
+        optimizer = torch.optim.SGD(
+            self.parameters(), lr=self.learning_rate, momentum=self.momentum
+        )
+        held = epochs - decay_epochs
+        scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - held))
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """None: nothing stops early."""
+        return []
+
+
 def run(settings: Settings) -> Result:
     """Train and score. Every rank must call it."""
     pl.seed_everything(settings.seed, verbose=False)
@@ -105,14 +130,14 @@ def run(settings: Settings) -> Result:
         batch_frames=settings.batch_frames,
         seed=settings.seed,
     )
-    model = LSTMAcousticModel(
+    model = FixedScheduleLSTM(
         feature_dim=data.corpus.feature_dim,
         num_senones=len(data.corpus.senones),
         hidden_dim=settings.hidden_dim,
         num_layers=2,
         learning_rate=settings.learning_rate,
-        min_learning_rate=settings.learning_rate / 128,
     )
+    model.schedule_epochs = (settings.epochs, settings.decay_epochs)
     ranks = system.ranks(settings.ranks)
     strategy = system.strategy(
         group_size=settings.group_size,

@@ -125,10 +125,9 @@ class GTCReducer:
 
     def metrics(self) -> dict[str, float]:
         """Density since the last reading and the norm of the residuals, of this rank."""
-        return {
-            "hier/gtc/density": self.density.read(),
-            "hier/gtc/residual_norm": self._memory.residual_norm(),
-        }
+        found = {"hier/gtc/residual_norm": self._memory.residual_norm()}
+        density = self.density.read()
+        return found if math.isnan(density) else found | {"hier/gtc/density": density}
 
     def _begin(self, bucket: GradBucket) -> _Bucket:
         buffer = bucket.buffer()

@@ -60,7 +60,7 @@ class Selection:
         """
         if memory.threshold is None:
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-            rms = norm / math.sqrt(flat.numel())
+            rms = norm / math.sqrt(max(flat.numel(), 1))
             return cls(flat, memory, [], [], [-rms if absent else rms], math.isfinite(norm))
         flat.add_(memory.residual)
         parts = list(segments(flat.numel()))
