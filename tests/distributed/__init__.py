@@ -1,0 +1,1 @@
+"""Communication on real gloo ranks, without Lightning."""

@@ -1,0 +1,159 @@
+"""A small model behind DDP with our hook, and the gradients that each rank had for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradient_hook import GradientHook, gradient_hook
+from lightning_hier.comm.gradient_sync import GradientSync
+from lightning_hier.comm.reached import ReachedParameters
+from lightning_hier.comm.reducers import build_hook
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
+
+CPU = torch.device("cpu")
+
+
+def open_world(group_size: int | None = None) -> Communicators:
+    """Process groups of this rank; one group of all ranks by default."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    size = group_size or dist.get_world_size()
+    return Communicators.build(
+        RankLayout.two_tiers(size, dist.get_world_size()),
+        device=CPU,
+        timeout=timedelta(seconds=60),
+        traffic=Traffic(),
+    )
+
+
+class Tower(nn.Module):
+    """Layers that are used in another order than they were made, so that DDP forms new buckets."""
+
+    def __init__(self, layers: int = 4, width: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.used = list(range(0, layers, 2)) + list(range(1, layers, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for index in self.used:
+            inputs = torch.tanh(self.layers[index](inputs))
+        return inputs
+
+
+@dataclass
+class Run:
+    """A model under DDP, and what went through its hook.
+
+    `buckets` holds, for every step and call of the hook, the names of the parameters in the bucket;
+    `sent` and `had` are sums over the steps: the mean gradient times the group's size, and this
+    rank's own gradient.
+    """
+
+    communicators: Communicators
+    model: DDP
+    worker: Worker
+    hook: GradientHook
+    buckets: list[list[list[str]]] = field(default_factory=list)
+    sent: dict[str, Tensor] = field(default_factory=dict)
+    had: dict[str, Tensor] = field(default_factory=dict)
+
+    def step(self, inputs: Tensor, *, factor: float = 1.0, counted: bool = True) -> None:
+        """Forward and backward; the weights stay as they are."""
+        own = self.own_gradients(inputs, factor)
+        self.model.zero_grad()
+        (self.model(inputs).square().sum() * factor).backward()
+        if not counted:
+            return
+        size = self.communicators.group.size
+        for name, parameter in self.model.module.named_parameters():
+            gradient = parameter.grad if parameter.grad is not None else parameter.detach() * 0
+            self.sent[name] = self.sent.get(name, 0) + gradient * size
+            self.had[name] = self.had.get(name, 0) + own[name]
+
+    def own_gradients(self, inputs: Tensor, factor: float = 1.0) -> dict[str, Tensor]:
+        """Gradients of this rank alone, without DDP."""
+        module = self.model.module
+        loss = module(inputs).square().sum() * factor
+        parameters = dict(module.named_parameters())
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        return {
+            name: parameter.detach() * 0 if gradient is None else gradient
+            for (name, parameter), gradient in zip(parameters.items(), found, strict=True)
+        }
+
+    def residual(self, name: str) -> Tensor:
+        """This rank's residual of a parameter; zeros where it keeps none."""
+        parameter = dict(self.model.module.named_parameters())[name]
+        memory = self.worker.memory.tensors.get(parameter)
+        return parameter.detach() * 0 if memory is None else memory.residual.view_as(parameter)
+
+    def loss_of_gradient(self) -> dict[str, float]:
+        """For each parameter the largest |sent + residuals - gradients|, summed over the group."""
+        found = {}
+        for name in self.had:
+            missing = self.had[name] - self.residual(name)
+            dist.all_reduce(missing, group=self.communicators.group.group)
+            found[name] = float((self.sent[name] - missing).abs().max())
+        return found
+
+
+def start(
+    config: GradientSync,
+    module: nn.Module,
+    *,
+    group_size: int | None = None,
+    bucket_cap_mb: float = 25.0,
+    grad_scale: Callable[[], float] = lambda: 1.0,
+    find_unused: bool = False,
+) -> Run:
+    """Put `module` under DDP in this rank's group, with the hook for `config`."""
+    communicators = open_world(group_size)
+    worker = Worker()
+    hook = build_hook(
+        config,
+        communicators,
+        worker,
+        warming=False,
+        grad_scale=grad_scale,
+        reached=ReachedParameters(module.parameters()) if find_unused else None,
+    )
+    model = DDP(
+        module,
+        process_group=communicators.group.group,
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused,
+    )
+    run = Run(communicators, model, worker, hook)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+
+    def watched(state: GradientHook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if bucket.index() == 0:
+            run.buckets.append([])
+        run.buckets[-1].append([names[p] for p in bucket.parameters()])  # type: ignore[index]
+        return gradient_hook(state, bucket)
+
+    watched.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
+    model.register_comm_hook(hook, watched)
+    return run
+
+
+def inputs(step: int, width: int = 6, rows: int = 3) -> Tensor:
+    """Different for every rank and step, in float64."""
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    return torch.randn(rows, width, dtype=torch.float64, generator=generator)
+
+
+def tower(layers: int = 4, width: int = 6) -> Tower:
+    """The same on every rank, in float64."""
+    torch.manual_seed(7)
+    return Tower(layers, width).double()

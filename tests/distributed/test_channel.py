@@ -1,0 +1,103 @@
+"""Channels do what they say and count what goes over the wire."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.carriers import LeaderCarrier, ShardedCarrier
+from lightning_hier.comm.traffic import Count
+from tests.distributed.gradients import open_world
+from tests.ranks import run_ranks
+
+
+def _collectives() -> dict[str, tuple[int, int, int]]:
+    communicators = open_world(group_size=2)
+    rank = dist.get_rank()
+    group, across, world = communicators.group, communicators.across, communicators.world
+
+    total = torch.full((100,), float(rank))
+    group.all_reduce_(total, "a").wait()
+    assert total.tolist() == [float(sum(group.ranks))] * 100
+
+    rows = torch.empty(6, dtype=torch.int32)
+    across.all_gather(rows, torch.full((3,), rank, dtype=torch.int32), "b").wait()
+    assert rows.tolist() == [r for r in across.ranks for _ in range(3)]
+
+    copied = torch.full((10,), rank, dtype=torch.int64)
+    world.broadcast_(copied, "c", source=2).wait()
+    assert copied.tolist() == [2] * 10
+
+    future = torch.full((8,), 1.0)
+    result = group.all_reduce_(future, "d").future().wait()
+    assert result.data_ptr() == future.data_ptr()
+    assert result.tolist() == [2.0] * 8
+
+    def seen(tier: str, kind: str) -> tuple[int, int, int]:
+        count: Count = communicators.traffic.of(tier, kind)
+        assert count.seconds >= 0.0
+        return count.payload_bytes, count.calls, round(count.seconds)
+
+    counts = {
+        "a": seen("group", "a"),
+        "b": seen("across", "b"),
+        "c": seen("across", "c"),
+        "d": seen("group", "d"),
+    }
+    assert communicators.traffic.total("group").payload_bytes == counts["a"][0] + counts["d"][0]
+    return counts
+
+
+def test_collectives_and_their_bytes() -> None:
+    for rank, counts in enumerate(run_ranks(_collectives, 4)):
+        assert counts["a"][:2] == (2 * 100 * 4 // 2, 1)  # 2 (P - 1) / P of it in a ring
+        assert counts["b"][:2] == (3 * 4, 1)  # to each of the others
+        assert counts["c"][:2] == ((80 if rank == 2 else 0), 1)  # the source alone sends
+        assert counts["d"][:2] == (8 * 4, 1)
+
+
+def _mixed_broadcast() -> list[list[float]]:
+    communicators = open_world()
+    rank = dist.get_rank()
+    tied = torch.full((2,), float(rank))
+    tensors = [
+        tied,
+        torch.tensor([rank == 0, rank != 0]),
+        torch.tensor([10 + rank, 20 + rank]),
+        torch.full((2, 3), rank + 0.5, dtype=torch.bfloat16).t(),
+        torch.tensor(rank),
+        torch.empty(0),
+        torch.tensor([rank], dtype=torch.uint8),
+        torch.tensor([complex(rank, 1)]),
+        tied,
+    ]
+    places = [tensor.data_ptr() for tensor in tensors]
+    broadcast_tensors_(tensors, communicators.world, "initial_model")
+    assert [tensor.data_ptr() for tensor in tensors] == places
+    sent = communicators.traffic.of("group", "initial_model")
+    own = 4 * 2 + 2 + 2 * 8 + 6 * 2 + 8 + 1 + 8
+    assert sent.payload_bytes == (own if rank == 0 else 0)
+    return [torch.view_as_real(t).tolist() if t.is_complex() else t.tolist() for t in tensors]
+
+
+def test_broadcast_of_every_dtype_in_place() -> None:
+    first, *others = run_ranks(_mixed_broadcast, 3)
+    assert first[1] == [True, False]
+    assert first[2] == [10, 20]
+    assert all(other == first for other in others)
+
+
+def _carry() -> None:
+    communicators = open_world(group_size=2)
+    for carrier in (LeaderCarrier(communicators.group), ShardedCarrier(communicators.group)):
+        for numel in (1, 2, 5, 8):
+            buffer = torch.zeros(carrier.padded(numel))
+            share = carrier.share(numel)
+            buffer[share] = torch.arange(share.start, share.stop).float() + 1
+            carrier.spread_(buffer)
+            assert buffer[:numel].tolist() == [i + 1.0 for i in range(numel)]
+
+
+def test_carriers_bring_every_rank_the_whole() -> None:
+    run_ranks(_carry, 4)

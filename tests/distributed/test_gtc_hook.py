@@ -1,0 +1,163 @@
+"""Threshold compression through real DDP: nothing is lost, and small tensors are exact."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+import lightning_hier as lh
+from lightning_hier.algorithms.threshold import select_words
+from tests.distributed.gradients import inputs, start, tower
+from tests.ranks import run_ranks
+
+SMALL_BUCKETS_MB = 0.0002  # one weight each
+
+
+def _conserve(config: lh.GTC, steps: int) -> tuple[float, list[list[list[str]]], float]:
+    run = start(config, tower(), bucket_cap_mb=SMALL_BUCKETS_MB)
+    for step in range(steps):
+        run.step(inputs(step))
+    left = sum(float(run.residual(name).abs().sum()) for name in run.had)
+    return max(run.loss_of_gradient().values()), run.buckets, left
+
+
+def _check_conservation(config: lh.GTC) -> None:
+    for error, buckets, left in run_ranks(_conserve, 2, config, 12):
+        assert error < 1e-12
+        assert left > 0.0  # something was held back, or nothing has been tested
+        first, second, *others = [[name for bucket in step for name in bucket] for step in buckets]
+        assert first != second, "DDP did not form new buckets after the first step"
+        assert sorted(first) == sorted(second)
+        assert all(other == second for other in others)
+        assert len(buckets[1]) == 4
+
+
+def test_conservation_over_buckets_and_their_rebuild_with_automatic_threshold() -> None:
+    _check_conservation(lh.GTC(density=0.1, dense_below=0))
+
+
+def test_conservation_over_buckets_and_their_rebuild_with_fixed_threshold() -> None:
+    _check_conservation(lh.GTC(threshold=0.05, dense_below=0))
+
+
+def _small_and_first() -> None:
+    run = start(lh.GTC(density=0.05, dense_below=7), tower())
+    size = run.communicators.group.size
+    for step in range(3):
+        batch = inputs(step)
+        own = run.own_gradients(batch)
+        run.step(batch)
+        for name, parameter in run.model.module.named_parameters():
+            mean = own[name] / size
+            dist.all_reduce(mean)
+            exact = step == 0 or parameter.numel() < 7
+            assert torch.allclose(parameter.grad, mean, rtol=1e-12) == exact, (name, step)
+            assert (parameter in run.worker.memory.tensors) == (parameter.numel() >= 7)
+
+
+def test_small_tensors_and_the_first_step_are_the_exact_mean() -> None:
+    run_ranks(_small_and_first, 2)
+
+
+def _one_tensor(threshold: float) -> tuple[int, int, int]:
+    """Bytes of one step of a single tensor of 400 elements, beside what they should be."""
+    torch.manual_seed(3)
+    run = start(lh.GTC(threshold=threshold, dense_below=0), torch.nn.Linear(20, 20, bias=False))
+    batch = inputs(0, width=20).float()
+    own = run.own_gradients(batch)["weight"].view(-1)
+    run.step(batch, counted=False)
+    words = torch.tensor([select_words(own, threshold)[0].numel()])
+    dist.all_reduce(words, op=dist.ReduceOp.MAX)
+    traffic = run.communicators.traffic
+    assert run.buckets == [[["weight"]]]
+    assert traffic.of("group", "gradient_counts").payload_bytes == (4 - 1) * 2 * 8
+    return (
+        traffic.of("group", "gradients").payload_bytes,
+        int(words),
+        traffic.total("across").payload_bytes,
+    )
+
+
+def test_bytes_are_those_of_the_cheapest_coding_and_the_hook_ran_on_cpu() -> None:
+    for sent, words, across in run_ranks(_one_tensor, 4, 8.0):
+        assert 0 < words < 25
+        assert sent == (4 - 1) * 4 * words
+        assert across == 0
+    for sent, words, _ in run_ranks(_one_tensor, 4, 1e-3):
+        assert words > 300
+        assert sent == (4 - 1) * 4 * 25  # bitmap: 16 elements a word
+    for sent, words, _ in run_ranks(_one_tensor, 4, 1e9):
+        assert (sent, words) == (0, 0)
+
+
+class _Branches(torch.nn.Module):
+    """Uses the branches that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
+        self.used: set[int] = set()
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch + sum(self.branches[index](batch) for index in sorted(self.used))
+
+
+def _unused_branches() -> float:
+    torch.manual_seed(5)
+    module = _Branches().double()
+    run = start(lh.GTC(density=0.1, dense_below=0), module, find_unused=True)
+    rank = dist.get_rank()
+    for step in range(9):
+        # One branch for all, one for a single rank, and one for nobody, in turns.
+        module.used = {step % 3} | ({(step + 1) % 3} if rank == 1 else set())
+        nobody = (step + 2) % 3
+        before = [run.residual(f"branches.{nobody}.{n}").clone() for n in ("weight", "bias")]
+        run.step(inputs(step))
+        after = [run.residual(f"branches.{nobody}.{n}") for n in ("weight", "bias")]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert module.branches[nobody].weight.grad is None
+    return max(run.loss_of_gradient().values())
+
+
+def test_parameters_that_some_or_all_ranks_leave_unused_lose_nothing() -> None:
+    assert max(run_ranks(_unused_branches, 2)) < 1e-12
+
+
+def _many_buckets() -> tuple[float, int]:
+    run = start(lh.GTC(density=0.1, dense_below=7), tower(8), bucket_cap_mb=SMALL_BUCKETS_MB)
+    for step in range(30):
+        time.sleep(0.001 * ((dist.get_rank() + step) % 4))  # nobody leads for long
+        run.step(inputs(step))
+    return max(run.loss_of_gradient().values()), len(run.buckets[-1])
+
+
+def test_many_buckets_on_ranks_of_changing_pace_do_not_deadlock() -> None:
+    for error, buckets in run_ranks(_many_buckets, 4, timeout_s=60):
+        assert error < 1e-12
+        assert buckets == 8
+
+
+class _WithNothing(torch.nn.Linear):
+    """Has a parameter without elements beside its weight."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.nothing = torch.nn.Parameter(torch.empty(0))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) + self.nothing.sum()
+
+
+def _empty_parameter() -> None:
+    torch.manual_seed(1)
+    module = _WithNothing().double()
+    run = start(lh.GTC(dense_below=0), module)
+    for step in range(3):
+        run.step(inputs(step))
+    assert module.weight.grad is not None and bool(module.weight.grad.isfinite().all())
+
+
+def test_parameter_without_elements_does_no_harm() -> None:
+    run_ranks(_empty_parameter, 2)

@@ -1,0 +1,60 @@
+"""One NaN or inf on one rank: NaN for all, residuals untouched, and training goes on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lightning_hier as lh
+from tests.distributed.gradients import Run, inputs, start, tower
+from tests.ranks import run_ranks
+
+
+def _state(run: Run) -> list[tuple[torch.Tensor, float | None]]:
+    memory = run.worker.memory.tensors.values()
+    return [(tensor.residual.clone(), tensor.threshold) for tensor in memory]
+
+
+def _poisoned(bad: float, place: str, dense_below: int) -> None:
+    module = tower()
+    run = start(lh.GTC(density=0.1, dense_below=dense_below), module, bucket_cap_mb=0.0002)
+    for step in range(10):
+        if step not in (0, 4):  # before there is a threshold, and after
+            run.step(inputs(step))
+            assert all(p.grad.isfinite().all() for p in module.parameters())
+            continue
+        before = _state(run)
+        handle = None
+        if dist.get_rank() == 1:
+
+            def poison(gradient: torch.Tensor) -> torch.Tensor:
+                gradient = gradient.clone()
+                gradient.view(-1)[2] = bad
+                return gradient
+
+            handle = module.get_parameter(place).register_hook(poison)
+        run.step(inputs(step), counted=False)
+        if handle is not None:
+            handle.remove()
+        assert all(p.grad.isnan().all() for p in module.parameters())
+        for (old, threshold), (new, kept) in zip(before, _state(run), strict=False):
+            assert torch.equal(old, new)
+            assert threshold == kept
+    assert max(run.loss_of_gradient().values()) < 1e-12
+    assert math.isfinite(run.worker.memory.residual_norm())
+
+
+@pytest.mark.parametrize(
+    ("bad", "place", "dense_below"),
+    [
+        (math.inf, "layers.1.weight", 0),
+        (math.nan, "layers.3.weight", 7),
+        (-math.inf, "layers.0.bias", 7),
+    ],
+    ids=["inf-compressed", "nan-compressed", "inf-small"],
+)
+def test_bad_gradient_stays_out_of_residuals(bad: float, place: str, dense_below: int) -> None:
+    run_ranks(_poisoned, 2, bad, place, dense_below)
