@@ -1,0 +1,155 @@
+"""Compare the synchronous systems on AN4 at equal epochs: frame and word error rate, bytes.
+
+    python -m examples.acoustic.study_an4 --data FOLDER --out outputs/an4 --report report.md
+
+Each system first chooses its learning rate by the frame errors of the valid split, with one seed;
+then it trains with every seed and is scored on the test split. Every finished run is kept in
+``runs.jsonl``, so the command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import lightning
+import torch
+
+from examples.acoustic.launch import launch
+from examples.acoustic.run_system import Result, Settings
+from examples.acoustic.systems import SYSTEMS
+from examples.acoustic.tables import markdown, megabytes
+
+RATES = (0.25, 0.5, 1.0)
+HEADER = (
+    "system",
+    "learning rate",
+    "frame errors %",
+    "word errors %",
+    "steps",
+    "MB in groups",
+    "MB across",
+)
+
+
+class Study:
+    """Runs of one study, kept in a file."""
+
+    def __init__(self, folder: Path, base: Settings) -> None:
+        """Keep runs in ``folder``; all of them are variations of ``base``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / "runs.jsonl"
+        self._base = base
+        self._done = {_key(result.settings): result for result in self._read()}
+
+    def run(self, **changes: object) -> Result:
+        """Result of the base settings with changes, from the file or by a new run."""
+        settings = Settings(**{**asdict(self._base), **changes})
+        key = _key(asdict(settings))
+        if key not in self._done:
+            print(f"\n{settings.system}, {settings.learning_rate=}, {settings.seed=}", flush=True)
+            result = launch(settings)
+            with self._file.open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+            self._done[key] = result
+        return self._done[key]
+
+    def best_rate(self, system: str, rates: Sequence[float]) -> float:
+        """The rate with the fewest frame errors on the valid split, with the first seed."""
+        errors = {
+            rate: self.run(system=system, learning_rate=rate, score="valid").frame_error_rate
+            for rate in rates
+        }
+        return min(errors, key=errors.__getitem__)
+
+    def _read(self) -> Iterator[Result]:
+        if self._file.exists():
+            for line in self._file.read_text().splitlines():
+                yield Result(**json.loads(line))
+
+
+def _key(settings: dict[str, object]) -> str:
+    places = ("result", "log_dir")
+    return json.dumps({k: v for k, v in settings.items() if k not in places}, sort_keys=True)
+
+
+def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
+    """One line of the table: mean and spread over the seeds."""
+    single = SYSTEMS[system].gradient_sync is None
+    across = SYSTEMS[system].block_sync is not None
+    return (
+        SYSTEMS[system].title,
+        f"{rate:g}",
+        _spread([100 * result.frame_error_rate for result in results]),
+        _spread([100 * result.word_error_rate for result in results]),
+        str(results[0].steps),
+        "-" if single else megabytes(results[0].group_bytes),
+        megabytes(results[0].across_bytes) if across else "-",
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    around = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.1f}{around}"
+
+
+def report(rows: Sequence[tuple[str, ...]], base: Settings, seeds: int, command: str) -> str:
+    """The page without its conclusions."""
+    setting = ", ".join(
+        f"{name} {value}"
+        for name, value in asdict(base).items()
+        if name in ("ranks", "group_size", "block_size", "density", "warmup_steps", "epochs")
+        or name in ("decay_epochs", "batch_frames", "hidden_dim")
+    )
+    return (
+        f"Command: `{command}`\n\n"
+        f"Versions: Python {platform.python_version()}, torch {torch.__version__}, Lightning "
+        f"{lightning.__version__}; {platform.machine()} CPU, one thread a rank, gloo, one "
+        "host.\n\n"
+        f"Settings: {setting}. Learning rate of each system from {RATES} by frame errors on the "
+        f"valid split with seed 0. {seeds} seeds: mean ± standard deviation, test split.\n\n"
+        f"{markdown(HEADER, rows)}\n"
+    )
+
+
+def main() -> None:
+    """Run or go on with the study, then write its page."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--data", required=True, help="folder an4_mfcc")
+    parser.add_argument("--out", type=Path, default=Path("outputs/an4"))
+    parser.add_argument("--report", type=Path, help="file of the page; default: --out/report.md")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--quick", action="store_true", help="one epoch, one seed, one rate")
+    options = parser.parse_args()
+    base = Settings(
+        system="ddp",
+        corpus="an4",
+        corpus_args={"path": options.data, "delta_orders": 2},
+        epochs=1 if options.quick else options.epochs,
+        decay_epochs=0 if options.quick else 5,
+        batch_frames=256,
+        block_size=10,
+        log_dir=str(options.out / "logs"),
+    )
+    seeds = 1 if options.quick else options.seeds
+    study = Study(options.out, base)
+    rows = []
+    for system in SYSTEMS:
+        rate = study.best_rate(system, RATES[:1] if options.quick else RATES)
+        results = [study.run(system=system, learning_rate=rate, seed=seed) for seed in range(seeds)]
+        rows.append(row(system, rate, results))
+        print(f"\n{markdown(HEADER, rows)}\n", flush=True)
+    command = "python -m examples.acoustic.study_an4 --data FOLDER/an4_mfcc"
+    page = options.report or options.out / "report.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(report(rows, base, seeds, command))
+
+
+if __name__ == "__main__":
+    main()
