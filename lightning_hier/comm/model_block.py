@@ -112,19 +112,19 @@ class ModelBlock:
                 would become if the block ended here.
 
         """
-        if not pending:
-            agree(0.0)
-            for part in self._parts:
-                part.recall_()
-        else:
-            self._unite_buffers()
-            agree(sum(part.gather() for part in self._parts))
-            for part in self._parts:
+        # Buffers move with every forward pass, be it one of a step or not: they are always pending.
+        self._unite_buffers()
+        agree(sum(part.gather() for part in self._parts))
+        for part in self._parts:
+            if pending:
                 part.average_()
                 part.look_()
-            self._equalise_other_buffers()
+            else:
+                part.average_(filtered=False)
+                part.recall_()
         for part in self._parts:
             part.spread_()
+        self._equalise_other_buffers()
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -136,6 +136,7 @@ class ModelBlock:
         """
         saved = [(t, t.detach().clone()) for t in [*members.tensors, *self._momenta]]
         for part in self._parts:
+            part.gather()
             part.recall_()
             part.spread_()
         block = ModelBlock(
@@ -149,6 +150,7 @@ class ModelBlock:
         for parameter in members.parameters:
             parameter.zero_()
         for part in self._parts:
+            part.gather()
             part.recall_update_()
             part.spread_()
         for part in block._parts:

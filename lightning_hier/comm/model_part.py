@@ -67,16 +67,21 @@ class ModelPart:
         """
         return _squares(self._read_share())
 
-    def average_(self) -> float:
+    def average_(self, *, filtered: bool = True) -> float:
         """Replace the gathered share by its mean over the groups.
 
         A collective of the ranks at this position in all groups.
+
+        Args:
+            filtered: False leaves out what the block filter moves.
 
         Returns:
             The sum of the squares of the mean.
 
         """
         share = self._buffer[self._share]
+        if not filtered:
+            share = share[self._own_filtered.stop :]
         if share.numel():
             share.div_(self._across.size)
             self._across.all_reduce_(share, "models").wait()
@@ -99,11 +104,11 @@ class ModelPart:
 
     def recall_(self) -> None:
         """Put W, without look-ahead, into the transfer buffer."""
-        self._read_share()[self._own_filtered].copy_(self.global_model)
+        self._buffer[self._share][self._own_filtered].copy_(self.global_model)
 
     def recall_update_(self) -> None:
         """Put Delta into the transfer buffer, zeros where there is none."""
-        own = self._read_share()[self._own_filtered]
+        own = self._buffer[self._share][self._own_filtered]
         own.zero_() if self.update is None else own.copy_(self.update)
 
     def adopt_update(self) -> None:

@@ -115,8 +115,8 @@ class Synchroniser:
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
-        if self._config is not None and self._blocks is None and not self.warming:
-            self._open_blocks()
+        if self._blocks is None and not self.warming:
+            self._blocks = self._new_blocks()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
@@ -142,15 +142,13 @@ class Synchroniser:
         """
         if self.shown or self._finished:
             return
-        with self._communicators.roll_call.at(Place.LOOK.text):
-            blocks = self._blocks or []
-            self._shown = [(t, t.detach().clone()) for b in blocks for t in b.tensors]
-            if not blocks:
-                self._agree(Place.LOOK, -1, 0.0)
-            for index, block in enumerate(blocks):
-                pending = self._worker.steps[index].in_block > 0
-                with torch.no_grad():
-                    block.look(self._agreement(Place.LOOK, index), pending=pending)
+        blocks = self._present_blocks()
+        if blocks:
+            tensors = [tensor for block in blocks for tensor in block.tensors]
+        else:
+            tensors = list(self._module.buffers())
+        self._shown = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._write_global(Place.LOOK, blocks)
 
     def hide(self) -> None:
         """Put the local model back, bit for bit. Does nothing where it is not aside."""
@@ -166,21 +164,32 @@ class Synchroniser:
         A collective of the world.
         """
         self.hide()
-        with self._communicators.roll_call.at(Place.END.text):
-            blocks = self._blocks or []
-            if not blocks:
-                self._agree(Place.END, -1, 0.0)
-            for index, block in enumerate(blocks):
-                count = self._worker.steps[index]
-                with torch.no_grad():
-                    block.look(self._agreement(Place.END, index), pending=count.in_block > 0)
+        self._write_global(Place.END, self._present_blocks())
         self._blocks = None
         self._finished = True
 
-    def _open_blocks(self) -> None:
+    def _present_blocks(self) -> list[ModelBlock] | None:
+        """The blocks, or, between the warm-up and the first step, what they would be."""
+        return self._new_blocks() if self._blocks is None and not self.warming else self._blocks
+
+    def _write_global(self, place: Place, blocks: list[ModelBlock] | None) -> None:
+        """Write the global model into the module, in place. A collective of the world."""
+        with self._communicators.roll_call.at(place.text), torch.no_grad():
+            if not blocks:
+                # One model trains, so parameters are equal on all ranks; buffers are not.
+                self._agree(place, -1, 0.0)
+                buffers = list(self._module.buffers())
+                broadcast_tensors_(buffers, self._communicators.world, "buffers")
+                return
+            for index, block in enumerate(blocks):
+                pending = self._worker.steps[index].in_block > 0
+                block.look(self._agreement(place, index), pending=pending)
+
+    def _new_blocks(self) -> list[ModelBlock] | None:
         config, block_filter = self._config, self._filter
-        assert config is not None and block_filter is not None  # noqa: S101 - for the type checker
-        self._blocks = [
+        if config is None or block_filter is None:
+            return None
+        return [
             ModelBlock(
                 members,
                 optimizer,

@@ -224,6 +224,18 @@ class HierarchicalStrategy(DDPStrategy):
         return output
 
     @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Validate the module itself, which holds the global model.
+
+        Through DDP's wrapper every batch would exchange buffers in the group, and the next training
+        step would leave that out.
+        """
+        module = self.lightning_module
+        assert module is not None  # noqa: S101 - connected before set-up
+        with self.precision_plugin.val_step_context():
+            return module.validation_step(*args, **kwargs)
+
+    @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the global model. A collective of the world during training."""
         synchroniser = self._synchroniser

@@ -66,6 +66,13 @@ def batch_norm() -> nn.Module:
     )
 
 
+def dropout() -> nn.Module:
+    """Draws random numbers at every training step."""
+    return nn.Sequential(
+        nn.Linear(INPUTS, HIDDEN), nn.Tanh(), nn.Dropout(0.4), nn.Linear(HIDDEN, OUTPUTS)
+    )
+
+
 class Tied(nn.Module):
     """Two layers that share their weight and differ in their bias."""
 
@@ -109,6 +116,7 @@ class Pair(nn.Module):
 NETS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "batch_norm": batch_norm,
+    "dropout": dropout,
     "tied": Tied,
     "partly_used": PartlyUsed,
     "pair": Pair,
@@ -169,6 +177,9 @@ class TwoOptimizers(pl.LightningModule):
             optimizer.zero_grad()
             self.manual_backward(loss_of(net, batch))
             optimizer.step()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log("loss", loss_of(self.net.a, batch), batch_size=len(batch.x))
 
     def _due(self, batch_idx: int) -> Iterator[tuple[torch.optim.Optimizer, nn.Module]]:
         a, b = self.optimizers()

@@ -1,0 +1,230 @@
+"""Whoever looks at the model sees the global one, and looking changes nothing.
+
+Every case runs twice on four ranks: with validation and checkpoints in the middle of blocks, and
+without. What was seen is compared with the model that the twin would return at that moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier import BMUF, BMUFGTCStrategy, BMUFStrategy, GTCStrategy, HierarchicalStrategy
+from tests.equivalence.cases import Case, difference, identical, make_net, make_twin, run_twin
+from tests.equivalence.tasks import Regression
+from tests.equivalence.twins import Recipe, Twin, Values
+from tests.equivalence.watching import Seen, watch_all
+from tests.ranks import run_ranks
+
+TOLERANCE = 1e-10
+VALIDATE_OFTEN = {"val_check_interval": 1}
+
+
+def _bmuf(name: str, **more: Any) -> Case:
+    return Case(
+        name=name,
+        strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.6),
+        recipe=Recipe(tau=3, eta=0.6),
+        momentum=0.5,
+        trainer=VALIDATE_OFTEN,
+        **more,
+    )
+
+
+def _two_tiers(name: str, across: str, **more: Any) -> Case:
+    sync = BMUF(
+        block_size=3,
+        block_momentum=0.6,
+        local_momentum="average",
+        across=across,  # type: ignore[arg-type]
+    )
+    return Case(
+        name=name,
+        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync),
+        recipe=Recipe(group=2, tau=3, eta=0.6, local_momentum="average"),
+        momentum=0.5,
+        trainer=VALIDATE_OFTEN,
+        **more,
+    )
+
+
+def _pair() -> Case:
+    """Optimizer b stays at the end of a block while a goes on."""
+    sync = BMUF(block_size=2, block_momentum=0.6)
+    strategy = partial(
+        HierarchicalStrategy, group_size=2, block_sync=sync, find_unused_parameters=True
+    )
+    recipe = Recipe(group=2, tau=2, eta=0.6)
+    return Case(
+        name="two optimizers",
+        strategy=strategy,
+        recipe=recipe,
+        net="pair",
+        trainer=VALIDATE_OFTEN,
+    )
+
+
+CASES = [
+    _bmuf("BMUF"),
+    _bmuf("across epochs", epochs=3),
+    _two_tiers("leader, BatchNorm", "leader", net="batch_norm"),
+    _two_tiers("sharded, BatchNorm", "sharded", net="batch_norm"),
+    _two_tiers("accumulating, BatchNorm", "leader", net="batch_norm", accumulate=2, batches=9),
+    _pair(),
+    Case(
+        name="BMUF_GTC with warm-up",
+        strategy=partial(
+            BMUFGTCStrategy,
+            group_size=2,
+            threshold=0.02,
+            dense_below=0,
+            block_size=3,
+            warmup_steps=3,
+        ),
+        recipe=Recipe(group=2, tau=3, eta=0.5, threshold=0.02, warmup=3),
+        net="batch_norm",
+        trainer=VALIDATE_OFTEN,
+    ),
+    Case(
+        name="GTC, BatchNorm",
+        strategy=partial(GTCStrategy, threshold=0.02, dense_below=0),
+        recipe=Recipe(group=4, threshold=0.02),
+        net="batch_norm",
+        trainer=VALIDATE_OFTEN,
+    ),
+]
+DROPOUT = replace(_bmuf("dropout"), net="dropout")
+BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+Runs = list[dict[str, tuple[Seen, Seen]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the checkpoints lie, in a folder for each case."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
+    """For each rank and case: with looks, and without."""
+    return run_ranks(watch_all, 4, [*CASES, DROPOUT], folder, timeout_s=200)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, dict[int, Values]]:
+    """For each case the global model after every batch, from the twin."""
+    return {case.name: _global_models(case) for case in CASES}
+
+
+def _global_models(case: Case) -> dict[int, Values]:
+    models = {}
+    for count, twin in _twin_after_batches(case).items():
+        models[count] = twin.global_model()
+    return models
+
+
+def _twin_after_batches(case: Case) -> dict[int, Twin]:
+    """Twins, each trained anew up to a batch of the run."""
+    found = {}
+    for count in range(1, case.epochs * case.batches + 1):
+        epochs, rest = divmod(count, case.batches)
+        twin = make_twin(case)
+        if epochs:
+            run_twin(replace(case, epochs=epochs), twin)
+        found[count] = run_twin(case, twin, batches=rest)
+    return found
+
+
+def _assert_seen(seen: dict[int, Values], expected: dict[int, Values]) -> None:
+    assert seen
+    for count, values in seen.items():
+        assert difference(values, expected[count]) < TOLERANCE, f"after batch {count}"
+
+
+@BY_NAME
+def test_validation_sees_the_global_model(
+    case: Case, runs: Runs, expected: dict[str, dict[int, Values]]
+) -> None:
+    for own in runs:
+        seen = own[case.name][0].validated
+        assert len(seen) == case.batches * case.epochs
+        _assert_seen(seen, expected[case.name])
+
+
+@BY_NAME
+def test_callbacks_and_module_see_it_at_an_epochs_end(
+    case: Case, runs: Runs, expected: dict[str, dict[int, Values]]
+) -> None:
+    for own in runs:
+        for run in own[case.name]:
+            assert len(run.epoch_ends) == case.epochs
+            _assert_seen(run.epoch_ends, expected[case.name])
+            _assert_seen(run.module_epoch_ends, expected[case.name])
+
+
+@BY_NAME
+def test_checkpoints_hold_it(
+    case: Case, runs: Runs, expected: dict[str, dict[int, Values]], folder: Path
+) -> None:
+    for own in runs:
+        _assert_seen(own[case.name][0].saved, expected[case.name])
+    for count in (1, 2, 4, 6):
+        checkpoint = torch.load(folder / case.name / f"{count}.ckpt", weights_only=True)
+        held = {n.removeprefix("net."): v for n, v in checkpoint["state_dict"].items()}
+        assert identical(held, runs[0][case.name][0].saved[count])
+
+
+@BY_NAME
+def test_fit_returns_it(case: Case, runs: Runs, expected: dict[str, dict[int, Values]]) -> None:
+    last = case.batches * case.epochs
+    for own in runs:
+        assert difference(own[case.name][0].final, expected[case.name][last]) < TOLERANCE
+
+
+@BY_NAME
+def test_all_ranks_see_the_same_bits(case: Case, runs: Runs) -> None:
+    first = runs[0][case.name][0]
+    for own in runs[1:]:
+        other = own[case.name][0]
+        for name in ("validated", "epoch_ends", "module_epoch_ends", "saved"):
+            mine, others = getattr(first, name), getattr(other, name)
+            assert mine.keys() == others.keys()
+            for count in mine:
+                assert identical(mine[count], others[count]), f"{name} after batch {count}"
+        assert identical(first.final, other.final)
+
+
+@pytest.mark.parametrize("case", [*CASES, DROPOUT], ids=lambda case: case.name)
+def test_looking_changes_nothing(case: Case, runs: Runs) -> None:
+    for rank, own in enumerate(runs):
+        looking, blind = own[case.name]
+        assert not blind.validated and not blind.saved
+        for count, values in looking.local.items():
+            assert identical(values, blind.local[count]), f"rank {rank} after batch {count}"
+        assert identical(looking.final, blind.final)
+
+
+def test_local_models_were_put_aside(runs: Runs) -> None:
+    """In the middle of a block the ranks train different models while they see the same one."""
+    for name in ("BMUF", "leader, BatchNorm"):
+        first, last = runs[0][name][0], runs[3][name][0]
+        assert not identical(first.local[2], last.local[2])
+        assert identical(first.validated[2], last.validated[2])
+
+
+def test_look_ahead_is_never_seen(runs: Runs) -> None:
+    """At a block's end training goes on from W_g, while validation sees W."""
+    run = runs[0]["BMUF"][0]
+    assert difference(run.local[3], run.validated[3]) > 1e-6
+
+
+def test_checkpoint_loads_into_plain_lightning(runs: Runs, folder: Path) -> None:
+    path = folder / "BMUF" / "2.ckpt"
+    module = Regression.load_from_checkpoint(path, net=make_net("mlp", seed=9), lr=0.1)
+    for name, value in runs[0]["BMUF"][0].saved[2].items():
+        assert torch.equal(module.net.state_dict()[name], value)
