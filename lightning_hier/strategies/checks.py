@@ -172,12 +172,17 @@ def trainer_settings(trainer: pl.Trainer) -> dict[str, Any]:
     }
 
 
-def model_settings(module: Module, optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
-    """What must not differ between ranks about the model and its optimizers."""
-    settings: dict[str, Any] = {"optimizers": [type(one).__name__ for one in optimizers]}
+def model_settings(module: Module) -> dict[str, Any]:
+    """What must not differ between ranks about the model, before anything of it is sent."""
+    settings: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            settings[f"parameter {name}"] = f"{tuple(parameter.shape)} {parameter.dtype}"
+        frozen = "" if parameter.requires_grad else " frozen"
+        settings[f"parameter {name}"] = f"{tuple(parameter.shape)} {parameter.dtype}{frozen}"
     for name, buffer in module.named_buffers():
         settings[f"buffer {name}"] = f"{tuple(buffer.shape)} {buffer.dtype}"
     return settings
+
+
+def optimizer_settings(optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    """What must not differ between ranks about the optimizers."""
+    return {"optimizers": [type(one).__name__ for one in optimizers]}

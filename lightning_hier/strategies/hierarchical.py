@@ -127,6 +127,7 @@ class HierarchicalStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         module = self.lightning_module
         assert module is not None  # noqa: S101 - connected before set-up
+        require_same(checks.model_settings(module), self.root_device)
         # DDP equalises the ranks of a group only.
         with torch.no_grad():
             tensors = [*module.parameters(), *module.buffers()]
@@ -163,7 +164,7 @@ class HierarchicalStrategy(DDPStrategy):
         """Attach the synchroniser and the callbacks to a Trainer that is about to fit."""
         module = self.lightning_module
         assert module is not None and self._worker is not None  # noqa: S101 - set by now
-        require_same(checks.model_settings(module, self.optimizers), self.root_device)
+        require_same(checks.optimizer_settings(self.optimizers), self.root_device)
         self._worker.count_optimizers(len(self.optimizers))
         self._synchroniser = Synchroniser(
             module,

@@ -1,0 +1,1 @@
+"""Strategies as a user meets them: through the Trainer."""
