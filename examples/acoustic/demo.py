@@ -18,8 +18,17 @@ from examples.acoustic.tables import markdown, megabytes, percent
 
 LOG_DIR = "outputs/acoustic/demo"
 
-FULL = Settings(system="ddp", epochs=30, learning_rate=1.0, block_size=10, log_dir=LOG_DIR)
-SHORT = replace(FULL, epochs=2, corpus_args={"sentences": 150})
+FULL = Settings(
+    system="ddp",
+    epochs=24,
+    decay_epochs=6,
+    learning_rate=1.0,
+    batch_frames=256,
+    density=0.1,
+    block_size=10,
+    log_dir=LOG_DIR,
+)
+SHORT = replace(FULL, epochs=2, decay_epochs=1, corpus_args={"sentences": 150})
 
 HEADER = ("strategy", "frame errors", "word errors", "MB in groups", "MB across", "seconds")
 

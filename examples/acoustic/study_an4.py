@@ -134,7 +134,9 @@ def main() -> None:
         epochs=1 if options.quick else options.epochs,
         decay_epochs=0 if options.quick else 5,
         batch_frames=256,
-        block_size=10,
+        block_size=20,
+        # About one epoch: the papers start all systems from the same pre-trained model.
+        warmup_steps=60,
         log_dir=str(options.out / "logs"),
     )
     seeds = 1 if options.quick else options.seeds
