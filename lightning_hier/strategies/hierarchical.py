@@ -34,6 +34,7 @@ from lightning_hier.strategies import checks
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
 from lightning_hier.strategies.sigterm import QuietTermination
+from lightning_hier.strategies.validation import IsolatedValidation
 
 GroupSize = int | Literal["node", "world"]
 
@@ -83,6 +84,7 @@ class HierarchicalStrategy(DDPStrategy):
         self._worker: Worker | None = None
         self._hook: GradientHook | None = None
         self._termination: QuietTermination | None = None
+        self._validation: IsolatedValidation | None = None
 
     @property
     def communicators(self) -> Communicators:
@@ -178,6 +180,8 @@ class HierarchicalStrategy(DDPStrategy):
         self._synchroniser.on_warm = self._end_warm_up
         self._termination = QuietTermination(trainer, self._note_termination)
         self._termination.install()
+        self._validation = IsolatedValidation(trainer, self.root_device)
+        self._validation.install()
         ours = (GlobalModelLifecycle, HierarchyMetrics)
         others = [callback for callback in trainer.callbacks if not isinstance(callback, ours)]  # type: ignore[attr-defined]
         trainer.callbacks = [  # type: ignore[attr-defined]
@@ -258,6 +262,9 @@ class HierarchicalStrategy(DDPStrategy):
         if self._termination is not None:
             self._termination.remove()
         self._termination = None
+        if self._validation is not None:
+            self._validation.remove()
+        self._validation = None
         if self._hook is not None:
             self._hook.close()
         self._synchroniser = None

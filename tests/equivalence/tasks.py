@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
@@ -181,7 +181,7 @@ class TwoOptimizers(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("loss", loss_of(self.net.a, batch), batch_size=len(batch.x))
 
-    def _due(self, batch_idx: int) -> Iterator[tuple[torch.optim.Optimizer, nn.Module]]:
+    def _due(self, batch_idx: int) -> Iterator[tuple[Any, nn.Module]]:
         a, b = self.optimizers()
         yield a, self.net.a
         if batch_idx % B_PERIOD == B_PERIOD - 1:

@@ -69,7 +69,7 @@ def _gtc(exact_below: int) -> Case:
 
 
 def _exact_groups(across: str) -> Case:
-    sync = BMUF(block_size=2, block_momentum=0.5, across=across)  # type: ignore[arg-type]
+    sync = BMUF(block_size=2, block_momentum=0.5, across=across)
     return Case(
         name=f"exact gradients in groups, {across}",
         strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync),
@@ -79,7 +79,7 @@ def _exact_groups(across: str) -> Case:
 
 
 def _with_local_momentum(kind: str, group: int) -> Case:
-    sync = BMUF(block_size=3, block_momentum=0.5, local_momentum=kind)  # type: ignore[arg-type]
+    sync = BMUF(block_size=3, block_momentum=0.5, local_momentum=kind)
     strategy = partial(
         HierarchicalStrategy,
         group_size=group,
@@ -91,7 +91,7 @@ def _with_local_momentum(kind: str, group: int) -> Case:
         tau=3,
         eta=0.5,
         threshold=THRESHOLD,
-        local_momentum=kind,  # type: ignore[arg-type]
+        local_momentum=kind,
     )
     name = f"local_momentum={kind} P={group}"
     return Case(name=name, strategy=strategy, recipe=recipe, batches=11, **MOMENTUM)
@@ -104,7 +104,7 @@ def _accumulating(base: Case, batches: int) -> Case:
 
 def _pair(group: int, across: str) -> Case:
     """Optimizer a synchronises after steps 2, 4, ...; b, at a third of the pace, on its own."""
-    sync = BMUF(block_size=2, block_momentum=0.5, across=across)  # type: ignore[arg-type]
+    sync = BMUF(block_size=2, block_momentum=0.5, across=across)
     strategy = partial(
         HierarchicalStrategy,
         group_size=group,
@@ -118,7 +118,7 @@ def _pair(group: int, across: str) -> Case:
 
 
 def _batch_norm(group: int, across: str) -> Case:
-    sync = BMUF(block_size=3, block_momentum=0.6, across=across)  # type: ignore[arg-type]
+    sync = BMUF(block_size=3, block_momentum=0.6, across=across)
     return Case(
         name=f"BatchNorm P={group} {across}",
         strategy=partial(HierarchicalStrategy, group_size=group, block_sync=sync),
@@ -132,7 +132,7 @@ def _partly_used(group: int, local_momentum: str) -> Case:
     sync = BMUF(
         block_size=3,
         block_momentum=0.5,
-        local_momentum=local_momentum,  # type: ignore[arg-type]
+        local_momentum=local_momentum,
     )
     strategy = partial(
         HierarchicalStrategy,
@@ -146,7 +146,7 @@ def _partly_used(group: int, local_momentum: str) -> Case:
         tau=3,
         eta=0.5,
         threshold=THRESHOLD,
-        local_momentum=local_momentum,  # type: ignore[arg-type]
+        local_momentum=local_momentum,
     )
     name = f"frozen and unused P={group} {local_momentum}"
     return Case(

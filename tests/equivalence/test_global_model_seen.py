@@ -41,7 +41,7 @@ def _two_tiers(name: str, across: str, **more: Any) -> Case:
         block_size=3,
         block_momentum=0.6,
         local_momentum="average",
-        across=across,  # type: ignore[arg-type]
+        across=across,
     )
     return Case(
         name=name,

@@ -116,7 +116,7 @@ def _add_scheduler(module: pl.LightningModule, seen: Seen) -> None:
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
 
-    module.configure_optimizers = with_scheduler  # type: ignore[method-assign]
+    module.configure_optimizers = with_scheduler  # type: ignore[assignment, method-assign]
 
 
 def watch_all(cases: Sequence[Case], folder: Path | None = None) -> dict[str, tuple[Seen, Seen]]:

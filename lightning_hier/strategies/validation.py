@@ -1,0 +1,38 @@
+"""Keeps validation in the middle of training from changing the random numbers of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+
+class IsolatedValidation:
+    """Runs a Trainer's validation loop and then puts the random state back.
+
+    Lightning makes a new iterator of the validation data each time, which draws a seed from the
+    global generator; so does whatever the module draws itself. Dropout masks and shuffled data of
+    the training after it would depend on how often it validates.
+    """
+
+    def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:
+        """Isolate the validation within ``fit`` of a Trainer that trains on ``device``."""
+        self._loop: Any = trainer.fit_loop.epoch_loop.val_loop
+        self._devices = [device] if device.type == "cuda" else []
+
+    def install(self) -> None:
+        """Wrap the loop."""
+        validate = self._loop.run
+
+        def validate_isolated() -> Any:
+            # Of all CUDA devices only this rank's: asking the others would start a context there.
+            with isolate_rng(include_cuda=False), torch.random.fork_rng(self._devices):
+                return validate()
+
+        self._loop.run = validate_isolated
+
+    def remove(self) -> None:
+        """Give the loop its own method back."""
+        self._loop.__dict__.pop("run", None)
