@@ -42,9 +42,7 @@ class _Disturbed(Net):
 
 
 def _run(disturbance: str, group_size: int, rank: int, batch: int) -> None:
-    strategy = lh.BMUFGTCStrategy(
-        group_size=group_size, block_size=4, dense_below=0, timeout=LIMIT
-    )
+    strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=4, dense_below=0, timeout=LIMIT)
     fit(strategy, 12, _Disturbed(rank, batch, disturbance))
 
 

@@ -1,0 +1,96 @@
+"""Network namespaces as hosts: each with its own link to a bridge, and its own counters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_LINK = "eth0"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One namespace with an address on the common bridge."""
+
+    namespace: str
+    address: str
+
+    def start(self, command: Sequence[str], log: Path, **environment: str) -> subprocess.Popen:
+        """Start a command inside, from the repository root, with its output in `log`."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, *command],
+            cwd=_REPOSITORY,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": _LINK, "OMP_NUM_THREADS": "1", **environment},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def hosts(number: int) -> Iterator[list[Host]]:
+    """So many hosts; all that was made is removed at the end, after an error too."""
+    prefix = f"lh{os.getpid()}"
+    bridge = f"{prefix}b"
+    with ExitStack() as undo:
+        _ip("link", "add", bridge, "type", "bridge")
+        undo.callback(_ip, "link", "delete", bridge)
+        _ip("link", "set", bridge, "up")
+        found = []
+        for index in range(number):
+            host = Host(f"{prefix}-{index}", f"10.88.0.{10 + index}")
+            _ip("netns", "add", host.namespace)
+            undo.callback(_ip, "netns", "delete", host.namespace)  # its link goes with it
+            outside = f"{prefix}v{index}"
+            inside = ("-n", host.namespace)
+            _ip("link", "add", outside, "type", "veth", "peer", "name", _LINK, "netns",
+                host.namespace)  # fmt: skip
+            _ip("link", "set", outside, "master", bridge, "up")
+            _ip(*inside, "link", "set", "lo", "up")
+            _ip(*inside, "address", "add", f"{host.address}/24", "dev", _LINK)
+            _ip(*inside, "link", "set", _LINK, "up")
+            found.append(host)
+        yield found
+
+
+def run_module(
+    found: Sequence[Host], ranks_per_host: int, module: str, *arguments: str, folder: Path
+) -> None:
+    """Run a module under torchrun on all hosts; raise with their output if one of them fails."""
+    processes = []
+    logs = [folder / f"host{index}.log" for index in range(len(found))]
+    try:
+        for index, (host, log) in enumerate(zip(found, logs, strict=True)):
+            command = [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--nnodes", str(len(found)), "--nproc-per-node", str(ranks_per_host)),
+                *("--node-rank", str(index), "--local-addr", host.address),
+                *("--master-addr", found[0].address, "--master-port", "29611"),
+                *("-m", module, *arguments),
+            ]
+            processes.append(host.start(command, log))
+        codes = [process.wait(timeout=90) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if any(codes):
+        raise RuntimeError("\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs))
+
+
+def link_bytes() -> tuple[int, int]:
+    """Bytes sent and received over the link of the host that this process runs on."""
+    folder = Path("/sys/class/net") / _LINK / "statistics"
+    sent, received = (int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
+    return sent, received
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

@@ -1,0 +1,62 @@
+"""A run on emulated hosts that writes down what crosses its host's link; see test_isolation."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import lightning_hier as lh
+from tests.hosts import link_bytes
+from tests.trainer.fitting import Net, fit
+
+BLOCK = 8
+
+
+class Watched(Net):
+    """Reads the counters on the first rank of each host: within the second block, and at its end.
+
+    A wide layer makes its gradients stand out from what TCP says to itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0] = nn.Linear(4, 20_000)
+        self.layers[2] = nn.Linear(20_000, 2)
+        self.counters: dict[str, tuple[int, int]] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        names = {BLOCK + 1: "begin", 2 * BLOCK - 1: "middle"}
+        if batch_idx in names:
+            self.counters[names[batch_idx]] = link_bytes()
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2 * BLOCK - 1:
+            self.counters["end"] = link_bytes()
+
+
+def main() -> None:
+    """Train two blocks and one step more; arguments: folder and group size."""
+    group_size: Any = sys.argv[2] if sys.argv[2] == "node" else int(sys.argv[2])
+    model = Watched()
+    strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=BLOCK, density=0.1)
+    fit(strategy, 2 * BLOCK + 1, model)
+    if os.environ["LOCAL_RANK"] == "0":
+        found = {
+            "counters": model.counters,
+            "model_bytes": sum(p.numel() * p.itemsize for p in model.parameters()),
+            "in_group": strategy.traffic.total("group").payload_bytes,
+            "group": strategy.communicators.group.ranks,
+            "across": strategy.communicators.across.ranks,
+        }
+        (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

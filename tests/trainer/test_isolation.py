@@ -1,0 +1,83 @@
+"""Between two synchronisations nothing crosses a tier and nobody waits for another group."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from lightning_hier.strategies.sigterm import QuietTermination
+from tests.hosts import hosts, run_module
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit
+
+
+class _SlowFirstGroup(Net):
+    """In mid-block rank 0 goes on only when the other group has come to the end of its block.
+
+    If that group can't come there, because something makes it wait for rank 0, patience ends.
+    """
+
+    def __init__(self, folder: Path, patience_s: float) -> None:
+        super().__init__()
+        self.folder, self.patience_s = folder, patience_s
+        self.others_came = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        rank = int(os.environ["RANK"])
+        if batch_idx == 5 and rank >= 2:
+            (self.folder / str(rank)).touch()
+        if batch_idx == 2 and rank == 0:
+            until = time.monotonic() + self.patience_s
+            while time.monotonic() < until and not self.others_came:
+                self.others_came = all((self.folder / name).exists() for name in "23")
+                time.sleep(0.01)
+        return super().training_step(batch, batch_idx)
+
+
+def _slow_group(folder: Path, patience_s: float, quiet: bool) -> tuple[bool, torch.Tensor]:
+    if not quiet:
+        QuietTermination.install = lambda self: None  # type: ignore[method-assign]
+    model = _SlowFirstGroup(folder, patience_s)
+    fit(lh.BMUFGTCStrategy(group_size=2, block_size=6, dense_below=0), 9, model)
+    return model.others_came, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def test_group_comes_to_its_blocks_end_while_another_one_stands_still(tmp_path: Path) -> None:
+    results = run_ranks(_slow_group, 4, tmp_path, 30.0, True)
+    assert results[0][0]
+    assert all(torch.equal(weights, results[0][1]) for _, weights in results)
+
+
+def test_with_lightnings_flag_at_every_batch_it_would_have_to_wait(tmp_path: Path) -> None:
+    """The control: the test above does see the coupling that we remove."""
+    assert not run_ranks(_slow_group, 4, tmp_path, 2.0, False)[0][0]
+
+
+@pytest.mark.needs_netns
+@pytest.mark.parametrize("group_size", ["node", "2"])
+def test_no_gradient_crosses_the_hosts_link_within_a_block(tmp_path: Path, group_size: str) -> None:
+    with hosts(2) as found:
+        run_module(
+            found, 2, "tests.trainer.link_bytes_run", str(tmp_path), group_size, folder=tmp_path
+        )
+    for rank, group in ((0, [0, 1]), (2, [2, 3])):
+        result = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert result["group"] == group
+        assert result["across"] == [0, 2]
+        assert result["in_group"] > result["model_bytes"]  # so there was something to keep inside
+        counters, model_bytes = result["counters"], result["model_bytes"]
+        # What may be seen: acknowledgements, address resolution, and the other host's arrival at
+        # its block's end (a note in the store and a few numbers).
+        within = sum(counters["middle"]) - sum(counters["begin"])
+        assert within < model_bytes / 50
+        at_end = [
+            end - middle for end, middle in zip(counters["end"], counters["middle"], strict=True)
+        ]
+        assert all(0.9 * model_bytes < way < 1.5 * model_bytes for way in at_end)
