@@ -93,9 +93,9 @@ def make_module(case: Case, seed: int = 0) -> pl.LightningModule:
 
 def fit(case: Case, **more: Any) -> Values:
     """Train on this rank; the network's state after ``fit``."""
+    pl.seed_everything(rank_number(), verbose=False)
     module = make_module(case, seed=rank_number())
     trainer = make_trainer(case, **more)
-    # A copy of the weights is what later steps of the same module could not change.
     model: Any = torch.compile(module, backend="aot_eager") if case.compiled else module
     trainer.fit(model, loader(rank_number(), case.batches))
     return state_of(module.net)
@@ -122,17 +122,17 @@ def make_twin(case: Case) -> Twin:
     return Twin(net, case.recipe, sgds)
 
 
-def run_twin(case: Case, twin: Twin | None = None, *, batches: int | None = None) -> Twin:
-    """Train the twin through all epochs, or through the first batches of one."""
-    twin = make_twin(case) if twin is None else twin
-    count = case.batches if batches is None else batches
-    for _ in range(case.epochs if batches is None else 1):
-        for number in range(count):
-            _twin_batch(case, twin, number)
+def run_twin(case: Case) -> Twin:
+    """Train the twin through all epochs."""
+    twin = make_twin(case)
+    for number in range(case.epochs * case.batches):
+        train_batch(case, twin, number)
     return twin
 
 
-def _twin_batch(case: Case, twin: Twin, number: int) -> None:
+def train_batch(case: Case, twin: Twin, count: int) -> None:
+    """Train the twin on one more batch, ``count`` batches into the run."""
+    number = count % case.batches
     losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
     if case.net == "pair":
         twin.backward([_part(loss, "a") for loss in losses])

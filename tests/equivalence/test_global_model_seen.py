@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from lightning_hier import BMUF, BMUFGTCStrategy, BMUFStrategy, GTCStrategy, HierarchicalStrategy
-from tests.equivalence.cases import Case, difference, identical, make_net, make_twin, run_twin
+from tests.equivalence.cases import Case, difference, identical, make_net, make_twin, train_batch
 from tests.equivalence.tasks import Regression
-from tests.equivalence.twins import Recipe, Twin, Values
+from tests.equivalence.twins import Recipe, Values
 from tests.equivalence.watching import Seen, watch_all
 from tests.ranks import run_ranks
 
@@ -122,22 +122,11 @@ def expected() -> dict[str, dict[int, Values]]:
 
 
 def _global_models(case: Case) -> dict[int, Values]:
-    models = {}
-    for count, twin in _twin_after_batches(case).items():
-        models[count] = twin.global_model()
+    twin, models = make_twin(case), {}
+    for number in range(case.epochs * case.batches):
+        train_batch(case, twin, number)
+        models[number + 1] = twin.global_model()
     return models
-
-
-def _twin_after_batches(case: Case) -> dict[int, Twin]:
-    """Twins, each trained anew up to a batch of the run."""
-    found = {}
-    for count in range(1, case.epochs * case.batches + 1):
-        epochs, rest = divmod(count, case.batches)
-        twin = make_twin(case)
-        if epochs:
-            run_twin(replace(case, epochs=epochs), twin)
-        found[count] = run_twin(case, twin, batches=rest)
-    return found
 
 
 def _assert_seen(seen: dict[int, Values], expected: dict[int, Values]) -> None:
@@ -221,6 +210,16 @@ def test_look_ahead_is_never_seen(runs: Runs) -> None:
     """At a block's end training goes on from W_g, while validation sees W."""
     run = runs[0]["BMUF"][0]
     assert difference(run.local[3], run.validated[3]) > 1e-6
+
+
+def test_it_is_the_mean_of_the_local_models(runs: Runs) -> None:
+    """With NBM and zeta = 1, to the last bit (bmuf_adam eq. 8)."""
+    groups = [runs[rank]["leader, BatchNorm"][0] for rank in (0, 2)]
+    parameters = dict(make_net("batch_norm").named_parameters())
+    for count in (1, 2, 4, 5):
+        for name in parameters:
+            mean = groups[0].local[count][name] / 2 + groups[1].local[count][name] / 2
+            assert torch.equal(groups[0].validated[count][name], mean)
 
 
 def test_checkpoint_loads_into_plain_lightning(runs: Runs, folder: Path) -> None:

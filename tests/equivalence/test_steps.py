@@ -1,0 +1,109 @@
+"""After which steps models are synchronised, exactly, and who sees them then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier import BMUF, GTC, BMUFStrategy, HierarchicalStrategy, ModelAveragingStrategy
+from tests.equivalence.cases import Case, difference, make_twin, train_batch
+from tests.equivalence.tasks import make_net
+from tests.equivalence.twins import Recipe
+from tests.equivalence.watching import Seen, watch_blind
+from tests.ranks import run_ranks
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A run, and the batches after which the groups' models are equal.
+
+    Attributes:
+        case: the run.
+        equal: numbers of batches, counted through all epochs.
+        part: prefix of the parameters that are meant.
+
+    """
+
+    case: Case
+    equal: frozenset[int]
+    part: str = ""
+
+
+def _ma(name: str, tau: int, warmup: int = 0, **more: Any) -> Case:
+    strategy = partial(ModelAveragingStrategy, block_size=tau, warmup_steps=warmup)
+    return Case(name=name, strategy=strategy, recipe=Recipe(tau=tau, warmup=warmup), **more)
+
+
+def _bmuf(name: str, tau: int, **more: Any) -> Case:
+    strategy = partial(BMUFStrategy, block_size=tau, block_momentum=0.6)
+    return Case(name=name, strategy=strategy, recipe=Recipe(tau=tau, eta=0.6), **more)
+
+
+def _pair() -> Case:
+    sync = BMUF(block_size=2, block_momentum=0.5)
+    options = {"group_size": 2, "gradient_sync": GTC(threshold=0.02), "block_sync": sync}
+    strategy = partial(HierarchicalStrategy, find_unused_parameters=True, **options)
+    return Case(name="two optimizers", strategy=strategy, net="pair", batches=12)
+
+
+PAIR = _pair()
+RUNS = [
+    Expected(_ma("every step", 1), frozenset(range(1, 8))),
+    Expected(_ma("every third", 3), frozenset({3, 6})),
+    Expected(_ma("never within the run", 50), frozenset()),
+    Expected(
+        _bmuf("blocks run on across epochs", 3, batches=4, epochs=3), frozenset({3, 6, 9, 12})
+    ),
+    Expected(_ma("after the warm-up", 3, warmup=2, batches=9), frozenset({1, 2, 5, 8})),
+    Expected(_ma("warm-up of one", 2, warmup=1), frozenset({1, 3, 5, 7})),
+    Expected(_ma("warm-up to the end", 2, warmup=7), frozenset(range(1, 8))),
+    # Steps after batches 2, 4, 6, 8; before the first one nothing has moved.
+    Expected(_ma("accumulating", 2, batches=8, accumulate=2), frozenset({1, 4, 5, 8})),
+    # And after 9, the last batch of an epoch: steps are 2, 4, 6, 8, 9, 11, 13, 15, 17, 18.
+    Expected(
+        _ma("accumulating, short", 5, batches=9, accumulate=2, epochs=2), frozenset({1, 9, 10, 18})
+    ),
+    Expected(PAIR, frozenset({2, 4, 6, 8, 10, 12}), part="a."),
+    # Optimizer b steps after batches 3, 6, 9, 12.
+    Expected(PAIR, frozenset({1, 2, 6, 7, 8, 12}), part="b."),
+]
+CASES = list({run.case.name: run.case for run in RUNS}.values())
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[dict[str, Seen]]:
+    """What every rank's module held, batch by batch."""
+    return run_ranks(watch_blind, 4, CASES)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.case.name} {run.part}")
+def test_models_are_equal_after_these_batches(run: Expected, seen: list[dict[str, Seen]]) -> None:
+    first, last = seen[0][run.case.name].local, seen[3][run.case.name].local
+    names = [n for n, _ in make_net(run.case.net).named_parameters() if n.startswith(run.part)]
+    equal = {
+        count
+        for count in first
+        if all(torch.equal(first[count][name], last[count][name]) for name in names)
+    }
+    assert len(first) == run.case.batches * run.case.epochs
+    assert equal == run.equal
+
+
+@pytest.mark.parametrize(
+    "name", ["every third", "blocks run on across epochs", "accumulating", "after the warm-up"]
+)
+def test_schedulers_see_what_training_goes_on_with(name: str, seen: list[dict[str, Seen]]) -> None:
+    """The synchronisation comes first: a scheduler sees the start model of the next block."""
+    case = next(case for case in CASES if case.name == name)
+    for rank, own in enumerate(seen):
+        scheduled = own[name].scheduled
+        assert len(scheduled) == case.epochs * case.batches // case.accumulate
+        twin, steps = make_twin(case), iter(scheduled)
+        for number in range(case.epochs * case.batches):
+            train_batch(case, twin, number)
+            if (number + 1) % case.accumulate == 0:
+                assert difference(next(steps), twin.local_model(rank)) < 1e-10
