@@ -72,7 +72,9 @@ class HierarchicalStrategy(DDPStrategy):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
-        super().__init__(timeout=timeout, **checks.without_taken(ddp_kwargs))
+        # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
+        ddp_kwargs = checks.without_taken(ddp_kwargs)
+        super().__init__(timeout=timeout, **ddp_kwargs)
         checks.check_arguments(group_size, gradient_sync, block_sync, warmup_steps)
         self.group_size: GroupSize = group_size
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
