@@ -53,16 +53,16 @@ def test_study_runs_each_setting_once_and_goes_on_where_it_stopped(
 
     def fake(settings: Settings) -> Result:
         started.append((settings.system, settings.learning_rate))
-        return result(settings, errors=abs(settings.learning_rate - 0.5))
+        return result(settings, errors=abs(settings.learning_rate - 0.25))
 
     monkeypatch.setattr(study_an4, "launch", fake)
     base = Settings(system="ddp")
-    assert Study(tmp_path, base).best_rate("gtc", (0.25, 0.5, 1.0)) == 0.5
-    assert started == [("gtc", 0.25), ("gtc", 0.5), ("gtc", 1.0)]
-    assert Study(tmp_path, base).best_rate("gtc", (0.25, 0.5, 1.0)) == 0.5
-    assert len(started) == 3
-    Study(tmp_path, base).run(system="gtc", learning_rate=0.5, seed=1)
+    assert Study(tmp_path, base).best_rate("gtc") == 0.25
+    assert started == [("gtc", rate) for rate in (1.0, 0.5, 0.25, 0.125)]
+    assert Study(tmp_path, base).best_rate("gtc") == 0.25
     assert len(started) == 4
+    Study(tmp_path, base).run(system="gtc", learning_rate=0.25, seed=1)
+    assert len(started) == 5
 
 
 def test_row_gives_mean_and_spread_and_the_bytes_that_apply() -> None:
