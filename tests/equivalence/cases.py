@@ -98,6 +98,8 @@ def fit(case: Case, **more: Any) -> Values:
     trainer = make_trainer(case, **more)
     model: Any = torch.compile(module, backend="aot_eager") if case.compiled else module
     trainer.fit(model, loader(rank_number(), case.batches))
+    if case.compiled:
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"], "nothing was compiled"
     return state_of(module.net)
 
 

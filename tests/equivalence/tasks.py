@@ -73,6 +73,13 @@ def dropout() -> nn.Module:
     )
 
 
+def wide() -> nn.Module:
+    """With one tensor large enough for a share of 2% to mean something."""
+    return nn.Sequential(
+        nn.Linear(INPUTS, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, OUTPUTS)
+    )
+
+
 class Tied(nn.Module):
     """Two layers that share their weight and differ in their bias."""
 
@@ -118,6 +125,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "batch_norm": batch_norm,
     "dropout": dropout,
     "tied": Tied,
+    "wide": wide,
     "partly_used": PartlyUsed,
     "pair": Pair,
 }

@@ -1,0 +1,106 @@
+"""What a run leaves behind, and what a rank that skips a step does to the others."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hier import BMUFStrategy, GTCStrategy
+from tests.equivalence.cases import (
+    Case,
+    difference,
+    identical,
+    make_module,
+    make_net,
+    make_trainer,
+    make_twin,
+    rank_number,
+    state_of,
+)
+from tests.equivalence.tasks import Regression, batch_of, loader, loss_on
+from tests.equivalence.twins import Recipe, Values
+from tests.ranks import run_ranks
+
+SKIPPED = 1
+
+
+def _leftovers() -> list[str]:
+    """Fit twice with one Trainer; name what is still attached after each."""
+    case = Case(
+        name="unused",
+        strategy=partial(GTCStrategy, threshold=0.02, find_unused_parameters=True),
+        net="partly_used",
+    )
+    module, trainer = make_module(case), make_trainer(case)
+    found = []
+    for epochs in (1, 2):
+        trainer.fit_loop.max_epochs = epochs
+        trainer.fit(module, loader(0, 3), loader(0, 1))
+        found += [n for n, p in module.named_parameters() if p._post_accumulate_grad_hooks]
+        found += [n for n in ("run",) if n in trainer.fit_loop.epoch_loop.val_loop.__dict__]
+        found += [f"missing step {epochs}"] if trainer.global_step != 3 * epochs else []
+    return found
+
+
+def test_nothing_stays_attached() -> None:
+    assert run_ranks(_leftovers, 1) == [[]]
+
+
+class SkippingSgd(torch.optim.SGD):
+    """Leaves out one update on rank 1, as loss scaling does after an overflow."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if rank_number() == 1 and self.calls == SKIPPED + 1:
+            return closure()
+        return super().step(closure)
+
+
+class Skipping(Regression):
+    """Trains with it."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return SkippingSgd(self.net.parameters(), lr=SKIPPING.lr)
+
+
+SKIPPING = Case(
+    name="skipping",
+    strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.5),
+    recipe=Recipe(world=2, tau=3, eta=0.5),
+    batches=8,
+)
+
+
+def _fit_skipping() -> Values:
+    module = Skipping(make_net("mlp"), lr=SKIPPING.lr)
+    make_trainer(SKIPPING).fit(module, loader(rank_number(), SKIPPING.batches))
+    return state_of(module.net)
+
+
+@pytest.fixture(scope="module")
+def skipping_states() -> list[Values]:
+    return run_ranks(_fit_skipping, 2, timeout_s=60)
+
+
+def test_a_skipped_step_counts(skipping_states: list[Values]) -> None:
+    """Ranks count calls: the one that skips stays in step with the others."""
+    twin = make_twin(SKIPPING)
+    for number in range(SKIPPING.batches):
+        losses = [loss_on(batch_of(rank, number)) for rank in range(2)]
+        if number == SKIPPED:
+            losses[1] = _no_loss
+        twin.backward(losses)
+        twin.step()
+    assert difference(skipping_states[0], twin.global_model()) < 1e-10
+    assert identical(skipping_states[0], skipping_states[1])
+
+
+def _no_loss(net: torch.nn.Module) -> Tensor:
+    """Not a function of any parameter, but of something with a gradient."""
+    return torch.zeros((), requires_grad=True)
