@@ -120,7 +120,8 @@ def report(rows: Sequence[tuple[str, ...]], base: Settings, seeds: int, command:
         f"{lightning.__version__}; {platform.machine()} CPU, one thread a rank, gloo, one "
         "host.\n\n"
         f"Settings: {setting}. Learning rate of each system by frame errors on the valid split "
-        f"with seed 0, in factors of two around the best. {seeds} seeds: mean ± standard deviation, test split.\n\n"
+        f"with seed 0, in factors of two around the best. {seeds} seeds: mean ± standard "
+        "deviation, test split.\n\n"
         f"{markdown(HEADER, rows)}\n"
     )
 
