@@ -41,6 +41,7 @@ class HierarchyMetrics(Callback):
     def _log(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
+            metrics = self._source.metrics()  # once: reading the density starts it anew
             for logger in trainer.loggers:
-                logger.log_metrics(self._source.metrics(), step=step)
+                logger.log_metrics(metrics, step=step)
                 logger.save()

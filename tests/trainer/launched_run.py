@@ -1,0 +1,35 @@
+"""A user's script: trains, evaluates, and writes down each rank's model; see test_launchers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+
+from tests.trainer.fitting import Net, loader, weights
+
+
+def main() -> None:
+    """Train by the strategy named second, write into the folder named first."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    os.environ.setdefault("WORLD_SIZE", "2")
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=name,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Net()
+    trainer.fit(model, loader(5), loader(2))
+    torch.save((weights(model), trainer.world_size), folder / f"{trainer.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

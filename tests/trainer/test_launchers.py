@@ -1,0 +1,39 @@
+"""Lightning's own launcher and torchrun start our strategies, on one host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["-m", "tests.trainer.launched_run"],
+        [
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("-m", "tests.trainer.launched_run"),
+        ],
+    ],
+    ids=["lightning", "torchrun"],
+)
+def test_two_ranks_end_with_the_same_model(launcher: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *launcher, str(tmp_path), "bmuf_gtc"],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (first, world), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert world == 2
+    assert torch.equal(first, second)

@@ -1,0 +1,192 @@
+"""How a user names a strategy: by string, as an object, and in a YAML file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.strategies import StrategyRegistry
+
+import lightning_hier as lh
+from tests.conftest import REPOSITORY
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit, loader
+
+NAMES = {
+    "gtc": lh.GTCStrategy,
+    "model_averaging": lh.ModelAveragingStrategy,
+    "bmuf": lh.BMUFStrategy,
+    "bmuf_gtc": lh.BMUFGTCStrategy,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trainer_finds_the_name_in_any_case(name: str) -> None:
+    assert StrategyRegistry[name]["description"]
+    for spelling in (name, name.upper()):
+        trainer = pl.Trainer(strategy=spelling, accelerator="cpu", devices=2, logger=False)
+        assert type(trainer.strategy) is NAMES[name]
+
+
+def test_registering_again_changes_nothing() -> None:
+    from lightning_hier.strategies.registry import register
+
+    before = dict(StrategyRegistry)
+    register()
+    assert dict(StrategyRegistry) == before
+
+
+def test_import_loads_nothing_heavy_beyond_lightning() -> None:
+    code = (
+        "import sys, lightning.pytorch, torch.distributed.device_mesh\n"
+        "before = set(sys.modules)\n"
+        "import lightning_hier\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - {'lightning_hier', 'torch', 'lightning'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_strategy_object_serves_one_trainer() -> None:
+    """Lightning's own rule; it must come as an error and not as a wrong result."""
+    strategy = lh.BMUFStrategy()
+    pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+    with pytest.raises(Exception, match="accelerator"):
+        pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+
+
+def _fit_by(name: str) -> tuple[str, float]:
+    trainer = fit(name, 2)
+    return type(trainer.strategy).__name__, float(trainer.callback_metrics.get("loss", 0.0))
+
+
+def test_every_name_trains() -> None:
+    for name, kind in NAMES.items():
+        assert run_ranks(_fit_by, 2, name.upper()) == [(kind.__name__, 0.0)] * 2
+
+
+YAML = """
+seed_everything: 3
+trainer:
+  accelerator: cpu
+  devices: 2
+  max_epochs: 1
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  strategy:
+    class_path: {class_path}
+    init_args: {init_args}
+"""
+
+NESTED = {
+    "group_size": 2,
+    "gradient_sync": {
+        "class_path": "lightning_hier.GTC",
+        "init_args": {"threshold": "auto", "density": 0.05},
+    },
+    "block_sync": {
+        "class_path": "lightning_hier.BMUF",
+        "init_args": {"block_size": 3, "block_momentum": 0.25},
+    },
+    "find_unused_parameters": True,
+    "timeout": None,
+}
+
+
+def _command_line(arguments: list[str]) -> Any:
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    cli = LightningCLI(Net, save_config_callback=None, run=False, args=arguments)
+    return cli.trainer.strategy
+
+
+def test_yaml_with_nested_objects(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        YAML.format(class_path="lightning_hier.HierarchicalStrategy", init_args=json.dumps(NESTED))
+    )
+    strategy = _command_line([f"--config={config}"])
+    assert type(strategy) is lh.HierarchicalStrategy
+    assert strategy.group_size == 2
+    assert strategy.gradient_sync == lh.GTC(density=0.05)
+    assert strategy.block_sync == lh.BMUF(block_size=3, block_momentum=0.25)
+    assert strategy._ddp_kwargs["find_unused_parameters"] is True
+
+
+def test_command_line_sets_arguments_one_by_one() -> None:
+    strategy = _command_line(
+        [
+            "--trainer.accelerator=cpu",
+            "--trainer.devices=2",
+            "--trainer.logger=false",
+            "--trainer.strategy.class_path=lightning_hier.BMUFGTCStrategy",
+            "--trainer.strategy.group_size=2",
+            "--trainer.strategy.block_size=7",
+            "--trainer.strategy.block_momentum=0.5",
+            "--trainer.strategy.threshold=auto",
+            "--trainer.strategy.process_group=null",
+            "--trainer.strategy.find_unused_parameters=true",
+        ]
+    )
+    assert type(strategy) is lh.BMUFGTCStrategy
+    assert strategy.group_size == 2
+    assert strategy.block_sync == lh.BMUF(block_size=7, block_momentum=0.5)
+    assert strategy._ddp_kwargs["find_unused_parameters"] is True
+
+
+def test_registered_name_on_the_command_line() -> None:
+    strategy = _command_line(
+        ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=bmuf_gtc"]
+    )
+    assert type(strategy) is lh.BMUFGTCStrategy
+
+
+def test_bad_value_on_the_command_line_is_refused_with_its_rule(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises((SystemExit, ValueError)) as caught:
+        _command_line(
+            [
+                "--trainer.accelerator=cpu",
+                "--trainer.strategy.class_path=lightning_hier.BMUFStrategy",
+                "--trainer.strategy.block_size=0",
+            ]
+        )
+    said = str(caught.value) + capsys.readouterr().err
+    assert "block_size must be a whole number of at least 1, got 0" in said
+
+
+def _fit_from_the_command_line() -> tuple[int, int]:
+    """The parser spells out every argument of DDP, `process_group=None` among them."""
+    from lightning.pytorch.cli import LightningCLI
+
+    arguments = [
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=2",
+        "--trainer.logger=false",
+        "--trainer.max_epochs=1",
+        "--trainer.enable_checkpointing=false",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        "--trainer.strategy.class_path=lightning_hier.BMUFGTCStrategy",
+        "--trainer.strategy.group_size=1",
+        "--trainer.strategy.process_group=null",
+    ]
+    cli = LightningCLI(Net, save_config_callback=None, run=False, args=arguments)
+    cli.trainer.fit(cli.model, loader(4))
+    return cli.trainer.global_step, cli.trainer.strategy.communicators.group.size
+
+
+def test_strategy_from_the_command_line_trains() -> None:
+    pytest.importorskip("jsonargparse")
+    assert run_ranks(_fit_from_the_command_line, 2) == [(4, 1), (4, 1)]
