@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.block_sync import Across
 from lightning_hier.comm.channel import Channel
 
@@ -91,6 +93,11 @@ def make_carrier(across: Across, group: Channel, *, cards: int | None) -> Carrie
     if across == "auto":
         across = "sharded" if cards is None or cards >= group.size else "leader"
     return ShardedCarrier(group) if across == "sharded" else LeaderCarrier(group)
+
+
+def fewest_network_cards(device: torch.device) -> int:
+    """The smallest number of network cards of any host. A collective of the world."""
+    return min(int(cards) for cards in gather_json(network_cards(), device))
 
 
 def network_cards(root: Path = Path("/sys/class")) -> int:

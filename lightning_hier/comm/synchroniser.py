@@ -83,6 +83,10 @@ class Synchroniser:
         """Whether the module holds the global model, its local one put aside."""
         return self._shown is not None
 
+    def note_termination(self) -> None:
+        """Remember that this rank shall stop; all learn of it at the next synchronisation."""
+        self.terminate = True
+
     def metrics(self) -> dict[str, float]:
         """What the last synchronisation of each optimizer's block did, by name."""
         found: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -17,10 +18,10 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
-from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
+from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.block_sync import BlockSync
 from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.carriers import network_cards
+from lightning_hier.comm.carriers import fewest_network_cards
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradient_hook import GradientHook, gradient_hook
 from lightning_hier.comm.gradient_sync import AllReduce, GradientSync
@@ -32,7 +33,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
+from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
 
@@ -86,7 +87,7 @@ class HierarchicalStrategy(DDPStrategy):
         self._worker: Worker | None = None
         self._hook: GradientHook | None = None
         self._termination: QuietTermination | None = None
-        self._validation: IsolatedValidation | None = None
+        self._at_teardown = ExitStack()
 
     @property
     def communicators(self) -> Communicators:
@@ -108,7 +109,14 @@ class HierarchicalStrategy(DDPStrategy):
         ranks = self._ranks_per_group()
         problem = checks.layout_problem(ranks, self.world_size, self.block_sync)
         raise_everywhere(problem, self.root_device)
-        require_same(self._settings(), self.root_device)
+        settings = {
+            "strategy": type(self).__name__,
+            "group_size": ranks,
+            "gradient_sync": repr(self.gradient_sync),
+            "block_sync": repr(self.block_sync),
+            "warmup_steps": self.warmup_steps,
+        }
+        require_same(settings, self.root_device)
         self._communicators = Communicators.build(
             RankLayout.two_tiers(ranks, self.world_size),
             device=self.root_device,
@@ -162,6 +170,7 @@ class HierarchicalStrategy(DDPStrategy):
             grad_scale=self._grad_scale,
             reached=ReachedParameters(parameters) if find_unused else None,
         )
+        self._at_teardown.callback(self._hook.close)
         self.model.register_comm_hook(self._hook, gradient_hook)
 
     def _start(self, trainer: pl.Trainer) -> None:
@@ -177,20 +186,15 @@ class HierarchicalStrategy(DDPStrategy):
             communicators=self.communicators,
             worker=self._worker,
             warmup_steps=self.warmup_steps,
-            cards=self._cards(),
+            cards=None if self.num_nodes == 1 else fewest_network_cards(self.root_device),
         )
         self._synchroniser.on_warm = self._end_warm_up
-        self._termination = QuietTermination(trainer, self._note_termination)
-        self._termination.install()
-        self._validation = IsolatedValidation(trainer, self.root_device)
-        self._validation.install()
-        ours = (GlobalModelLifecycle, HierarchyMetrics)
-        others = [callback for callback in trainer.callbacks if not isinstance(callback, ours)]  # type: ignore[attr-defined]
-        trainer.callbacks = [  # type: ignore[attr-defined]
-            GlobalModelLifecycle(self._synchroniser),
-            *others,
-            HierarchyMetrics(self),
-        ]
+        self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
+        for change in (self._termination, IsolatedValidation(trainer, self.root_device)):
+            change.install()
+            self._at_teardown.callback(change.remove)
+        lifecycle = GlobalModelLifecycle(self._synchroniser)
+        surround_callbacks(trainer, lifecycle, HierarchyMetrics(self))
 
     @override
     def on_train_start(self) -> None:
@@ -237,10 +241,8 @@ class HierarchicalStrategy(DDPStrategy):
         Through DDP's wrapper every batch would exchange buffers in the group, and the next training
         step would leave that out.
         """
-        module = self.lightning_module
-        assert module is not None  # noqa: S101 - connected before set-up
         with self.precision_plugin.val_step_context():
-            return module.validation_step(*args, **kwargs)
+            return self.lightning_module.validation_step(*args, **kwargs)  # type: ignore[union-attr]
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -261,14 +263,8 @@ class HierarchicalStrategy(DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        if self._termination is not None:
-            self._termination.remove()
+        self._at_teardown.close()
         self._termination = None
-        if self._validation is not None:
-            self._validation.remove()
-        self._validation = None
-        if self._hook is not None:
-            self._hook.close()
         self._synchroniser = None
         self._ddp_kwargs.pop("process_group", None)
         super().teardown()
@@ -297,25 +293,6 @@ class HierarchicalStrategy(DDPStrategy):
         if self.group_size == "node":
             return self.num_processes
         return self.world_size if self.group_size == "world" else self.group_size
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "strategy": type(self).__name__,
-            "group_size": self._ranks_per_group(),
-            "gradient_sync": repr(self.gradient_sync),
-            "block_sync": repr(self.block_sync),
-            "warmup_steps": self.warmup_steps,
-        }
-
-    def _cards(self) -> int | None:
-        """The smallest number of network cards of any host; None where there is one host."""
-        if self.num_nodes == 1:
-            return None
-        return min(int(cards) for cards in gather_json(network_cards(), self.root_device))
-
-    def _note_termination(self) -> None:
-        if self._synchroniser is not None:
-            self._synchroniser.terminate = True
 
     def _stop_if_agreed(self) -> None:
         if self._synchroniser and self._synchroniser.agreed_to_terminate and self._termination:

@@ -51,3 +51,10 @@ class GlobalModelLifecycle(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
         self._model.finish()
+
+
+def surround_callbacks(trainer: pl.Trainer, first: Callback, last: Callback) -> None:
+    """Put two callbacks around a Trainer's own, in place of those of an earlier ``fit``."""
+    ours = (type(first), type(last))
+    own = [callback for callback in trainer.callbacks if not isinstance(callback, ours)]  # type: ignore[attr-defined]
+    trainer.callbacks = [first, *own, last]  # type: ignore[attr-defined]
