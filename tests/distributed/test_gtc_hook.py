@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -161,3 +162,19 @@ def _empty_parameter() -> None:
 
 def test_parameter_without_elements_does_no_harm() -> None:
     run_ranks(_empty_parameter, 2)
+
+
+def _too_small_threshold() -> list[str]:
+    run = start(lh.GTC(threshold=1e-4, dense_below=0), tower())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4):
+            run.step(inputs(step))
+    return [str(warning.message) for warning in caught if "GTC" in str(warning.message)]
+
+
+def test_threshold_under_which_residuals_grow_for_ever_is_warned_of_once() -> None:
+    for said in run_ranks(_too_small_threshold, 2):
+        assert len(said) == 1
+        assert "threshold=0.0001" in said[0]
+        assert "Raise the threshold, or use threshold='auto'" in said[0]
