@@ -1,36 +1,26 @@
-"""AN4, manifests of audio files, Kaldi directories."""
+"""AN4 and manifests of audio files."""
 
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import zipfile
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import pytest
 import soundfile
 import torch
 
 from examples.acoustic.corpora.an4 import build_an4_corpus
-from examples.acoustic.corpora.kaldi import build_kaldi_corpus
 from examples.acoustic.corpora.manifest import build_manifest_corpus, read_manifest, split_words
 from examples.acoustic.corpora.pronunciation import lexicon_for
-
-SPLITS = ("train", "valid", "test")
+from tests.examples.manifests import SPLITS, write_manifest
 
 
 def _tone(seconds: float, rate_hz: int) -> np.ndarray:
     time = np.arange(int(seconds * rate_hz)) / rate_hz
     return (0.3 * np.sin(2 * np.pi * 440 * time)).astype(np.float32)
-
-
-def _write_manifest(folder: Path, entries: list[dict]) -> Path:
-    path = folder / "manifest.jsonl"
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return path
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def audio_folder(tmp_path: Path) -> Path:
         soundfile.write(tmp_path / name, stereo, rate_hz)
         text = f"Hello, {'red' if number % 2 else 'blue'} world!"
         entries.append({"path": name, "text": text, "split": SPLITS[number // 2]})
-    _write_manifest(tmp_path, entries)
+    write_manifest(tmp_path, entries)
     return tmp_path
 
 
@@ -113,7 +103,7 @@ def test_manifest_lines_are_checked(tmp_path: Path) -> None:
 
 def test_missing_split_is_named(audio_folder: Path) -> None:
     entries = read_manifest(audio_folder / "manifest.jsonl")
-    _write_manifest(audio_folder, [entry for entry in entries if entry["split"] != "valid"])
+    write_manifest(audio_folder, [entry for entry in entries if entry["split"] != "valid"])
     with pytest.raises(ValueError, match=r"each of the splits .* got \['test', 'train'\]"):
         build_manifest_corpus(path=audio_folder, lexicon="graphemes")
 
@@ -145,81 +135,6 @@ def test_lexicon_sources(tmp_path: Path) -> None:
         lexicon_for(["red"], "nowhere.dic")
 
 
-@pytest.fixture
-def kaldi_folder(tmp_path: Path) -> Path:
-    """Three splits of two utterances, with alignments in one archive."""
-    draw = np.random.default_rng(0)
-    ali: dict[str, np.ndarray] = {}
-    for split in SPLITS:
-        folder = tmp_path / split
-        folder.mkdir()
-        features = {f"{split}-{n}": draw.normal(size=(20 + n, 4)).astype("f") for n in range(2)}
-        kaldiio.save_ark(str(folder / "feats.ark"), features, scp=str(folder / "feats.scp"))
-        (folder / "text").write_text("".join(f"{key} no yes\n" for key in features))
-        (folder / "utt2spk").write_text("".join(f"{key} speaker-{key}\n" for key in features))
-        ali |= {key: draw.integers(0, 9, len(m)).astype(np.int32) for key, m in features.items()}
-    kaldiio.save_ark(str(tmp_path / "ali.1.ark"), ali, scp=str(tmp_path / "ali.scp"))
-    (tmp_path / "phones").write_text("sil\nN\nY\n")
-    return tmp_path
-
-
-def _splits(folder: Path) -> dict[str, Path]:
-    return {split: folder / split for split in SPLITS}
-
-
-def test_kaldi_directories(kaldi_folder: Path) -> None:
-    corpora = [
-        build_kaldi_corpus(**_splits(kaldi_folder), alignments=alignments, **phones)
-        for alignments, phones in (
-            (kaldi_folder / "ali.scp", {}),
-            (kaldi_folder, {"phones": kaldi_folder / "phones"}),
-        )
-    ]
-    pdfs = kaldiio.load_scp(str(kaldi_folder / "ali.scp"))
-    for corpus in corpora:
-        assert corpus.feature_dim == 12
-        assert corpus.train[1].speaker == "speaker-train-1"
-        assert corpus.train[0].words == ("no", "yes")
-        for utterance in corpus.test:
-            assert utterance.senones.tolist() == pdfs[utterance.key][1::3].tolist()
-    assert corpora[0].senones.states_per_phone == 1
-    assert corpora[0].senones.name(4) == "pdf-4.1"
-    assert corpora[1].senones.name(4) == "N.2"
-
-
-def test_kaldi_archives_are_found_from_the_table(kaldi_folder: Path) -> None:
-    for split in SPLITS:
-        scp = kaldi_folder / split / "feats.scp"
-        scp.write_text(scp.read_text().replace(f"{kaldi_folder / split}/", ""))
-    corpus = build_kaldi_corpus(**_splits(kaldi_folder))
-    assert corpus.train[0].senones is None and len(corpus.train) == 2
-
-
-def test_kaldi_mistakes_are_named(kaldi_folder: Path) -> None:
-    splits = _splits(kaldi_folder)
-    with pytest.raises(ValueError, match="needs phones"):
-        build_kaldi_corpus(**splits, flat_start=True)
-    with pytest.raises(ValueError, match="9 pdfs, 3 phones of 1 states have 3"):
-        build_kaldi_corpus(
-            **splits,
-            alignments=kaldi_folder,
-            phones=kaldi_folder / "phones",
-            states_per_phone=1,
-        )
-    with pytest.raises(FileNotFoundError, match="neither a file nor a folder"):
-        build_kaldi_corpus(**splits, alignments=kaldi_folder / "train")
-    kaldiio.save_ark(str(kaldi_folder / "bad.ark"), {"train-0": np.zeros(5, np.int32)})
-    with pytest.raises(ValueError, match="train-0 has 20 frames .* and 5 in its alignment"):
-        build_kaldi_corpus(**splits, alignments=kaldi_folder / "bad.ark")
-    scp = kaldi_folder / "train" / "feats.scp"
-    scp.write_text("train-0 echo hello |\n")
-    with pytest.raises(ValueError, match="commands in tables are not run"):
-        build_kaldi_corpus(**splits)
-    (kaldi_folder / "train" / "text").unlink()
-    with pytest.raises(FileNotFoundError, match="lacks text"):
-        build_kaldi_corpus(**splits)
-
-
 def _small_an4(folder: Path) -> Path:
     folder.mkdir()
     draw = np.random.default_rng(0)
@@ -231,7 +146,7 @@ def _small_an4(folder: Path) -> Path:
         folder / "an4_mfcc.npz",
         **{e["path"]: draw.normal(3, 2, (90, 13)).astype(np.float16) for e in entries},
     )
-    _write_manifest(folder, entries)
+    write_manifest(folder, entries)
     (folder / "an4.dic").write_text("YES  Y EH S\nNO  N OW\n")
     return folder
 
@@ -276,55 +191,9 @@ def test_alignments_at_the_rate_of_the_recording(tmp_path: Path) -> None:
         corpus.with_alignments({key: torch.arange(90) % 19})
 
 
-def _recorded(data_root: Path, name: str) -> Path:
-    if not (data_root / name).is_dir():
-        pytest.skip(f"no {name} in {data_root}")
-    return data_root / name
-
-
-@pytest.mark.needs_data
-def test_recorded_an4(data_root: Path) -> None:
-    corpus = build_an4_corpus(path=_recorded(data_root, "an4_mfcc"), flat_start=True)
-    assert [len(split) for split in corpus.splits.values()] == [715, 78, 76]
-    assert corpus.feature_dim == 39
-    silence = set(corpus.senones.of("sil"))
-    assert all(u.senones is not None and int(u.senones[0]) in silence for u in corpus.train)
-    assert all(torch.isfinite(u.features).all() for u in corpus.train)
-
-
-@pytest.mark.needs_data
-def test_recorded_sentences(data_root: Path, tmp_path: Path) -> None:
-    """A few of Kathleen's sentences, out of the zip."""
-    entries = read_manifest(_recorded(data_root, "kathleen") / "manifest.jsonl")
-    chosen = [next(e for e in entries if e["split"] == split) for split in SPLITS]
-    corpus = build_manifest_corpus(
-        path=_write_manifest(tmp_path, chosen),
-        audio=_recorded(data_root, "kathleen") / "kathleen.zip",
-        flat_start=True,
-    )
-    read = [split[0] for split in corpus.splits.values()]
-    for entry, utterance in zip(chosen, read, strict=True):
-        assert len(utterance) * 0.03 == pytest.approx(entry["duration"], abs=0.04)
-        assert utterance.speaker == "kathleen"
-
-
-@pytest.mark.needs_data
-def test_recorded_digits_at_two_rates(data_root: Path, tmp_path: Path) -> None:
-    entries = read_manifest(_recorded(data_root, "fsdd") / "manifest.jsonl")
-    chosen = [e for split in SPLITS for e in [x for x in entries if x["split"] == split][:5]]
-    manifest = _write_manifest(tmp_path, chosen)
-    audio = _recorded(data_root, "fsdd") / "fsdd.zip"
-    for rate_hz in (8000, 16_000):
-        corpus = build_manifest_corpus(path=manifest, audio=audio, sample_rate_hz=rate_hz)
-        assert corpus.train[0].words == ("zero",)
-        assert "zero" in corpus.lexicon
-        for entry, utterance in zip(chosen[:5], corpus.train, strict=True):
-            assert len(utterance) * 0.03 == pytest.approx(entry["duration"], abs=0.04)
-
-
 def test_a_zip_needs_no_folder(tmp_path: Path) -> None:
     """An audio source that is neither a folder nor a zip is refused at once."""
-    manifest = _write_manifest(tmp_path, [{"path": "a.wav", "text": "a", "split": "train"}])
+    manifest = write_manifest(tmp_path, [{"path": "a.wav", "text": "a", "split": "train"}])
     (tmp_path / "not.zip").write_bytes(io.BytesIO(b"text").getvalue())
     with pytest.raises(ValueError, match="must be a folder or a zip file"):
         build_manifest_corpus(path=manifest, audio=tmp_path / "not.zip")

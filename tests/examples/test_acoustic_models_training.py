@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, Trainer, seed_everything
 from torch import Tensor
 from torch.nn import functional
@@ -22,10 +21,8 @@ from examples.acoustic.models import (
     FrameClassifier,
     LSTMAcousticModel,
 )
-from examples.acoustic.models.frame_average import FrameAverage
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.utterance import Utterance, collate
-from tests.ranks import run_ranks
 
 SENONES = SenoneMap(("sil", "a", "b"), states_per_phone=1)
 DIM = 5
@@ -270,26 +267,6 @@ def test_decoding_without_reference_words_is_refused(tmp_path: Path) -> None:
     model.transcripts["test"] = [each.words for each in TinyCorpus().test]
     [tested] = trainer(tmp_path).test(model, loader, verbose=False)
     assert "test/word_error_rate" in tested
-
-
-def average_on_this_rank() -> float:
-    dist.init_process_group("gloo")
-    metric = FrameAverage()
-    for total, frames in [[(3.0, 1), (1.0, 5)], [(8.0, 10)]][dist.get_rank()]:
-        metric.update(torch.tensor(total), torch.tensor(frames))
-    average = float(metric.compute())
-    dist.destroy_process_group()
-    return average
-
-
-def test_average_counts_frames_over_ranks() -> None:
-    assert run_ranks(average_on_this_rank, 2) == pytest.approx([12.0 / 16.0] * 2)
-
-
-def test_average_of_no_frames_is_not_a_perfect_score() -> None:
-    metric = FrameAverage()
-    metric.update(torch.tensor(0.0), torch.tensor(0))
-    assert math.isnan(float(metric.compute()))
 
 
 def test_score_is_what_decoding_in_a_batch_sees() -> None:

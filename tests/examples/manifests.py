@@ -1,0 +1,15 @@
+"""Manifests for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SPLITS = ("train", "valid", "test")
+
+
+def write_manifest(folder: Path, entries: list[dict]) -> Path:
+    """Write entries as JSON lines; returns the file."""
+    path = folder / "manifest.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return path
