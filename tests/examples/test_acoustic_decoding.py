@@ -175,7 +175,7 @@ def test_wrong_scores_get_one_clear_error(values: Tensor, message: str) -> None:
 @pytest.mark.parametrize("option", ["beam", "acoustic_scale", "max_active"])
 def test_options_must_be_positive(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be above 0, got 0"):
-        WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), **{option: 0})  # type: ignore[arg-type]
+        WFSTDecoder(SENONES, LEXICON, WordLoop(CLEAR), **{option: 0})
 
 
 def test_priors_turn_posteriors_into_likelihoods() -> None:
