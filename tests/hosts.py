@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,12 @@ class Host:
             start_new_session=True,
         )
 
+    def kill_all(self) -> None:
+        """Kill whatever still runs inside; torchrun's workers do not die with it."""
+        for pid in _ip("netns", "pids", self.namespace).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
 
 @contextmanager
 def hosts(number: int) -> Iterator[list[Host]]:
@@ -46,11 +53,13 @@ def hosts(number: int) -> Iterator[list[Host]]:
         for index in range(number):
             host = Host(f"{prefix}-{index}", f"10.88.0.{10 + index}")
             _ip("netns", "add", host.namespace)
-            undo.callback(_ip, "netns", "delete", host.namespace)  # its link goes with it
+            undo.callback(_ip, "netns", "delete", host.namespace)
             outside = f"{prefix}v{index}"
             inside = ("-n", host.namespace)
             _ip("link", "add", outside, "type", "veth", "peer", "name", _LINK, "netns",
                 host.namespace)  # fmt: skip
+            # Before the namespace, whose own end of the link goes some time after it is deleted.
+            undo.callback(_ip, "link", "delete", outside)
             _ip("link", "set", outside, "master", bridge, "up")
             _ip(*inside, "link", "set", "lo", "up")
             _ip(*inside, "address", "add", f"{host.address}/24", "dev", _LINK)
@@ -77,10 +86,9 @@ def run_module(
             processes.append(host.start(command, log))
         codes = [process.wait(timeout=90) for process in processes]
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for process, host in zip(processes, found, strict=False):
+            host.kill_all()
+            process.wait()
     if any(codes):
         raise RuntimeError("\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs))
 
@@ -92,5 +100,5 @@ def link_bytes() -> tuple[int, int]:
     return sent, received
 
 
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +25,35 @@ class Watched(Net):
     A wide layer makes its gradients stand out from what TCP says to itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
+        self.folder = folder
         self.layers[0] = nn.Linear(4, 20_000)
         self.layers[2] = nn.Linear(20_000, 2)
         self.counters: dict[str, tuple[int, int]] = {}
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        names = {BLOCK + 1: "begin", 2 * BLOCK - 1: "middle"}
-        if batch_idx in names:
+        names = {BLOCK + 1: "begin", 2 * BLOCK - 1: "middle", 2 * BLOCK: "end"}
+        if batch_idx in names and os.environ["LOCAL_RANK"] == "0":
+            if names[batch_idx] != "middle":
+                self.wait_for_other_host(names[batch_idx])
             self.counters[names[batch_idx]] = link_bytes()
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 2 * BLOCK - 1:
-            self.counters["end"] = link_bytes()
+    def wait_for_other_host(self, where: str) -> None:
+        """Go on when both have left the block before: what they sent there has then arrived."""
+        (self.folder / f"{where}{os.environ['GROUP_RANK']}").touch()
+        until = time.monotonic() + 60
+        while len(list(self.folder.glob(f"{where}*"))) < 2:
+            if time.monotonic() > until:
+                raise TimeoutError(f"the other host has not come to the {where} of its block")
+            time.sleep(0.01)
 
 
 def main() -> None:
     """Train two blocks and one step more; arguments: folder and group size."""
     group_size: Any = sys.argv[2] if sys.argv[2] == "node" else int(sys.argv[2])
-    model = Watched()
+    model = Watched(Path(sys.argv[1]))
     strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=BLOCK, density=0.1)
     fit(strategy, 2 * BLOCK + 1, model)
     if os.environ["LOCAL_RANK"] == "0":

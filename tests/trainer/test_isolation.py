@@ -13,7 +13,7 @@ import torch
 
 import lightning_hier as lh
 from lightning_hier.strategies.sigterm import QuietTermination
-from tests.hosts import hosts, run_module
+from tests.hosts import _ip, hosts, run_module
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit
 
@@ -58,6 +58,22 @@ def test_group_comes_to_its_blocks_end_while_another_one_stands_still(tmp_path: 
 def test_with_lightnings_flag_at_every_batch_it_would_have_to_wait(tmp_path: Path) -> None:
     """The control: the test above does see the coupling that we remove."""
     assert not run_ranks(_slow_group, 4, tmp_path, 2.0, False)[0][0]
+
+
+@pytest.mark.needs_netns
+def test_emulated_hosts_leave_nothing_behind_after_an_error(tmp_path: Path) -> None:
+    def made() -> str:
+        return "".join(_ip(*what.split()) for what in ("netns list", "-brief link"))
+
+    before = made()
+    with pytest.raises(RuntimeError, match="host0.log"), hosts(2) as found:
+        assert all(host.namespace in made() for host in found)
+        sleeper = found[1].start(["sleep", "600"], tmp_path / "sleeper.log")
+        try:
+            run_module(found, 1, "tests.no_such_module", folder=tmp_path)
+        finally:
+            assert sleeper.wait(timeout=10) < 0  # killed with all that ran on its host
+    assert made() == before
 
 
 @pytest.mark.needs_netns
