@@ -3,10 +3,10 @@
 Importing the package registers the names, so that ``Trainer(strategy="bmuf_gtc")`` works.
 """
 
-from lightning_hier.comm.block_sync import BMUF, BlockSync, ModelAveraging
-from lightning_hier.comm.gradient_sync import GTC, AllReduce, CommHook, GradientSync
+from lightning_hier.comm.blocks.block_sync import BMUF, BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.status import NonFiniteModelError, OutOfStepError
+from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.roll_call import PeerError
-from lightning_hier.comm.status import NonFiniteModelError, OutOfStepError
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (
     BMUFGTCStrategy,

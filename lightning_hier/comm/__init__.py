@@ -1,1 +1,1 @@
-"""Process groups, collectives, gradient hooks and block synchronisation. No Lightning."""
+"""Process groups, collectives, and what is sent through them. No Lightning."""

@@ -16,8 +16,8 @@ from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
-from lightning_hier.comm.block_sync import BlockSync
-from lightning_hier.comm.gradient_sync import GradientSync
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.tiers import RankLayout
 
 # Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.

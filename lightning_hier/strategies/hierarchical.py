@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -19,23 +18,15 @@ from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.comm.agreement import raise_everywhere, require_same
-from lightning_hier.comm.block_sync import BlockSync
-from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.carriers import fewest_network_cards
+from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradient_hook import GradientHook, gradient_hook
-from lightning_hier.comm.gradient_sync import AllReduce, GradientSync
-from lightning_hier.comm.reached import ReachedParameters
-from lightning_hier.comm.reducers import build_hook
-from lightning_hier.comm.synchroniser import Synchroniser
+from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
-from lightning_hier.strategies.sigterm import QuietTermination
-from lightning_hier.strategies.validation import IsolatedValidation
 
 GroupSize = int | Literal["node", "world"]
 
@@ -83,11 +74,7 @@ class HierarchicalStrategy(DDPStrategy):
         self.warmup_steps = warmup_steps
         self.traffic = Traffic()
         self._communicators: Communicators | None = None
-        self._synchroniser: Synchroniser | None = None
-        self._worker: Worker | None = None
-        self._hook: GradientHook | None = None
-        self._termination: QuietTermination | None = None
-        self._at_teardown = ExitStack()
+        self._session: FitSession | None = None
 
     @property
     def communicators(self) -> Communicators:
@@ -133,18 +120,17 @@ class HierarchicalStrategy(DDPStrategy):
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
         if fitting:
-            self._start(trainer)
+            module, one_host = self._module, self.num_nodes == 1
+            session = self._fit_session
+            session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
+            lifecycle = GlobalModelLifecycle(session.synchroniser)
+            surround_callbacks(trainer, lifecycle, HierarchyMetrics(self))
 
     @override
     def configure_ddp(self) -> None:
-        module = self.lightning_module
-        assert module is not None  # noqa: S101 - connected before set-up
-        require_same(checks.model_settings(module), self.root_device)
+        self._session = FitSession(self.communicators, warmup_steps=self.warmup_steps)
         # DDP equalises the ranks of a group only.
-        with torch.no_grad():
-            tensors = [*module.parameters(), *module.buffers()]
-            broadcast_tensors_(tensors, self.communicators.world, "initial_model")
-        self._worker = Worker()
+        self._session.share_initial_model(self._module)
         super().configure_ddp()
 
     @override
@@ -157,62 +143,26 @@ class HierarchicalStrategy(DDPStrategy):
         # Lightning's own method registers hooks on CUDA only.
         if not isinstance(self.model, DistributedDataParallel):
             raise TypeError(f"expected a model wrapped in DDP, got {type(self.model).__name__}")
-        assert self._worker is not None  # noqa: S101 - made just before
-        if self._hook is not None:
-            self._hook.close()
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        find_unused = bool(self._ddp_kwargs.get("find_unused_parameters"))
-        self._hook = build_hook(
+        self._fit_session.attach_hook(
+            self.model,
             self.gradient_sync,
-            self.communicators,
-            self._worker,
-            warming=self._synchroniser.warming if self._synchroniser else self.warmup_steps > 0,
             grad_scale=self._grad_scale,
-            reached=ReachedParameters(parameters) if find_unused else None,
+            find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
         )
-        self._at_teardown.callback(self._hook.close)
-        self.model.register_comm_hook(self._hook, gradient_hook)
-
-    def _start(self, trainer: pl.Trainer) -> None:
-        """Attach the synchroniser and the callbacks to a Trainer that is about to fit."""
-        module = self.lightning_module
-        assert module is not None and self._worker is not None  # noqa: S101 - set by now
-        require_same(checks.optimizer_settings(self.optimizers), self.root_device)
-        self._worker.count_optimizers(len(self.optimizers))
-        self._synchroniser = Synchroniser(
-            module,
-            self.optimizers,
-            self.block_sync,
-            communicators=self.communicators,
-            worker=self._worker,
-            warmup_steps=self.warmup_steps,
-            cards=None if self.num_nodes == 1 else fewest_network_cards(self.root_device),
-        )
-        self._synchroniser.on_warm = self._end_warm_up
-        self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
-        for change in (self._termination, IsolatedValidation(trainer, self.root_device)):
-            change.install()
-            self._at_teardown.callback(change.remove)
-        lifecycle = GlobalModelLifecycle(self._synchroniser)
-        surround_callbacks(trainer, lifecycle, HierarchyMetrics(self))
 
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        batches = self.lightning_module.trainer.num_training_batches  # type: ignore[union-attr]
+        batches = self._module.trainer.num_training_batches
         require_same({"number of training batches": str(batches)}, self.root_device)
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        if self._synchroniser is not None and self._synchroniser.admit_trainable():
+        if self._fit_session.synchroniser.admit_trainable():
             # DDP leaves parameters for ever alone that were frozen when it was made.
             self.model = self.lightning_module
             super().configure_ddp()
-
-    def _end_warm_up(self) -> None:
-        if self._hook is not None:
-            self._hook.end_warm_up()
 
     @override
     def optimizer_step(
@@ -226,12 +176,10 @@ class HierarchicalStrategy(DDPStrategy):
 
         A collective of the group, and of the world at the end of a block.
         """
-        if self._synchroniser is None:
-            return super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._synchroniser.before_step()
+        session = self._fit_session
+        session.synchroniser.before_step()
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        self._synchroniser.after_step(self._index(optimizer))
-        self._stop_if_agreed()
+        session.after_step(self._index(optimizer))
         return output
 
     @override
@@ -242,14 +190,14 @@ class HierarchicalStrategy(DDPStrategy):
         step would leave that out.
         """
         with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)  # type: ignore[union-attr]
+            return self._module.validation_step(*args, **kwargs)
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the global model. A collective of the world during training."""
-        synchroniser = self._synchroniser
-        if synchroniser is None or synchroniser.shown:
+        if self._session is None or self._session.synchroniser.shown:
             return super().lightning_module_state_dict()
+        synchroniser = self._session.synchroniser
         synchroniser.show()
         state = super().lightning_module_state_dict()
         if synchroniser.shown:
@@ -263,9 +211,9 @@ class HierarchicalStrategy(DDPStrategy):
 
     @override
     def teardown(self) -> None:
-        self._at_teardown.close()
-        self._termination = None
-        self._synchroniser = None
+        if self._session is not None:
+            self._session.close()
+        self._session = None
         self._ddp_kwargs.pop("process_group", None)
         super().teardown()
 
@@ -275,11 +223,19 @@ class HierarchicalStrategy(DDPStrategy):
         Of this rank; no communication.
         """
         found = self.traffic.metrics()
-        if self._hook is not None:
-            found |= self._hook.metrics()
-        if self._synchroniser is not None:
-            found |= self._synchroniser.metrics()
-        return found
+        return found | self._session.metrics() if self._session is not None else found
+
+    @property
+    def _fit_session(self) -> FitSession:
+        if self._session is None:
+            raise RuntimeError("there is a session only while the Trainer fits")
+        return self._session
+
+    @property
+    def _module(self) -> pl.LightningModule:
+        if self.lightning_module is None:
+            raise RuntimeError("the strategy has not been connected with a module")
+        return self.lightning_module
 
     def _index(self, optimizer: Optimizer) -> int:
         inner = getattr(optimizer, "_optimizer", optimizer)
@@ -293,7 +249,3 @@ class HierarchicalStrategy(DDPStrategy):
         if self.group_size == "node":
             return self.num_processes
         return self.world_size if self.group_size == "world" else self.group_size
-
-    def _stop_if_agreed(self) -> None:
-        if self._synchroniser and self._synchroniser.agreed_to_terminate and self._termination:
-            self._termination.stop()

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_hier.algorithms.block_momentum import UpdateFrom
-from lightning_hier.comm.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
-from lightning_hier.comm.gradient_sync import GTC
+from lightning_hier.comm.blocks.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
+from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.hierarchical import GroupSize, HierarchicalStrategy
 
 

@@ -13,10 +13,10 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradient_hook import GradientHook, gradient_hook
-from lightning_hier.comm.gradient_sync import GradientSync
-from lightning_hier.comm.reached import ReachedParameters
-from lightning_hier.comm.reducers import build_hook
+from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
+from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.reducers import build_hook
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker

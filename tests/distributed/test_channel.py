@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from lightning_hier.comm.blocks.carriers import LeaderCarrier, ShardedCarrier
 from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.carriers import LeaderCarrier, ShardedCarrier
 from lightning_hier.comm.traffic import Count
 from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks

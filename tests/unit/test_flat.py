@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_hier.comm.blocks.carriers import LeaderCarrier, ShardedCarrier, make_carrier
 from lightning_hier.comm.broadcast import by_dtype
-from lightning_hier.comm.carriers import LeaderCarrier, ShardedCarrier, make_carrier
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_hier.comm.carriers import network_cards
+from lightning_hier.comm.blocks.carriers import network_cards
 
 
 @pytest.fixture

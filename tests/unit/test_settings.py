@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 import lightning_hier as lh
-from lightning_hier.comm.block_sync import BlockSync
-from lightning_hier.comm.gradient_sync import GradientSync
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import GradientSync
 
 BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.GTC, "threshold", [0, -1.0, math.nan, math.inf, "big", None], "'auto' or a finite number"),

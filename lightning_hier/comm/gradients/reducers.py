@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradient_hook import AllReducer, GradientHook, HookReducer, Reducer
-from lightning_hier.comm.gradient_sync import GTC, CommHook, GradientSync
-from lightning_hier.comm.gtc_hook import GTCReducer
-from lightning_hier.comm.reached import ReachedParameters
+from lightning_hier.comm.gradients.gradient_hook import (
+    AllReducer,
+    GradientHook,
+    HookReducer,
+    Reducer,
+)
+from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientSync
+from lightning_hier.comm.gradients.gtc_hook import GTCReducer
+from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.worker import Worker
 
 

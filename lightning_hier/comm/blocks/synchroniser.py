@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_hier.comm.block_sync import BlockSync
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
+from lightning_hier.comm.blocks.members import divide
+from lightning_hier.comm.blocks.model_block import BlockReport, ModelBlock
+from lightning_hier.comm.blocks.status import Place, Status, exchange
 from lightning_hier.comm.broadcast import broadcast_tensors_
-from lightning_hier.comm.carriers import Carrier, make_carrier
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.members import divide
-from lightning_hier.comm.model_block import BlockReport, ModelBlock
-from lightning_hier.comm.status import Place, Status, exchange
 from lightning_hier.comm.worker import StepCount, Worker
 
 # Steps between two checks of all ranks where there is no block synchronisation.
@@ -36,7 +36,7 @@ class Synchroniser:
         communicators: channels of this rank.
         worker: counts of the worker that this rank plays.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
-        cards: as in :func:`~lightning_hier.comm.carriers.make_carrier`.
+        cards: as in :func:`~lightning_hier.comm.blocks.carriers.make_carrier`.
 
     Raises:
         ValueError: the settings do not suit the number of groups.

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.comm.block_sync import LocalMomentum
+from lightning_hier.comm.blocks.block_sync import LocalMomentum
+from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.members import Members, momentum_buffers, reset_momentum_
+from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
-from lightning_hier.comm.carriers import Carrier
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.members import Members, momentum_buffers, reset_momentum_
-from lightning_hier.comm.model_part import ModelPart
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ from lightning_hier.algorithms.threshold import (
     subtract_sent_,
 )
 from lightning_hier.comm.channel import Channel, Pending
-from lightning_hier.comm.gradient_hook import Future, finished, open_future
-from lightning_hier.comm.gradient_sync import GTC
-from lightning_hier.comm.gtc_payload import Payload, Selection
-from lightning_hier.comm.reached import ReachedParameters
+from lightning_hier.comm.gradients.gradient_hook import Future, finished, open_future
+from lightning_hier.comm.gradients.gradient_sync import GTC
+from lightning_hier.comm.gradients.gtc_payload import Payload, Selection
+from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.worker import GradientMemory
 
 # A tensor of which this share is sent at a fixed threshold gets more gradient than it can send.

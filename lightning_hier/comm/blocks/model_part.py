@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.comm.carriers import Carrier
+from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 

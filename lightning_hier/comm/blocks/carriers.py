@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.block_sync import Across
+from lightning_hier.comm.blocks.block_sync import Across
 from lightning_hier.comm.channel import Channel
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.gradient_sync import CommHook
-from lightning_hier.comm.reached import ReachedParameters
+from lightning_hier.comm.gradients.gradient_sync import CommHook
+from lightning_hier.comm.gradients.reached import ReachedParameters
 
 Future = torch.futures.Future[Tensor]
 

@@ -1,0 +1,1 @@
+"""What groups do with their models at the end of a block."""

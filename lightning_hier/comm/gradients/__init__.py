@@ -1,0 +1,1 @@
+"""What a group does with gradients at every step."""

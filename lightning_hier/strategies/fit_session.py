@@ -1,0 +1,149 @@
+"""What exists on one rank while one Trainer fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import lightning.pytorch as pl
+import torch
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from lightning_hier.comm.agreement import require_same
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.carriers import fewest_network_cards
+from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
+from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.reducers import build_hook
+from lightning_hier.comm.worker import Worker
+from lightning_hier.strategies import checks
+from lightning_hier.strategies.sigterm import QuietTermination
+from lightning_hier.strategies.validation import IsolatedValidation
+
+
+class FitSession:
+    """The worker that this rank plays, the hook in DDP, the synchroniser, and changes to a Trainer.
+
+    Made when DDP is about to wrap the module and closed at teardown, so that nothing of one ``fit``
+    reaches the next.
+
+    Args:
+        communicators: channels of this rank.
+        warmup_steps: first steps, with averages over the whole world.
+
+    """
+
+    def __init__(self, communicators: Communicators, *, warmup_steps: int) -> None:
+        self._communicators = communicators
+        self._warmup_steps = warmup_steps
+        self._worker = Worker()
+        self._hook: GradientHook | None = None
+        self._synchroniser: Synchroniser | None = None
+        self._termination: QuietTermination | None = None
+        self._at_end = ExitStack()
+
+    @property
+    def synchroniser(self) -> Synchroniser:
+        """Runs the blocks; there once :meth:`begin` has been called."""
+        if self._synchroniser is None:
+            raise RuntimeError("blocks are run from the moment when optimizers are set up")
+        return self._synchroniser
+
+    def share_initial_model(self, module: Module) -> None:
+        """Give every rank the model of rank 0, in place. A collective of the world.
+
+        Raises:
+            ValueError: on every rank, if the ranks' models differ in more than their values.
+
+        """
+        require_same(checks.model_settings(module), self._communicators.device)
+        with torch.no_grad():
+            tensors = [*module.parameters(), *module.buffers()]
+            broadcast_tensors_(tensors, self._communicators.world, "initial_model")
+
+    def attach_hook(
+        self,
+        model: DistributedDataParallel,
+        config: GradientSync,
+        *,
+        grad_scale: Callable[[], float],
+        find_unused: bool,
+    ) -> None:
+        """Register the gradient hook with a module that DDP has just wrapped, perhaps anew."""
+        if self._hook is not None:
+            self._hook.close()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        warming = self._synchroniser.warming if self._synchroniser else self._warmup_steps > 0
+        self._hook = build_hook(
+            config,
+            self._communicators,
+            self._worker,
+            warming=warming,
+            grad_scale=grad_scale,
+            reached=ReachedParameters(parameters) if find_unused else None,
+        )
+        model.register_comm_hook(self._hook, gradient_hook)
+
+    def begin(
+        self,
+        trainer: pl.Trainer,
+        module: Module,
+        optimizers: Sequence[Optimizer],
+        block_sync: BlockSync | None,
+        *,
+        one_host: bool,
+    ) -> None:
+        """Start counting steps and quieten the Trainer. A collective of the world.
+
+        Raises:
+            ValueError: on every rank, if the ranks' optimizers differ.
+
+        """
+        device = self._communicators.device
+        require_same(checks.optimizer_settings(list(optimizers)), device)
+        self._worker.count_optimizers(len(optimizers))
+        self._synchroniser = Synchroniser(
+            module,
+            optimizers,
+            block_sync,
+            communicators=self._communicators,
+            worker=self._worker,
+            warmup_steps=self._warmup_steps,
+            cards=None if one_host else fewest_network_cards(device),
+        )
+        self._synchroniser.on_warm = self._end_warm_up
+        self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
+        for change in (self._termination, IsolatedValidation(trainer, device)):
+            change.install()
+            self._at_end.callback(change.remove)
+
+    def after_step(self, optimizer: int) -> None:
+        """Count a step. A collective of the world at the end of a block."""
+        self.synchroniser.after_step(optimizer)
+        if self.synchroniser.agreed_to_terminate and self._termination is not None:
+            self._termination.stop()
+
+    def metrics(self) -> dict[str, float]:
+        """What hook and blocks have to log, by name."""
+        found: dict[str, float] = {}
+        if self._hook is not None:
+            found |= self._hook.metrics()
+        if self._synchroniser is not None:
+            found |= self._synchroniser.metrics()
+        return found
+
+    def close(self) -> None:
+        """Take back what was changed about the Trainer and attached to parameters."""
+        self._at_end.close()
+        if self._hook is not None:
+            self._hook.close()
+
+    def _end_warm_up(self) -> None:
+        if self._hook is not None:
+            self._hook.end_warm_up()
