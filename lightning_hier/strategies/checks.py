@@ -114,6 +114,12 @@ def check_run(trainer: pl.Trainer, *, static_graph: bool) -> None:
     raise_everywhere(problem, device)
     require_same(trainer_settings(trainer), device)
     warn_of_coupling(trainer)
+    if trainer.ckpt_path is not None:
+        rank_zero_warn(
+            f"Resuming from {trainer.ckpt_path}: training goes on from its global model with a new "
+            "block. The global update, residuals, thresholds and the progress within a block start "
+            "anew, so the run differs from one that was not interrupted."
+        )
 
 
 def module_problem(module: Module) -> str | None:
