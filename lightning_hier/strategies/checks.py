@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -189,6 +189,22 @@ def model_settings(module: Module) -> dict[str, Any]:
     return settings
 
 
-def optimizer_settings(optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+def optimizer_problem(
+    optimizers: Sequence[torch.optim.Optimizer], block_sync: BlockSync | None
+) -> str | None:
+    """What about the optimizers can't be combined with the block synchronisation, or None."""
+    if block_sync is None or block_sync.local_momentum != "average":
+        return None
+    without = [type(one).__name__ for one in optimizers if "momentum" not in one.defaults]
+    if not without:
+        return None
+    return (
+        "local_momentum='average' averages the momentum of SGD or RMSprop, got "
+        f"{', '.join(without)}: use 'reset' or 'keep', which leave the moments of other "
+        "optimizers as they are"
+    )
+
+
+def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     """What must not differ between ranks about the optimizers."""
     return {"optimizers": [type(one).__name__ for one in optimizers]}

@@ -11,7 +11,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import require_same
+from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
@@ -102,11 +102,12 @@ class FitSession:
         """Start counting steps and quieten the Trainer. A collective of the world.
 
         Raises:
-            ValueError: on every rank, if the ranks' optimizers differ.
+            ValueError: on every rank, if the ranks' optimizers differ or do not suit ``block_sync``.
 
         """
         device = self._communicators.device
-        require_same(checks.optimizer_settings(list(optimizers)), device)
+        raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
+        require_same(checks.optimizer_settings(optimizers), device)
         self._worker.count_optimizers(len(optimizers))
         self._synchroniser = Synchroniser(
             module,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,15 @@ def _optimizers_differ() -> None:
     fit("bmuf", model=_OtherOptimizer())
 
 
+class _Adam(_Untrained):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def _no_momentum_to_average() -> None:
+    fit(lh.BMUFStrategy(local_momentum="average"), model=_Adam())
+
+
 def _sparse() -> None:
     model = _Untrained()
     model.table = torch.nn.Embedding(5, 4, sparse=True)
@@ -111,6 +121,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_models_differ, r"layers.2.bias: .* on ranks 0, 1, 3; null on rank 2"),
     (_shapes_differ, r"layers.0.weight: \"\(8, 4\).* on ranks 0, 1, 2; \"\(9, 4\).* on rank 3"),
     (_optimizers_differ, r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1'),
+    (_no_momentum_to_average, r"local_momentum='average' averages.*got Adam: use 'reset'"),
     (_sparse, r"sparse gradients are not supported, and table has sparse=True"),
     (_nothing_to_train, r"no trainable parameter"),
     (_static_graph, r"static_graph=True can't be combined with accumulate_grad_batches=2"),
@@ -124,8 +135,6 @@ CASES: list[tuple[Callable[[], None], str]] = [
 )
 def test_one_clear_error_on_every_rank(mistake: Callable[[], None], message: str) -> None:
     errors = run_ranks(mistake, 4, expect_failure=True, timeout_s=30)
-    import re
-
     for error in errors:
         assert error.startswith("ValueError"), error
         assert re.search(message, error, re.DOTALL), error

@@ -25,7 +25,8 @@ class BlockReport:
     Attributes:
         update_norm: Euclidean norm of the global update Delta.
         model_distance: how far the group models were apart: the root mean square over the groups
-            of the Euclidean distance between a group's model and their mean.
+            of the Euclidean distance between a group's model and their mean. Averaged buffers and
+            averaged momentum count as part of the model.
 
     """
 
