@@ -102,7 +102,7 @@ class FitSession:
         """Start counting steps and quieten the Trainer. A collective of the world.
 
         Raises:
-            ValueError: on every rank, if the ranks' optimizers differ or do not suit ``block_sync``.
+            ValueError: on every rank, if optimizers differ or do not suit ``block_sync``.
 
         """
         device = self._communicators.device
