@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 from examples.acoustic.align_once import aligned_corpus
+from examples.acoustic.array_cache import default_cache_dir
 from examples.acoustic.corpora.an4 import build_an4_corpus
-from examples.acoustic.corpora.cache import default_cache_dir
 from examples.acoustic.corpora.kaldi import build_kaldi_corpus
 from examples.acoustic.corpora.manifest import build_manifest_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus

@@ -10,7 +10,7 @@ import argparse
 import time
 from dataclasses import replace
 
-from examples.acoustic.corpora.cache import default_cache_dir
+from examples.acoustic.array_cache import default_cache_dir
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Settings

@@ -134,14 +134,14 @@ def test_alignments_are_made_once(tmp_path: Path) -> None:
     cached_alignments("toy", {"seed": 2}, tmp_path / "new", make)
     cached_alignments("toy", {"seed": 1}, None, make)
     assert len(calls) == 3
-    assert len(list((tmp_path / "new").iterdir())) == 2
+    assert len(list((tmp_path / "new").glob("*.npz"))) == 2
 
 
 def test_damaged_cache_is_named(tmp_path: Path) -> None:
     cached_alignments("toy", {}, tmp_path, lambda: {"a": torch.tensor([1])})
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.npz")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"{path.name} is not a readable file of alignments"):
+    with pytest.raises(ValueError, match=f"{path.name} is not a readable cache file"):
         cached_alignments("toy", {}, tmp_path, lambda: {"a": torch.tensor([1])})
 
 

@@ -1,11 +1,7 @@
-"""Recorded corpora on disk, so that several ranks need not make the same one."""
+"""Recorded corpora as arrays, to be kept on disk."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,22 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 
+from examples.acoustic.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
 from examples.acoustic.corpora.recording import RecordedCorpus, Recording
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 
 # Raise it whenever the file, or what goes into it, changes its meaning.
-_FORMAT = 1
+_FORMAT = 2
 _NO_SENONE = -1
-_LONGEST_WAIT_S = 1800.0
-
-
-def default_cache_dir() -> Path:
-    """``lightning_hier`` in the user's cache folder (``XDG_CACHE_HOME``, else ``~/.cache``)."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "lightning_hier"
 
 
 def cached(
@@ -37,35 +26,15 @@ def cached(
     cache_dir: str | Path | None,
     make: Callable[[], RecordedCorpus],
 ) -> RecordedCorpus:
-    """Read a corpus from ``cache_dir``, or make it and write it there.
-
-    Of several processes that ask for the same corpus at once, one makes it and the others wait.
-
-    Args:
-        name: start of the file's name.
-        made_from: all that the corpus depends on, as JSON; other values, another file.
-        cache_dir: folder, made where missing; None makes the corpus without reading or writing.
-        make: makes the corpus.
-
-    Raises:
-        TimeoutError: if another process has been making it for half an hour.
-    """
+    """Read a corpus from ``cache_dir``, or make it and write it there; see ``cached_arrays``."""
     if cache_dir is None:
         return make()
-    text = json.dumps({"format": _FORMAT, **made_from}, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = Path(cache_dir) / f"{name}-{digest}.npz"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The lock ends with its process: one that dies does not stop the others.
-        with FileLock(f"{path}.lock", timeout=_LONGEST_WAIT_S):
-            if not path.exists():
-                write_recorded(make(), path)
-    return read_recorded(path)
+    contents = {"format": _FORMAT, **made_from}
+    return from_arrays(cached_arrays(name, contents, cache_dir, lambda: to_arrays(make())))
 
 
-def write_recorded(corpus: RecordedCorpus, path: Path) -> None:
-    """Write to ``path``; a reader never sees half a file."""
+def to_arrays(corpus: RecordedCorpus) -> Arrays:
+    """Everything about a corpus, without objects."""
     recordings = corpus.recordings
     about = {
         "name": corpus.name,
@@ -79,39 +48,20 @@ def write_recorded(corpus: RecordedCorpus, path: Path) -> None:
         torch.full((r.features.shape[0],), _NO_SENONE) if r.senones is None else r.senones
         for r in recordings
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(
-                file,
-                about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8),
-                frames=np.array([r.features.shape[0] for r in recordings]),
-                features=torch.cat([r.features for r in recordings]).numpy(),
-                senones=torch.cat(senones).numpy(),
-            )
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    return {
+        "about": as_json_array(about),
+        "frames": np.array([r.features.shape[0] for r in recordings]),
+        "features": torch.cat([r.features for r in recordings]).numpy(),
+        "senones": torch.cat(senones).numpy(),
+    }
 
 
-def read_recorded(path: Path) -> RecordedCorpus:
-    """Read what :func:`write_recorded` wrote.
-
-    Raises:
-        ValueError: if the file is damaged; it names the file.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            about = json.loads(file["about"].tobytes())
-            frames = file["frames"].tolist()
-            features = torch.from_numpy(file["features"]).split(frames)
-            senones = torch.from_numpy(file["senones"]).split(frames)
-    except Exception as error:
-        raise ValueError(
-            f"{path} is not a readable corpus cache ({error}); delete it, and it is made again"
-        ) from error
+def from_arrays(arrays: Arrays) -> RecordedCorpus:
+    """The inverse of :func:`to_arrays`."""
+    about = from_json_array(arrays["about"])
+    frames = arrays["frames"].tolist()
+    features = torch.from_numpy(arrays["features"]).split(frames)
+    senones = torch.from_numpy(arrays["senones"]).split(frames)
     return RecordedCorpus(
         name=about["name"],
         frame_shift_s=about["frame_shift_s"],
