@@ -23,9 +23,9 @@ from lightning_hier.comm.tiers import RankLayout
 # Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.
 _TAKEN: Mapping[str, str] = {
     "process_group": "group_size decides which ranks share a group",
-    "ddp_comm_hook": "pass gradient_sync=CommHook(hook=..., state=...)",
-    "ddp_comm_state": "pass gradient_sync=CommHook(hook=..., state=...)",
-    "ddp_comm_wrapper": "wrap the hook that you pass as gradient_sync=CommHook(hook=...)",
+    "ddp_comm_hook": "pass gradient_sync=CommHook(hook, state)",
+    "ddp_comm_state": "pass gradient_sync=CommHook(hook, state)",
+    "ddp_comm_wrapper": "wrap the hook that you pass as gradient_sync=CommHook(hook)",
     "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
     "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
     "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",

@@ -38,7 +38,7 @@ class HierarchicalStrategy(DDPStrategy):
         group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
             ``"world"`` (all ranks, one group). It must divide the number of ranks.
         gradient_sync: how gradients are averaged inside a group at every step: ``AllReduce()``,
-            ``GTC(...)`` or ``CommHook(hook=..., state=...)``. None is ``AllReduce()``.
+            ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
         block_sync: how the models of the groups are brought together after every block:
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the

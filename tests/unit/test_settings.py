@@ -53,7 +53,7 @@ def test_bytes_of_a_hook_must_be_positive(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [lh.AllReduce(), lh.GTC(), lh.CommHook(hook=print), lh.ModelAveraging(), lh.BMUF()],
+    [lh.AllReduce(), lh.GTC(), lh.ModelAveraging(), lh.BMUF()],
     ids=lambda settings: type(settings).__name__,
 )
 def test_settings_are_frozen_and_take_keywords_alone(settings: Any) -> None:
@@ -124,3 +124,10 @@ def test_presets_pass_their_arguments_on() -> None:
     assert lh.GTCStrategy().group_size == "world"
     assert lh.BMUFStrategy(block_size=3).block_sync == lh.BMUF(block_size=3)
     assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size=50)
+
+
+def test_hook_and_its_state_may_stand_without_names() -> None:
+    hook = lh.CommHook(print, "state")
+    assert (hook.hook, hook.state, hook.bytes_per_element) == (print, "state", None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        hook.state = None  # type: ignore[misc]

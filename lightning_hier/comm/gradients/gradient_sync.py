@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -70,7 +70,7 @@ class GTC(GradientSync):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CommHook(GradientSync):
     """Any DDP communication hook inside a group.
 
@@ -86,7 +86,7 @@ class CommHook(GradientSync):
 
     hook: Hook
     state: Any = None
-    bytes_per_element: float | None = None
+    bytes_per_element: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
