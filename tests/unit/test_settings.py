@@ -128,6 +128,7 @@ def test_presets_pass_their_arguments_on() -> None:
 
 def test_hook_and_its_state_may_stand_without_names() -> None:
     hook = lh.CommHook(print, "state")
-    assert (hook.hook, hook.state, hook.bytes_per_element) == (print, "state", None)
+    assert hook == lh.CommHook(hook=print, state="state")
+    assert hook.bytes_per_element is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         cast(Any, hook).state = None
