@@ -8,13 +8,18 @@ element, but it is summed on the way instead of gathered from every rank.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lightning_hier.algorithms.threshold import add_signs_, split_words
 
 _ELEMENTS_PER_WORD = 16
+
+# Bytes of a bitmap looked up at a time: what they stand for stays in the cache.
+_CHUNK = 1 << 15
 
 
 class Coding(IntEnum):
@@ -73,9 +78,19 @@ def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
 def add_bitmap_signs_(signs: Tensor, bitmap: Tensor) -> None:
     """Add the +1 and -1 of a bitmap to ``signs`` (1-D), in place."""
     packed = bitmap.view(torch.uint8)
-    codes = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1).view(-1)
-    codes = codes[: signs.numel()]
-    signs.add_(codes == 1).sub_((codes == 2).to(signs.dtype))
+    table = _signs_of_a_byte(signs.dtype, signs.device)
+    for start in range(0, packed.numel(), _CHUNK):
+        found = functional.embedding(packed[start : start + _CHUNK].int(), table).view(-1)
+        target = signs[4 * start : 4 * start + found.numel()]
+        target.add_(found[: target.numel()])
+
+
+@lru_cache
+def _signs_of_a_byte(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The four signs that each of the 256 bytes of a bitmap stands for, (256, 4)."""
+    shifts = torch.tensor([0, 2, 4, 6], device=device)
+    codes = torch.arange(256, device=device)[:, None] >> shifts & 3
+    return (codes == 1).to(dtype) - (codes == 2).to(dtype)
 
 
 def words_to_signs(words: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
