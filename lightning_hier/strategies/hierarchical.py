@@ -21,6 +21,7 @@ from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.leaving import destroy_groups_at_exit, stay_at_exit
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
@@ -93,6 +94,7 @@ class HierarchicalStrategy(DDPStrategy):
         super().setup_environment()
         if self._communicators is not None:
             return  # a Trainer that validates or tests after fitting keeps its process groups
+        destroy_groups_at_exit()
         ranks = self._ranks_per_group()
         problem = checks.layout_problem(ranks, self.world_size, self.block_sync)
         raise_everywhere(problem, self.root_device)
@@ -208,6 +210,11 @@ class HierarchicalStrategy(DDPStrategy):
             }
             synchroniser.hide()
         return state
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        stay_at_exit()
 
     @override
     def teardown(self) -> None:
