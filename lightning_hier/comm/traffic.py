@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any, Literal
 
 Tier = Literal["group", "across"]
 
@@ -41,26 +42,42 @@ class Traffic:
     def __init__(self) -> None:
         """Start at zero."""
         self._counts: defaultdict[tuple[Tier, str], Count] = defaultdict(Count)
+        # Collectives that overlap backward are counted by the thread that completes them.
+        self._lock = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For launchers that pickle the strategy before anything is sent: all but the lock."""
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the counts over, with a lock of its own."""
+        self.__dict__.update(state)
+        self._lock = Lock()
 
     def add(self, tier: Tier, kind: str, *, payload_bytes: float, seconds: float) -> None:
         """Count one collective."""
-        count = self._counts[tier, kind]
-        count.payload_bytes += round(payload_bytes)
-        count.seconds += seconds
-        count.calls += 1
+        with self._lock:
+            count = self._counts[tier, kind]
+            count.payload_bytes += round(payload_bytes)
+            count.seconds += seconds
+            count.calls += 1
 
     def total(self, tier: Tier) -> Count:
         """Sum over the kinds of one tier."""
-        return sum((c for (t, _), c in self._counts.items() if t == tier), Count())
+        return sum((c for (t, _), c in self._present() if t == tier), Count())
 
     def of(self, tier: Tier, kind: str) -> Count:
         """Totals of one kind; zeros where nothing was sent."""
-        return self._counts.get((tier, kind), Count())
+        return dict(self._present()).get((tier, kind), Count())
+
+    def _present(self) -> list[tuple[tuple[Tier, str], Count]]:
+        with self._lock:
+            return sorted((key, replace(count)) for key, count in self._counts.items())
 
     def metrics(self) -> dict[str, float]:
         """All totals under the names by which they are logged."""
         named: dict[str, float] = {}
-        for (tier, kind), count in sorted(self._counts.items()):
+        for (tier, kind), count in self._present():
             named[f"hier/{tier}/{kind}/payload_bytes"] = count.payload_bytes
             named[f"hier/{tier}/{kind}/seconds"] = count.seconds
             named[f"hier/{tier}/{kind}/calls"] = count.calls

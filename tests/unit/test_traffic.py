@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
 from lightning_hier.comm.traffic import Count, Traffic
 
 
@@ -44,3 +51,36 @@ def test_tiers_are_named_before_anything_is_sent() -> None:
         "hier/across/payload_bytes": 0,
         "hier/across/seconds": 0.0,
     }
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Let threads interrupt each other as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_nothing_is_lost_when_several_threads_count() -> None:
+    """Overlapped collectives are counted by the threads that complete them."""
+    traffic = Traffic()
+
+    def count() -> None:
+        for _ in range(20_000):
+            traffic.add("group", "gradients", payload_bytes=3, seconds=0.5)
+
+    threads = [Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert traffic.of("group", "gradients") == Count(240_000, 40_000.0, 80_000)
+
+
+def test_counts_survive_pickling() -> None:
+    """Lightning's spawning launchers pickle the strategy."""
+    traffic = pickle.loads(pickle.dumps(_some_traffic()))
+    traffic.add("across", "models", payload_bytes=1, seconds=0.0)
+    assert traffic.total("across") == Count(1001, 2.0, 2)
