@@ -130,6 +130,10 @@ class FitSession:
         if self.synchroniser.agreed_to_terminate and self._termination is not None:
             self._termination.stop()
 
+    def at_end(self, take_back: Callable[[], None]) -> None:
+        """Have :meth:`close` call this too."""
+        self._at_end.callback(take_back)
+
     def metrics(self) -> dict[str, float]:
         """What hook and blocks have to log, by name."""
         found: dict[str, float] = {}

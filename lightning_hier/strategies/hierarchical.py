@@ -91,10 +91,10 @@ class HierarchicalStrategy(DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
+        destroy_groups_at_exit(self)
         super().setup_environment()
         if self._communicators is not None:
             return  # a Trainer that validates or tests after fitting keeps its process groups
-        destroy_groups_at_exit()
         ranks = self._ranks_per_group()
         problem = checks.layout_problem(ranks, self.world_size, self.block_sync)
         raise_everywhere(problem, self.root_device)
@@ -126,7 +126,7 @@ class HierarchicalStrategy(DDPStrategy):
             session = self._fit_session
             session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
             lifecycle = GlobalModelLifecycle(session.synchroniser)
-            surround_callbacks(trainer, lifecycle, HierarchyMetrics(self))
+            session.at_end(surround_callbacks(trainer, lifecycle, HierarchyMetrics(self)))
 
     @override
     def configure_ddp(self) -> None:
@@ -223,6 +223,12 @@ class HierarchicalStrategy(DDPStrategy):
         self._session = None
         self._ddp_kwargs.pop("process_group", None)
         super().teardown()
+
+    def forget_groups(self) -> None:
+        """Drop every reference to a process group, at the end of the process."""
+        self._session = None
+        self._communicators = None
+        self._ddp_kwargs.pop("process_group", None)
 
     def metrics(self) -> dict[str, float]:
         """Everything that is counted, under the names by which it is logged.

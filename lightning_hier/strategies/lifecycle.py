@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -53,8 +54,12 @@ class GlobalModelLifecycle(Callback):
         self._model.finish()
 
 
-def surround_callbacks(trainer: pl.Trainer, first: Callback, last: Callback) -> None:
-    """Put two callbacks around a Trainer's own, in place of those of an earlier ``fit``."""
-    ours = (type(first), type(last))
-    own = [callback for callback in trainer.callbacks if not isinstance(callback, ours)]  # type: ignore[attr-defined]
-    trainer.callbacks = [first, *own, last]  # type: ignore[attr-defined]
+def surround_callbacks(trainer: pl.Trainer, first: Callback, last: Callback) -> Callable[[], None]:
+    """Put two callbacks around a Trainer's own; what is returned takes them away again."""
+    trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
+
+    def restore() -> None:
+        own = [callback for callback in trainer.callbacks if callback not in (first, last)]  # type: ignore[attr-defined]
+        trainer.callbacks = own  # type: ignore[attr-defined]
+
+    return restore
