@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.acoustic.alignment_cache import cached_alignments
-from examples.acoustic.array_cache import default_cache_dir
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.flat_start import FlatStartOptions, align_corpus
+from examples.array_cache import default_cache_dir
 
 
 def aligned_corpus(

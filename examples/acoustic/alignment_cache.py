@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from examples.acoustic.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
+from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
 
 # Raise it whenever the file, or how alignments are made, changes its meaning.
 _FORMAT = 2

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Literal
 
 from examples.acoustic.align_once import aligned_corpus
-from examples.acoustic.array_cache import default_cache_dir
 from examples.acoustic.corpora.an4 import build_an4_corpus
 from examples.acoustic.corpora.kaldi import build_kaldi_corpus
 from examples.acoustic.corpora.manifest import build_manifest_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
+from examples.array_cache import default_cache_dir
 
 CorpusName = Literal["synthetic", "an4", "manifest", "kaldi"]
 

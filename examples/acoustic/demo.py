@@ -10,11 +10,11 @@ import argparse
 import time
 from dataclasses import replace
 
-from examples.acoustic.array_cache import default_cache_dir
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Settings
 from examples.acoustic.tables import markdown, megabytes, percent
+from examples.array_cache import default_cache_dir
 
 LOG_DIR = "outputs/acoustic/demo"
 

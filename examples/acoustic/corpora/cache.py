@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from examples.acoustic.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
 from examples.acoustic.corpora.recording import RecordedCorpus, Recording
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
+from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
 
 # Raise it whenever the file, or what goes into it, changes its meaning.
 _FORMAT = 2
