@@ -1,0 +1,1 @@
+"""Text line recognition with CTC: data, model, decoding, command line."""

@@ -1,0 +1,1 @@
+"""Where lines of text come from."""

@@ -1,0 +1,264 @@
+"""The DataModule of the text line example, set up by names and numbers as in a YAML file."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch.distributed as dist
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader
+
+from examples.array_cache import default_cache_dir
+from examples.ocr.alphabet import KEYBOARD, Alphabet
+from examples.ocr.augmentation import Augmentation
+from examples.ocr.batching import LineBatchSampler
+from examples.ocr.corpora.manifest import build_manifest_corpus
+from examples.ocr.corpus import Corpus
+from examples.ocr.dataset import LineDataset
+from examples.ocr.line import Batch, Line, frames_needed
+from examples.ocr.unreadable import OnUnreadable, Problem, listed, settle
+
+log = logging.getLogger(__name__)
+
+CorpusName = Literal["synthetic", "manifest", "iam", "folder"]
+
+BUILDERS: dict[str, Callable[..., Corpus]] = {
+    "manifest": build_manifest_corpus,
+}
+
+
+class TextLines(LightningDataModule):
+    """Lines of text from one of four sources, in batches of similar width.
+
+    Every rank has the same number of batches (``LineBatchSampler``; pass
+    ``use_distributed_sampler=False`` to the Trainer to say so). Images that were read or rendered
+    are cached: one rank of each host makes them, the others read them.
+
+    A line whose text needs more outputs than the model has for its width would have an infinite
+    CTC loss: such lines are left out of every split, with a warning, and listed in ``too_long``.
+
+    Args:
+        corpus: ``"synthetic"``, ``"manifest"``, ``"iam"`` or ``"folder"``.
+        corpus_args: arguments of ``build_synthetic_corpus``, ``build_manifest_corpus``,
+            ``build_iam_corpus`` or ``build_folder_corpus``, other than those named here.
+        height: pixels of all images (60 in bmuf_adam 3.1).
+        batch_lines: most lines in a batch of one rank.
+        augment: change the images of the train split a little in each epoch.
+        alphabet: ``"keyboard"`` writes everything with the 95 characters of bmuf_adam 3.1,
+            ``"corpus"`` with all characters that the corpus has; or the characters themselves.
+        pixels_per_frame: width for each output of the model (its ``subsample``).
+        on_unreadable: ``"error"`` raises where lines cannot be read or written with the alphabet,
+            ``"skip"`` leaves them out with a warning; both name them.
+        seed: of the order of the batches and of the augmentation.
+        num_workers: processes that load batches.
+        cache_dir: folder of the cache; None is the user's (``default_cache_dir``).
+
+    Attributes:
+        too_long: names of the lines without room for CTC, and why, once the corpus is built.
+
+    Raises:
+        ValueError: if the corpus is unknown, its arguments do not fit (it lists those that do), or
+            a number is out of range.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusName = "synthetic",
+        corpus_args: dict[str, Any] | None = None,
+        height: int = 60,
+        batch_lines: int = 16,
+        augment: bool = True,
+        alphabet: str = "keyboard",
+        pixels_per_frame: int = 4,
+        on_unreadable: OnUnreadable = "error",
+        seed: int = 0,
+        num_workers: int = 0,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__()
+        if corpus not in BUILDERS:
+            raise ValueError(f"corpus must be one of {', '.join(BUILDERS)}, got {corpus!r}")
+        for name, value in (("batch_lines", batch_lines), ("pixels_per_frame", pixels_per_frame)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self._builder = BUILDERS[corpus]
+        self._arguments = _arguments(
+            corpus,
+            self._builder,
+            corpus_args or {},
+            {
+                "height": height,
+                "on_unreadable": on_unreadable,
+                "cache_dir": cache_dir or str(default_cache_dir()),
+            },
+        )
+        self.batch_lines = batch_lines
+        self.augmentation = Augmentation(seed=seed) if augment else None
+        self.pixels_per_frame = pixels_per_frame
+        self.on_unreadable: OnUnreadable = on_unreadable
+        self.seed = seed
+        self.num_workers = num_workers
+        self.too_long: list[Problem] = []
+        self._characters = alphabet
+        self._alphabet: Alphabet | None = None
+        if alphabet != "corpus":
+            self._alphabet = Alphabet(KEYBOARD if alphabet == "keyboard" else alphabet)
+        self._corpus: Corpus | None = None
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus, built at the first use; its texts are written with the alphabet."""
+        if self._corpus is None:
+            corpus = self._builder(**self._arguments)
+            if self._alphabet is None:
+                texts = (line.text for lines in corpus.splits.values() for line in lines)
+                self._alphabet = Alphabet.of_texts(texts)
+            self._corpus = self._with_room(self._written(corpus, self._alphabet), self._alphabet)
+        return self._corpus
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """Characters of the targets; the alphabet of a corpus is known once that is built."""
+        if self._alphabet is None:
+            _ = self.corpus
+        assert self._alphabet is not None
+        return self._alphabet
+
+    @property
+    def train(self) -> list[Line]:
+        """Lines of the train split; ``Batch.index`` counts in this list."""
+        return self.corpus.train
+
+    @property
+    def valid(self) -> list[Line]:
+        """Lines of the valid split."""
+        return self.corpus.valid
+
+    @property
+    def test(self) -> list[Line]:
+        """Lines of the test split."""
+        return self.corpus.test
+
+    def prepare_data(self) -> None:
+        """Fill the cache."""
+        self._builder(**self._arguments)
+
+    def setup(self, stage: str) -> None:
+        """Build the corpus, or read it from the cache."""
+        _ = self.corpus
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in another order each epoch."""
+        return self._loader(self.train, self.augmentation, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in a fixed order."""
+        return self._loader(self.valid)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in a fixed order."""
+        return self._loader(self.test)
+
+    def _loader(
+        self,
+        lines: list[Line],
+        augmentation: Augmentation | None = None,
+        *,
+        shuffle: bool = False,
+    ) -> DataLoader[Batch]:
+        dataset = LineDataset(lines, self.alphabet, augmentation, self.pixels_per_frame)
+        rank, world_size = self._place()
+        sampler = LineBatchSampler(
+            dataset.widths,
+            batch_lines=self.batch_lines,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=self.seed,
+        )
+        # batch_size=None: the sampler's items are whole batches already.
+        return DataLoader(
+            dataset,
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def _written(self, corpus: Corpus, alphabet: Alphabet) -> Corpus:
+        """Write all texts with the alphabet."""
+        problems: list[Problem] = []
+        splits: dict[str, list[Line]] = {}
+        for split, lines in corpus.splits.items():
+            splits[split] = []
+            for line in lines:
+                text = alphabet.normalise(line.text)
+                try:
+                    alphabet.encode(text)
+                except ValueError as error:
+                    problems.append((line.key, str(error)))
+                    continue
+                splits[split].append(replace(line, text=text))
+        settle(problems, self.on_unreadable, f"corpus {corpus.name}")
+        return Corpus(name=corpus.name, **splits)
+
+    def _with_room(self, corpus: Corpus, alphabet: Alphabet) -> Corpus:
+        """Leave out the lines whose texts do not fit into the model's outputs."""
+        splits: dict[str, list[Line]] = {}
+        total = 0
+        for split, lines in corpus.splits.items():
+            splits[split] = []
+            for line in lines:
+                total += 1
+                needed = frames_needed(alphabet.encode(line.text))
+                frames = line.width // self.pixels_per_frame
+                if needed <= frames:
+                    splits[split].append(line)
+                else:
+                    reason = f"CTC needs {needed} outputs, {line.width} pixels give {frames}"
+                    self.too_long.append((f"{split}: {line.key}", reason))
+        if self.too_long:
+            log.warning(
+                "%d of %d lines of corpus %s left out, too narrow for their texts at %d pixels per "
+                "output:%s",
+                len(self.too_long),
+                total,
+                corpus.name,
+                self.pixels_per_frame,
+                listed(self.too_long),
+            )
+        return Corpus(name=corpus.name, **splits)
+
+    def _place(self) -> tuple[int, int]:
+        """Rank and world size, known only once the Trainer has started its processes."""
+        if self.trainer is not None:
+            return self.trainer.global_rank, self.trainer.world_size
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
+
+
+def _arguments(
+    corpus: str,
+    builder: Callable[..., Corpus],
+    given: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Arguments of the builder: those given, and those that the data module itself has."""
+    both = sorted(given.keys() & own.keys())
+    if both:
+        raise ValueError(f"{', '.join(both)} must be given to TextLines, not in corpus_args")
+    signature = inspect.signature(builder)
+    arguments = {**given, **{k: v for k, v in own.items() if k in signature.parameters}}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"corpus_args of {corpus!r}: {error}; the arguments are "
+            f"{', '.join(sorted(signature.parameters.keys() - own.keys()))}"
+        ) from error
+    return arguments

@@ -1,0 +1,61 @@
+"""Lines of a split as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.utils.data import Dataset
+
+from examples.ocr.alphabet import Alphabet
+from examples.ocr.augmentation import Augmentation
+from examples.ocr.batching import Draw
+from examples.ocr.line import Batch, Line, collate, frames_needed
+
+
+class LineDataset(Dataset[Batch]):
+    """Lines of a split, indexed by the draws of a ``LineBatchSampler``.
+
+    Args:
+        lines: of the split.
+        alphabet: that writes all their texts.
+        augmentation: what training does to the images, or None.
+        pixels_per_frame: width of the image for each output of the model; augmentation leaves CTC
+            as many outputs as a text needs.
+    """
+
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        alphabet: Alphabet,
+        augmentation: Augmentation | None = None,
+        pixels_per_frame: int = 1,
+    ) -> None:
+        self.lines = lines
+        self.augmentation = augmentation
+        self.targets = [alphabet.encode(line.text) for line in lines]
+        self._min_widths = [frames_needed(t) * pixels_per_frame for t in self.targets]
+
+    def __len__(self) -> int:
+        """Lines of the split."""
+        return len(self.lines)
+
+    @property
+    def widths(self) -> list[int]:
+        """Pixels of each line, before augmentation."""
+        return [line.width for line in self.lines]
+
+    def __getitem__(self, draw: Draw) -> Batch:
+        """Batch of the lines at the drawn positions."""
+        images = [self.lines[position].image for position in draw.positions]
+        if self.augmentation is not None:
+            images = [
+                self.augmentation(
+                    image,
+                    epoch=draw.epoch,
+                    position=position,
+                    min_width=self._min_widths[position],
+                )
+                for image, position in zip(images, draw.positions, strict=True)
+            ]
+        targets = [self.targets[position] for position in draw.positions]
+        return collate(images, targets, draw.positions)
