@@ -1,0 +1,7 @@
+"""Decoding of CTC outputs: best path, and beam search with a language model."""
+
+from __future__ import annotations
+
+from examples.ocr.decoding.best_path import best_paths, collapse
+
+__all__ = ["best_paths", "collapse"]

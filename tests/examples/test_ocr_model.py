@@ -1,0 +1,253 @@
+"""Shapes, sizes, independence of padding, and learning of the character model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from examples.ocr.alphabet import Alphabet
+from examples.ocr.ctc import ctc_losses, frames_needed
+from examples.ocr.darknet import DarkNet
+from examples.ocr.line import Batch
+from examples.ocr.model import DarkNetDBLSTM
+from examples.ocr.recurrent import BidirectionalLSTM
+
+
+def small(**options: object) -> DarkNetDBLSTM:
+    torch.manual_seed(0)
+    return DarkNetDBLSTM.small(**{"height": 24, "cells": 8, **options})
+
+
+def paper() -> DarkNetDBLSTM:
+    torch.manual_seed(0)
+    return DarkNetDBLSTM()
+
+
+def batch_of(widths: list[int], texts: list[str], height: int = 24) -> Batch:
+    """Lines of noise, padded with ink, which must not be seen either."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(len(widths), 1, height, max(widths), generator=generator)
+    for row, width in enumerate(widths):
+        images[row, :, :, width:] = 0.7
+    targets = [torch.tensor(Alphabet().encode(text), dtype=torch.int64) for text in texts]
+    return Batch(
+        images,
+        torch.tensor(widths),
+        nn.utils.rnn.pad_sequence(targets, batch_first=True),
+        torch.tensor([len(text) for text in texts]),
+        torch.arange(len(widths)),
+    )
+
+
+def silence(model: DarkNetDBLSTM) -> None:
+    """Let steps run without a Trainer."""
+    model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def settled(model: DarkNetDBLSTM, height: int) -> DarkNetDBLSTM:
+    """Give BatchNorm statistics of its own, as after training, and return it in evaluation mode."""
+    model.train()
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.rand(2, 1, height, 64), torch.tensor([64, 40]))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("build", "parameters", "subsample", "features"),
+    [(DarkNetDBLSTM, 1_859_088, 8, 3 * 128), (DarkNetDBLSTM.small, 299_984, 4, 4 * 64)],
+)
+def test_sizes(build, parameters: int, subsample: int, features: int) -> None:
+    model = build()
+    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert model.subsample == subsample
+    assert model.darknet.feature_dim == features
+    assert model.affine.out_features == 96
+
+
+def test_the_papers_lstm_has_the_size_of_torchs() -> None:
+    ours = BidirectionalLSTM(384, cells=128, layers=2)
+    theirs = nn.LSTM(384, 128, 2, bidirectional=True)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.parametrize(
+    ("build", "height"),
+    [
+        (small, 24),
+        (lambda: small(downsampling="pool"), 24),
+        (lambda: small(convolutions=(1, 2, 3)), 24),
+        (paper, 60),
+    ],
+)
+def test_a_line_is_read_alike_alone_and_padded(build, height: int) -> None:
+    model = settled(build(), height)
+    widths = [83, 41, 64, 16]
+    batch = batch_of(widths, ["a"] * 4, height)
+    together, frames = model(batch.images, batch.widths)
+    assert together.shape == (-(-83 // model.subsample), 4, 96)
+    for row, width in enumerate(widths):
+        assert frames[row] == -(-width // model.subsample)
+        alone, _ = model(batch.images[row : row + 1, :, :, :width], torch.tensor([width]))
+        torch.testing.assert_close(alone[:, 0], together[: frames[row], row], atol=1e-5, rtol=1e-4)
+
+
+def test_the_end_of_a_line_reaches_its_beginning() -> None:
+    """So the comparison above is of outputs that do depend on the line."""
+    model = settled(small(), 24)
+    images = torch.zeros(1, 1, 24, 64)
+    before = model(images, torch.tensor([64]))[0]
+    images[..., 60:] = 1
+    after = model(images, torch.tensor([64]))[0]
+    assert (before[0] - after[0]).abs().max() > 1e-5
+
+
+def test_lstm_is_that_of_packed_sequences() -> None:
+    torch.manual_seed(0)
+    ours = BidirectionalLSTM(5, cells=4, layers=2)
+    theirs = nn.LSTM(5, 4, 2, bidirectional=True)
+    for layer in range(2):
+        for suffix, part in (("", ours.forwards[layer]), ("_reverse", ours.backwards[layer])):
+            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                source = getattr(theirs, f"{kind}_l{layer}{suffix}")
+                getattr(part, f"{kind}_l0").data.copy_(source.data)
+    sequences, lengths = torch.randn(7, 3, 5), torch.tensor([4, 7, 1])
+    packed, _ = theirs(pack_padded_sequence(sequences, lengths, enforce_sorted=False))
+    expected, _ = pad_packed_sequence(packed, total_length=7)
+    outputs = ours(sequences, lengths)
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(outputs[:length, row], expected[:length, row])
+
+
+def test_probabilities_sum_to_one() -> None:
+    log_probs, _ = small()(torch.rand(2, 1, 24, 32), torch.tensor([32, 20]))
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "widths", "message"),
+    [
+        ((2, 1, 24, 32), [32, 3], "widths must be from 4, one frame, to the 32 pixels"),
+        ((2, 1, 24, 32), [33, 32], "got 32 to 33"),
+        ((2, 1, 30, 32), [32, 32], r"must be \(B, 1, 24, W\), got \(2, 1, 30, 32\)"),
+        ((2, 3, 24, 32), [32, 32], r"must be \(B, 1, 24, W\)"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(
+    shape: tuple[int, ...], widths: list[int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small()(torch.zeros(shape), torch.tensor(widths))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 1}, "num_classes must be at least 2"),
+        ({"unalignable": "ignore"}, "unalignable must be 'raise' or 'skip', got 'ignore'"),
+        ({"channels": (16, 32)}, "one entry per stage, got 2, 3 and 3"),
+        ({"channels": (16, 32, 0)}, "channels and convolutions must be at least 1"),
+        ({"reductions": ((2, 2), (2, 2), (2,))}, "reductions must be pairs"),
+        ({"downsampling": "mean"}, "downsampling must be 'pool' or 'stride', got 'mean'"),
+        ({"downsampling": "pool", "height": 7}, "leave no row of images 7 pixels high"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(**options)
+
+
+@pytest.mark.parametrize(
+    ("downsampling", "height"),
+    [("pool", 5), ("pool", 31), ("pool", 60), ("stride", 1), ("stride", 31), ("stride", 60)],
+)
+def test_feature_dim_is_what_comes_out(downsampling, height: int) -> None:
+    options = {"channels": (2, 3), "convolutions": (1, 1), "downsampling": downsampling}
+    network = DarkNet(height=height, reductions=((2, 2), (2, 1)), **options)
+    features = network(torch.zeros(1, 1, height, 8), torch.tensor([8]))
+    assert features.shape == (4, 1, network.feature_dim)
+
+
+def test_frames_needed_counts_repetitions() -> None:
+    targets = torch.tensor([[1, 1, 2, 2, 2], [1, 2, 3, 0, 0], [4, 4, 0, 0, 0]])
+    assert frames_needed(targets, torch.tensor([5, 3, 2])).tolist() == [8, 3, 3]
+
+
+def uniform(frames: int, lines: int, classes: int = 3) -> Tensor:
+    return torch.full((frames, lines, classes), -math.log(classes), requires_grad=True)
+
+
+def test_ctc_loss_is_the_sum_over_paths() -> None:
+    """Of the 9 paths of two frames over 3 outputs, 3 give "1" and one gives "1 2"."""
+    losses, alignable = ctc_losses(
+        uniform(2, 2), torch.tensor([2, 2]), torch.tensor([[1, 0], [1, 2]]), torch.tensor([1, 2])
+    )
+    assert alignable.tolist() == [True, True]
+    torch.testing.assert_close(losses, torch.tensor([math.log(3.0), math.log(9.0)]))
+
+
+def test_a_line_too_long_for_its_frames_has_neither_loss_nor_gradient() -> None:
+    log_probs = uniform(2, 2)
+    losses, alignable = ctc_losses(
+        log_probs, torch.tensor([2, 2]), torch.tensor([[1, 1], [1, 2]]), torch.tensor([2, 2])
+    )
+    assert alignable.tolist() == [False, True]
+    assert losses[0] == 0
+    losses.sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad[:, 0].abs().max() == 0
+    assert log_probs.grad[:, 1].abs().max() > 0
+
+
+def test_training_refuses_lines_too_long_for_their_frames() -> None:
+    model = small()
+    silence(model)
+    batch = batch_of([32, 40], ["abcdefgh", "aabbccdd"])
+    with pytest.raises(ValueError, match="line 1 has 10 frames and needs 12") as caught:
+        model.training_step(batch, 0)
+    assert "1 of the batch's 2 lines" in str(caught.value)
+    assert "unalignable='skip'" in str(caught.value)
+
+
+def test_skipped_lines_are_left_out_of_the_average() -> None:
+    model = small(unalignable="skip")
+    silence(model)
+    batch = batch_of([32, 40], ["abcdefgh", "aabbccdd"])
+    with pytest.warns(UserWarning, match="left out of the loss"):
+        loss = model.training_step(batch, 0)
+    log_probs, frames = model(batch.images, batch.widths)
+    losses, _ = ctc_losses(log_probs, frames, batch.targets, batch.target_lengths)
+    torch.testing.assert_close(loss, losses[0])
+
+
+def test_loss_is_the_average_over_lines() -> None:
+    model = small()
+    silence(model)
+    batch = batch_of([64, 80], ["ab", "hello you"])
+    loss = model.training_step(batch, 0)
+    log_probs, frames = model(batch.images, batch.widths)
+    losses, _ = ctc_losses(log_probs, frames, batch.targets, batch.target_lengths)
+    torch.testing.assert_close(loss, losses.mean())
+    assert model.metrics["train/loss"].compute() == pytest.approx(loss.item())
+
+
+def test_two_lines_are_learnt_by_heart() -> None:
+    model = small(cells=32, learning_rate=5e-3)
+    silence(model)
+    batch = batch_of([60, 48], ["Hello, you", "to 2021"])
+    optimizer = model.configure_optimizers()
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model.training_step(batch, 0)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+    assert loss < 1
+    recognised = model.eval().validation_step(batch, 0)
+    assert recognised["references"] == ["Hello, you", "to 2021"]
+    assert recognised["hypotheses"] == recognised["references"]
+    assert model.metrics["valid/cer"].compute() == 0
