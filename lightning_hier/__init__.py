@@ -4,11 +4,13 @@ Importing the package registers the names, so that ``Trainer(strategy="bmuf_gtc"
 """
 
 from lightning_hier.comm.blocks.block_sync import BMUF, BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.status import NonFiniteModelError, OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (
+    BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
     GTCStrategy,
@@ -21,6 +23,8 @@ __all__ = [
     "BMUF",
     "GTC",
     "AllReduce",
+    "BMUFAdam",
+    "BMUFAdamStrategy",
     "BMUFGTCStrategy",
     "BMUFStrategy",
     "BlockSync",

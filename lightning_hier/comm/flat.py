@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -27,14 +27,22 @@ class FlatView:
         """Number of elements."""
         return self._offsets[-1]
 
-    def read_(self, start: int, stop: int, out: Tensor) -> None:
-        """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, that long)."""
-        sources, targets = [], []
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[Tensor, slice, slice]]:
+        """The tensors with elements from ``start`` to ``stop``.
+
+        For each of them where these lie in the tensor, and where in the run from ``start``.
+        """
         for tensor, first in zip(self.tensors, self._offsets, strict=False):
             low, high = max(start, first), min(stop, first + tensor.numel())
             if low < high:
-                sources.append(tensor.detach().reshape(-1)[low - first : high - first])
-                targets.append(out[low - start : high - start])
+                yield tensor, slice(low - first, high - first), slice(low - start, high - start)
+
+    def read_(self, start: int, stop: int, out: Tensor) -> None:
+        """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, that long)."""
+        sources, targets = [], []
+        for tensor, inside, place in self.pieces(start, stop):
+            sources.append(tensor.detach().reshape(-1)[inside])
+            targets.append(out[place])
         if sources:
             torch._foreach_copy_(targets, sources)
 

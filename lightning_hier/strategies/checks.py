@@ -79,7 +79,8 @@ def check_arguments(
         )
     if block_sync is not None and not isinstance(block_sync, BlockSync):
         raise ValueError(
-            f"block_sync must be None, ModelAveraging(...) or BMUF(...), got {block_sync!r}"
+            "block_sync must be None, ModelAveraging(...), BMUF(...) or BMUFAdam(...), got "
+            f"{block_sync!r}"
         )
 
 
@@ -193,16 +194,21 @@ def optimizer_problem(
     optimizers: Sequence[torch.optim.Optimizer], block_sync: BlockSync | None
 ) -> str | None:
     """What about the optimizers can't be combined with the block synchronisation, or None."""
-    if block_sync is None or block_sync.local_momentum != "average":
+    if block_sync is None:
         return None
-    without = [type(one).__name__ for one in optimizers if "momentum" not in one.defaults]
-    if not without:
-        return None
-    return (
-        "local_momentum='average' averages the momentum of SGD or RMSprop, got "
-        f"{', '.join(without)}: use 'reset' or 'keep', which leave the moments of other "
-        "optimizers as they are"
-    )
+    objections = (block_sync.objection(optimizer) for optimizer in optimizers)
+    return next((one for one in objections if one is not None), None)
+
+
+def warn_of_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], block_sync: BlockSync | None, num_models: int
+) -> None:
+    """Warn once of optimizers whose settings work, but not well."""
+    if block_sync is None or num_models == 1:
+        return
+    for advice in {block_sync.advice(optimizer, num_models) for optimizer in optimizers}:
+        if advice is not None:
+            rank_zero_warn(advice)
 
 
 def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:

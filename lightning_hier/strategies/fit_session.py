@@ -108,6 +108,7 @@ class FitSession:
         device = self._communicators.device
         raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
         require_same(checks.optimizer_settings(optimizers), device)
+        checks.warn_of_optimizers(optimizers, block_sync, self._communicators.across.size)
         self._worker.count_optimizers(len(optimizers))
         self._synchroniser = Synchroniser(
             module,

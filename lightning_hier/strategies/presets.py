@@ -9,6 +9,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.hierarchical import GroupSize, HierarchicalStrategy
 
@@ -101,6 +102,44 @@ class BMUFStrategy(HierarchicalStrategy):
                 local_momentum=local_momentum,
                 c=c,
                 update_from=update_from,
+            ),
+            warmup_steps=warmup_steps,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
+
+
+class BMUFAdamStrategy(HierarchicalStrategy):
+    """BMUF for Adam, AdamW, NAdam and RAdam, every rank a worker (bmuf_adam 2.2).
+
+    Arguments are those of :class:`~lightning_hier.BMUFAdam` and
+    :class:`~lightning_hier.HierarchicalStrategy`.
+    """
+
+    strategy_name = "bmuf_adam"
+
+    def __init__(
+        self,
+        *,
+        block_size: int = 50,
+        block_momentum: float | Literal["auto"] = "auto",
+        nesterov: bool = True,
+        moments: Moments = "corrected",
+        block_lr: float = 1.0,
+        c: float = 1.0,
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=1,
+            block_sync=BMUFAdam(
+                block_size=block_size,
+                block_momentum=block_momentum,
+                nesterov=nesterov,
+                moments=moments,
+                block_lr=block_lr,
+                c=c,
             ),
             warmup_steps=warmup_steps,
             timeout=timeout,

@@ -6,6 +6,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (
+    BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
     GTCStrategy,
@@ -16,6 +17,7 @@ PRESETS: tuple[type[HierarchicalStrategy], ...] = (
     GTCStrategy,
     ModelAveragingStrategy,
     BMUFStrategy,
+    BMUFAdamStrategy,
     BMUFGTCStrategy,
 )
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lightning_hier.algorithms.block_momentum import (
     BlockFilter,
     UpdateFrom,
     auto_block_momentum,
 )
+from lightning_hier.comm.blocks.adam_state import SUPPORTED
+from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
+from lightning_hier.comm.channel import Channel
 
 LocalMomentum = Literal["reset", "keep", "average"]
 Across = Literal["auto", "leader", "sharded"]
@@ -21,13 +28,11 @@ class BlockSync:
 
     Attributes:
         block_size: tau, steps between two synchronisations of models.
-        local_momentum: what happens to the momentum of the local SGD at the start of a block.
         across: who carries the model between groups.
 
     """
 
     block_size: int
-    local_momentum: LocalMomentum
     across: Across
 
     def filter_for(self, num_models: int) -> BlockFilter:
@@ -39,13 +44,33 @@ class BlockSync:
         """
         raise NotImplementedError
 
+    def local_state(
+        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+    ) -> LocalState:
+        """What happens to the state that ``optimizer`` keeps for ``parameters``.
+
+        Args:
+            optimizer: the optimizer whose block it is.
+            parameters: those of the block.
+            across: the ranks at this position in all groups, at least two.
+
+        """
+        raise NotImplementedError
+
+    def objection(self, optimizer: Optimizer) -> str | None:
+        """What about ``optimizer`` can't be combined with this choice, or None."""
+        return None
+
+    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """What to warn of once before training with so many models, or None."""
+        return None
+
     def _check(self) -> None:
         if not isinstance(self.block_size, int) or self.block_size < 1:
             raise ValueError(
                 f"block_size must be a whole number of at least 1, got {self.block_size!r}"
             )
-        _check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
-        _check_choice("across", self.across, get_args(Across))
+        check_choice("across", self.across, get_args(Across))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +98,75 @@ class ModelAveraging(BlockSync):
     def __post_init__(self) -> None:
         """Check the values."""
         self._check()
+        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
+
+    def objection(self, optimizer: Optimizer) -> str | None:
+        """Only SGD and RMSprop have momentum to average."""
+        return _momentum_objection(self.local_momentum, optimizer)
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """No block momentum, whatever the number of models."""
         return BlockFilter(eta=0.0)
 
+    def local_state(
+        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+    ) -> LocalState:
+        """As ``local_momentum`` says."""
+        return _momentum_state(self.local_momentum, optimizer, parameters)
+
 
 @dataclass(frozen=True, kw_only=True)
-class BMUF(BlockSync):
+class BlockMomentum(BlockSync):
+    """Base of the choices that filter model updates by block momentum.
+
+    Attributes:
+        block_size: tau, steps between two synchronisations.
+        block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
+            ``block_lr`` and ``c`` (bmuf eq. 10).
+        block_lr: zeta, above 0.
+        c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
+        nesterov: Nesterov block momentum (NBM); False is classical (CBM).
+        across: as in :class:`ModelAveraging`.
+
+    Raises:
+        ValueError: a value outside its range.
+
+    """
+
+    block_size: int = 50
+    block_momentum: float | Literal["auto"] = "auto"
+    block_lr: float = 1.0
+    c: float = 1.0
+    nesterov: bool = True
+    across: Across = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        self._check()
+        if self.block_momentum != "auto" and not (
+            isinstance(self.block_momentum, (int, float)) and 0.0 <= self.block_momentum < 1.0
+        ):
+            raise ValueError(
+                f"block_momentum must be 'auto' or lie in [0, 1), got {self.block_momentum!r}"
+            )
+        if not (isinstance(self.block_lr, (int, float)) and 0.0 < self.block_lr < math.inf):
+            raise ValueError(f"block_lr must be a finite number above 0, got {self.block_lr!r}")
+        if not (isinstance(self.c, (int, float)) and 1.0 <= self.c < math.inf):
+            raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
+
+    def filter_for(self, num_models: int) -> BlockFilter:
+        """Eta as set, or from the number of averaged models."""
+        return BlockFilter(eta=self.eta(num_models), zeta=self.block_lr, nesterov=self.nesterov)
+
+    def eta(self, num_models: int) -> float:
+        """Block momentum for so many averaged models."""
+        if self.block_momentum == "auto":
+            return auto_block_momentum(num_models, block_lr=self.block_lr, c=self.c)
+        return self.block_momentum
+
+
+@dataclass(frozen=True, kw_only=True)
+class BMUF(BlockMomentum):
     """Blockwise model update filtering over the groups (bmuf 2.1.3).
 
     The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
@@ -102,43 +188,64 @@ class BMUF(BlockSync):
 
     """
 
-    block_size: int = 50
-    block_momentum: float | Literal["auto"] = "auto"
-    block_lr: float = 1.0
-    c: float = 1.0
-    nesterov: bool = True
     local_momentum: LocalMomentum = "reset"
-    across: Across = "auto"
     update_from: UpdateFrom = "global"
 
     def __post_init__(self) -> None:
         """Check the values."""
-        self._check()
-        if self.block_momentum != "auto" and not (
-            isinstance(self.block_momentum, (int, float)) and 0.0 <= self.block_momentum < 1.0
-        ):
-            raise ValueError(
-                f"block_momentum must be 'auto' or lie in [0, 1), got {self.block_momentum!r}"
-            )
-        if not (isinstance(self.block_lr, (int, float)) and 0.0 < self.block_lr < math.inf):
-            raise ValueError(f"block_lr must be a finite number above 0, got {self.block_lr!r}")
-        if not (isinstance(self.c, (int, float)) and 1.0 <= self.c < math.inf):
-            raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
-        _check_choice("update_from", self.update_from, get_args(UpdateFrom))
+        super().__post_init__()
+        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
+        check_choice("update_from", self.update_from, get_args(UpdateFrom))
+
+    def objection(self, optimizer: Optimizer) -> str | None:
+        """Only SGD and RMSprop have momentum to average."""
+        return _momentum_objection(self.local_momentum, optimizer)
+
+    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """Adam's moments want more than this."""
+        if not isinstance(optimizer, SUPPORTED):
+            return None
+        return (
+            f"BMUF leaves the moments of {type(optimizer).__name__} to each worker, and they do "
+            "not fit the models that block momentum makes: BMUFAdam(...) takes them along."
+        )
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """Eta as set, or from the number of averaged models."""
-        eta = (
-            auto_block_momentum(num_models, block_lr=self.block_lr, c=self.c)
-            if self.block_momentum == "auto"
-            else self.block_momentum
-        )
-        return BlockFilter(
-            eta=eta, zeta=self.block_lr, nesterov=self.nesterov, update_from=self.update_from
-        )
+        return replace(super().filter_for(num_models), update_from=self.update_from)
+
+    def local_state(
+        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+    ) -> LocalState:
+        """As ``local_momentum`` says."""
+        return _momentum_state(self.local_momentum, optimizer, parameters)
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _momentum_state(
+    choice: LocalMomentum, optimizer: Optimizer, parameters: Sequence[Parameter]
+) -> LocalState:
+    if choice == "average":
+        return AveragedMomentum(optimizer, parameters)
+    return ResetMomentum(optimizer) if choice == "reset" else LocalState()
+
+
+def _momentum_objection(choice: LocalMomentum, optimizer: Optimizer) -> str | None:
+    if choice != "average" or "momentum" in optimizer.defaults:
+        return None
+    return (
+        "local_momentum='average' averages the momentum of SGD or RMSprop, got "
+        f"{type(optimizer).__name__}: for Adam and its relatives use BMUFAdam(...), for others "
+        "'reset' or 'keep', which leave their state as it is"
+    )
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a setting that is none of its choices.
+
+    Raises:
+        ValueError: with the setting's name, its choices and the value.
+
+    """
     if value not in choices:
         said = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {said}, got {value!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -72,33 +71,3 @@ def _is_averaged(buffer: Tensor) -> bool:
 
 def _distinct(buffers: list[Tensor]) -> list[Tensor]:
     return list({id(buffer): buffer for buffer in buffers}.values())
-
-
-def momentum_buffers(optimizer: Optimizer, parameters: Sequence[Parameter]) -> list[Tensor]:
-    """Momentum of the local SGD for the given parameters, made where the optimizer will make it.
-
-    A parameter that had no gradient on this rank has no momentum yet, while it may have one on
-    another rank; zero is what it stands for.
-    """
-    with_momentum = {
-        id(parameter)
-        for group in optimizer.param_groups
-        if group.get("momentum")
-        for parameter in group["params"]
-    }
-    found = []
-    for parameter in parameters:
-        if id(parameter) in with_momentum:
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-            found.append(state["momentum_buffer"])
-    return found
-
-
-def reset_momentum_(optimizer: Optimizer) -> None:
-    """Truncate the momentum of the local SGD (bmuf eq. 8), in place, for all parameters."""
-    for parameter in optimizer_parameters(optimizer):
-        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
-        if momentum is not None:
-            momentum.zero_()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.comm.blocks.block_sync import LocalMomentum
+from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier
-from lightning_hier.comm.blocks.members import Members, momentum_buffers, reset_momentum_
+from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.members import Members
 from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
@@ -25,8 +25,8 @@ class BlockReport:
     Attributes:
         update_norm: Euclidean norm of the global update Delta.
         model_distance: how far the group models were apart: the root mean square over the groups
-            of the Euclidean distance between a group's model and their mean. Averaged buffers and
-            averaged momentum count as part of the model.
+            of the Euclidean distance between a group's model and their mean. Averaged buffers
+            count as part of the model.
 
     """
 
@@ -54,54 +54,59 @@ class ModelBlock:
         members: Members,
         optimizer: Optimizer,
         *,
-        block_filter: BlockFilter,
-        local_momentum: LocalMomentum,
+        config: BlockSync,
         carrier: Carrier,
         communicators: Communicators,
     ) -> None:
         """Start from the present model, which must be the same on all ranks."""
         self.members = members
         self._optimizer = optimizer
-        self._block_filter = block_filter
-        self._local_momentum = local_momentum
+        self._config = config
         self._carrier = carrier
         self._communicators = communicators
-        self._momenta = (
-            momentum_buffers(optimizer, members.parameters) if local_momentum == "average" else []
+        across = communicators.across
+        # One model is not averaged with anything: its optimizer is left alone.
+        self._local_state = (
+            config.local_state(optimizer, members.parameters, across)
+            if across.size > 1
+            else LocalState()
         )
-        averaged = by_dtype([*members.float_buffers, *self._momenta])
         filtered = by_dtype(members.parameters)
+        averaged = by_dtype(members.float_buffers)
+        carried = by_dtype(self._local_state.carried)
         self._parts = [
             ModelPart(
                 filtered.get(dtype, []),
                 averaged.get(dtype, []),
-                block_filter=block_filter,
+                carried.get(dtype, []),
+                local_state=self._local_state,
+                block_filter=config.filter_for(across.size),
                 carrier=carrier,
-                across=communicators.across,
+                across=across,
             )
-            for dtype in sorted({*filtered, *averaged}, key=str)
+            for dtype in sorted({*filtered, *averaged, *carried}, key=str)
         ]
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """Every tensor that this block writes."""
-        return [*self.members.tensors, *self._momenta]
+    def optimizer_tensors(self) -> list[Tensor]:
+        """State of the local optimizer that travels with the model."""
+        return list(self._local_state.carried)
 
     def synchronise(self, agree: Agreement) -> BlockReport:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first group; local momentum follows ``local_momentum``.
+        first group; the state of the local optimizer becomes what the settings say.
         """
         self._unite_buffers()
         local = agree(sum(part.gather() for part in self._parts))
+        self._local_state.collect()
         mean = sum(part.average_() for part in self._parts)
         update = sum(part.advance_() for part in self._parts)
         for part in self._parts:
             part.spread_()
+        self._local_state.finish()
         self._equalise_other_buffers()
-        if self._local_momentum == "reset" and self._communicators.across.size > 1:
-            reset_momentum_(self._optimizer)
         return self._report(local, mean, update)
 
     def look(self, agree: Agreement, *, pending: bool) -> None:
@@ -117,25 +122,21 @@ class ModelBlock:
         self._unite_buffers()
         agree(sum(part.gather() for part in self._parts))
         for part in self._parts:
-            if pending:
-                part.average_()
-                part.look_()
-            else:
-                part.average_(filtered=False)
-                part.recall_()
+            part.look_(pending=pending)
         for part in self._parts:
-            part.spread_()
+            part.spread_(carried=False)
         self._equalise_other_buffers()
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
         """The same block with more members, whose present values are their global ones.
 
-        The state is handed over through the tensors themselves: W is written into them and read by
-        the new block, then Delta likewise, and at last they get their local values back. A
-        collective of the group.
+        The state is handed over through the tensors themselves: W is written into them, and what
+        the optimizer's state was when the block began into that, both are read by the new block,
+        then Delta likewise, and at last they get their local values back. A collective of the
+        group.
         """
-        saved = [(t, t.detach().clone()) for t in [*members.tensors, *self._momenta]]
+        saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.optimizer_tensors]]
         for part in self._parts:
             part.gather()
             part.recall_()
@@ -143,11 +144,11 @@ class ModelBlock:
         block = ModelBlock(
             members,
             self._optimizer,
-            block_filter=self._block_filter,
-            local_momentum=self._local_momentum,
+            config=self._config,
             carrier=self._carrier,
             communicators=self._communicators,
         )
+        block._local_state.inherit(self._local_state)
         for parameter in members.parameters:
             parameter.zero_()
         for part in self._parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,14 +10,17 @@ from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 
 
 class ModelPart:
-    """Tensors of one dtype: first those that the block filter moves, then those only averaged.
+    """Tensors of one dtype: the model's, then state of the local optimizer that travels with it.
 
-    This rank keeps W and Delta for its share of the filtered tensors alone.
+    Of the model, those come first that the block filter moves, then those that are only averaged.
+    This rank keeps W and Delta for its share of the filtered tensors alone, and of the carried
+    state what the last block started from.
 
     Attributes:
         global_model: this rank's share of W, flat.
@@ -28,14 +32,19 @@ class ModelPart:
         self,
         filtered: Sequence[Tensor],
         averaged: Sequence[Tensor],
+        carried: Sequence[Tensor],
         *,
+        local_state: LocalState,
         block_filter: BlockFilter,
         carrier: Carrier,
         across: Channel,
     ) -> None:
         """Take the present tensors as W and zero as Delta; communicates nothing."""
         self._filtered = len(FlatView(filtered))
-        self._view = FlatView([*filtered, *averaged])
+        self._model = FlatView([*filtered, *averaged])
+        self._view = FlatView([*filtered, *averaged, *carried])
+        self._carried = carried
+        self._local_state = local_state
         self._filter = block_filter
         self._carrier = carrier
         self._across = across
@@ -44,14 +53,21 @@ class ModelPart:
         self._buffer = torch.zeros(
             carrier.padded(len(self._view)), dtype=example.dtype, device=example.device
         )
-        self.global_model = self._read_share()[self._own_filtered].clone()
+        # Within this rank's share, and counted from its start.
+        self._own_filtered = self._own(0, self._filtered)
+        self._own_averaged = self._own(self._filtered, len(self._model))
+        self._own_carried = self._own(len(self._model), len(self._view))
+        share = self._read_share()
+        self.global_model = share[self._own_filtered].clone()
         self.update = torch.zeros_like(self.global_model) if block_filter.keeps_update else None
+        keeps = local_state.keeps_previous
+        self._previous = share[self._own_carried].clone() if keeps else None
 
-    @property
-    def _own_filtered(self) -> slice:
-        """The filtered elements within this rank's share, counted from the start of the share."""
+    def _own(self, start: int, stop: int) -> slice:
+        """Where the elements ``start`` to ``stop`` lie in this rank's share."""
         size = self._share.stop - self._share.start
-        return slice(0, min(max(self._filtered - self._share.start, 0), size))
+        low, high = (min(max(edge - self._share.start, 0), size) for edge in (start, stop))
+        return slice(low, high)
 
     def _read_share(self) -> Tensor:
         share = self._buffer[self._share]
@@ -59,52 +75,65 @@ class ModelPart:
         return share
 
     def gather(self) -> float:
-        """Copy this rank's share of the local model into the transfer buffer.
+        """Copy this rank's share of the local model and state into the transfer buffer.
 
         Returns:
-            The sum of its squares, NaN or inf where a value is.
+            The sum of the squares of the model; NaN or inf where a value of model or state is.
 
         """
-        return _squares(self._read_share())
+        share = self._read_share()
+        if not math.isfinite(_squares(share[self._own_carried])):
+            return math.nan
+        return _squares(share[: self._own_carried.start])
 
-    def average_(self, *, filtered: bool = True) -> float:
+    def average_(self) -> float:
         """Replace the gathered share by its mean over the groups.
 
         A collective of the ranks at this position in all groups.
 
-        Args:
-            filtered: False leaves out what the block filter moves.
-
         Returns:
-            The sum of the squares of the mean.
+            The sum of the squares of the model's mean.
 
         """
         share = self._buffer[self._share]
-        if not filtered:
-            share = share[self._own_filtered.stop :]
-        if share.numel():
-            share.div_(self._across.size)
-            self._across.all_reduce_(share, "models").wait()
-        return _squares(share)
+        self._average(share)
+        return _squares(share[: self._own_carried.start])
 
     def advance_(self) -> float:
-        """Turn the mean into the start model of the next block; move W and Delta.
+        """Turn the mean into what the next block starts from; move W and Delta.
 
         Returns:
             The sum of the squares of Delta.
 
         """
-        mean = self._buffer[self._share][self._own_filtered]
-        return self._filter.advance_(mean, self.global_model, self.update)
+        mean = self._buffer[self._share]
+        self._advance_carried_(mean[self._own_carried])
+        return self._filter.advance_(mean[self._own_filtered], self.global_model, self.update)
 
-    def look_(self) -> None:
-        """Turn the mean into the W that would follow; W and Delta stay."""
-        mean = self._buffer[self._share][self._own_filtered]
+    def look_(self, *, pending: bool) -> None:
+        """Put W into the gathered share, and the mean of what is only averaged; W and Delta stay.
+
+        A collective of the ranks at this position in all groups.
+
+        Args:
+            pending: whether W shall be what it would become if the block ended here.
+
+        """
+        share = self._buffer[self._share]
+        if not pending:
+            self._average(share[self._own_averaged])
+            share[self._own_filtered].copy_(self.global_model)
+            return
+        self._average(share[: self._own_carried.start])
+        mean = share[self._own_filtered]
         mean.copy_(self._filter.next_global(mean, self.global_model, self.update))
 
     def recall_(self) -> None:
-        """Put W, without look-ahead, into the transfer buffer."""
-        self._buffer[self._share][self._own_filtered].copy_(self.global_model)
+        """Put W, and the state that the block started from, into the transfer buffer."""
+        share = self._buffer[self._share]
+        share[self._own_filtered].copy_(self.global_model)
+        if self._previous is not None:
+            share[self._own_carried].copy_(self._previous)
 
     def recall_update_(self) -> None:
         """Put Delta into the transfer buffer, zeros where there is none."""
@@ -116,13 +145,30 @@ class ModelPart:
         if self.update is not None:
             self.update.copy_(self._read_share()[self._own_filtered])
 
-    def spread_(self) -> None:
+    def spread_(self, *, carried: bool = True) -> None:
         """Hand the shares round in the group and write them into the tensors, in place.
 
         A collective of the group; afterwards its ranks hold the same bits.
+
+        Args:
+            carried: False leaves the state of the local optimizer as it is.
+
         """
         self._carrier.spread_(self._buffer)
-        self._view.write_from(self._buffer)
+        (self._view if carried else self._model).write_from(self._buffer)
+
+    def _average(self, piece: Tensor) -> None:
+        if piece.numel():
+            piece.div_(self._across.size)
+            self._across.all_reduce_(piece, "models").wait()
+
+    def _advance_carried_(self, mean: Tensor) -> None:
+        first = self._share.start + self._own_carried.start - len(self._model)
+        for tensor, _, place in FlatView(self._carried).pieces(first, first + len(mean)):
+            previous = None if self._previous is None else self._previous[place]
+            self._local_state.advance_(tensor, mean[place], previous)
+        if self._previous is not None:
+            self._previous.copy_(mean)
 
 
 def _squares(values: Tensor) -> float:

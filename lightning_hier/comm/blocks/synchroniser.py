@@ -64,7 +64,6 @@ class Synchroniser:
         self._carrier: Carrier = make_carrier(
             config.across if config else "auto", communicators.group, cards=cards
         )
-        self._filter = config.filter_for(communicators.across.size) if config else None
         self._blocks: list[ModelBlock] | None = None
         self._shown: list[tuple[Tensor, Tensor]] | None = None
         self.reports: dict[int, BlockReport] = {}
@@ -148,7 +147,7 @@ class Synchroniser:
             return
         blocks = self._present_blocks()
         if blocks:
-            tensors = [tensor for block in blocks for tensor in block.tensors]
+            tensors = [tensor for block in blocks for tensor in block.members.tensors]
         else:
             tensors = list(self._module.buffers())
         self._shown = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -190,15 +189,13 @@ class Synchroniser:
                 block.look(self._agreement(place, index), pending=pending)
 
     def _new_blocks(self) -> list[ModelBlock] | None:
-        config, block_filter = self._config, self._filter
-        if config is None or block_filter is None:
+        if self._config is None:
             return None
         return [
             ModelBlock(
                 members,
                 optimizer,
-                block_filter=block_filter,
-                local_momentum=config.local_momentum,
+                config=self._config,
                 carrier=self._carrier,
                 communicators=self._communicators,
             )
@@ -214,6 +211,8 @@ class Synchroniser:
         with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
             self._agree(Place.CHECK, -1, 0.0)
             everything = [*self._module.parameters(), *self._module.buffers()]
+            for block in self._new_blocks() or []:
+                everything += block.optimizer_tensors
             broadcast_tensors_(everything, self._communicators.world, "initial_model")
         self.on_warm()
 

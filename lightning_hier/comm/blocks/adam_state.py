@@ -1,0 +1,187 @@
+"""Moments and step counts of Adam and its relatives across blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Adam, NAdam, Optimizer, RAdam
+
+from lightning_hier.algorithms.adam_moments import (
+    BlockSteps,
+    advance_moment_,
+    advance_square_,
+    nadam_product,
+    next_rho,
+)
+from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.channel import Channel, Pending
+
+# AdamW is an Adam in torch.
+SUPPORTED = (Adam, NAdam, RAdam)
+
+
+@dataclass
+class ParameterSteps:
+    """Steps of one parameter.
+
+    Attributes:
+        state: the optimizer's state of the parameter.
+        betas: decay rates of its first and second moment.
+        momentum_decay: psi of NAdam; None for the others.
+        start: Adam's step count when the block began, the same on all ranks.
+        start_product: NAdam's ``mu_product`` then; 1 for the others.
+        rho: rho_n, mini-batches that the global update stands for.
+        block: what the block that is about to end stands for.
+
+    """
+
+    state: dict[str, Any]
+    betas: tuple[float, float]
+    momentum_decay: float | None
+    start: float
+    start_product: float = 1.0
+    rho: float = 0.0
+    block: BlockSteps = BlockSteps(0.0, 0.0)
+
+    def begin_block(self) -> None:
+        """Set the counts to where the next block starts."""
+        moved = self.block.local + self.block.ahead
+        if self.momentum_decay is not None:
+            self.start_product *= nadam_product(
+                self.start, moved, beta1=self.betas[0], momentum_decay=self.momentum_decay
+            )
+            self.state["mu_product"].fill_(self.start_product)
+        self.start += moved
+        self.state["step"].fill_(self.start)
+
+
+class AdamMoments(LocalState):
+    """Carries both moments of every parameter with the model (bmuf_adam 2.2).
+
+    Every parameter has its own counts: one that was frozen, or got no gradient in some steps or on
+    some ranks, has taken fewer steps than the others. Its tau is the mean over the groups of the
+    steps that it took since the last synchronisation.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Parameter],
+        *,
+        corrected: bool,
+        eta: float,
+        across: Channel,
+    ) -> None:
+        """Make states where the optimizer will make them; the present moments start a block.
+
+        Args:
+            optimizer: one of ``SUPPORTED``.
+            parameters: those of the block; of them, those that ``optimizer`` holds are used.
+            corrected: whether moments follow the look-ahead (eq. 18) or are averaged (eq. 13).
+            eta: block momentum.
+            across: the ranks at this position in all groups.
+
+        """
+        self._eta = eta if corrected else 0.0
+        self.keeps_previous = self._eta > 0.0
+        self._across = across
+        groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        self._steps = {
+            parameter: _steps(optimizer, parameter, groups[parameter])
+            for parameter in parameters
+            if parameter in groups
+        }
+        moments = {
+            name: [steps.state[name] for steps in self._steps.values()]
+            for name in ("exp_avg", "exp_avg_sq")
+        }
+        self.carried = [*moments["exp_avg"], *moments["exp_avg_sq"]]
+        self._owners = {
+            id(tensor): steps
+            for tensors in moments.values()
+            for tensor, steps in zip(tensors, self._steps.values(), strict=True)
+        }
+        self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
+        self._taken = torch.empty(0)
+        self._exchange: Pending | None = None
+
+    def collect(self) -> None:
+        """Start to add up the steps that the groups have taken, for each parameter."""
+        if not self._steps:
+            return
+        device = next(iter(self._steps)).device
+        counts = torch.stack([steps.state["step"].to(device) for steps in self._steps.values()])
+        starts = [steps.start for steps in self._steps.values()]
+        # Counts are fractions with rounding; their differences within a block are whole.
+        taken = counts.double() - torch.tensor(starts, dtype=torch.float64, device=device)
+        self._taken = taken.round_()
+        self._exchange = self._across.all_reduce_(self._taken, "steps")
+
+    def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
+        """Eq. 18 on a piece of a moment, in place."""
+        self._agree()
+        steps = self._owners[id(tensor)]
+        if previous is not None and id(tensor) in self._squares:
+            advance_square_(mean, previous, beta=steps.betas[1], steps=steps.block)
+        elif previous is not None:
+            advance_moment_(mean, previous, beta=steps.betas[0], steps=steps.block)
+
+    def finish(self) -> None:
+        """Set step counts, and what follows from them, for the next block."""
+        self._agree()
+        for steps in self._steps.values():
+            steps.begin_block()
+
+    def inherit(self, older: LocalState) -> None:
+        """Go on with the counts of the parameters that ``older`` knows."""
+        if isinstance(older, AdamMoments):
+            for parameter, steps in older._steps.items():
+                own = self._steps[parameter]
+                own.start, own.start_product, own.rho = steps.start, steps.start_product, steps.rho
+
+    def _agree(self) -> None:
+        """Wait for the sums and reckon what the block stands for; again does nothing."""
+        if self._exchange is None:
+            return
+        self._exchange.wait()
+        self._exchange = None
+        for steps, total in zip(self._steps.values(), self._taken.tolist(), strict=True):
+            local = total / self._across.size
+            steps.rho = next_rho(steps.rho, local, self._eta)
+            ahead = self._eta * steps.rho if local else 0.0
+            steps.block = BlockSteps(local, ahead)
+
+
+def _steps(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> ParameterSteps:
+    state = optimizer.state[parameter]
+    if not state:
+        _make_state(state, parameter, group)
+    for name in ("step", "mu_product"):
+        # Fractions want more digits than the optimizer's counts have. Fused kernels and captured
+        # graphs insist on their own dtype.
+        if name in state and not (group.get("fused") or group.get("capturable")):
+            state[name] = torch.as_tensor(state[name]).double()
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    return ParameterSteps(
+        state=state,
+        betas=(beta1, beta2),
+        momentum_decay=group.get("momentum_decay"),
+        start=float(state["step"]),
+        start_product=float(state.get("mu_product", 1.0)),
+    )
+
+
+def _make_state(state: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> None:
+    """What the optimizer itself makes at the first gradient of a parameter."""
+    on_device = group.get("fused") or group.get("capturable")
+    count = torch.zeros((), device=parameter.device if on_device else "cpu")
+    state["step"] = count.float()
+    if "momentum_decay" in group:
+        state["mu_product"] = torch.ones_like(state["step"])
+    for name in ("exp_avg", "exp_avg_sq"):
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -1,0 +1,100 @@
+"""BMUF for Adam and its relatives: what a user can choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
+from lightning_hier.comm.blocks.block_sync import BlockMomentum, check_choice
+from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.channel import Channel
+
+Moments = Literal["corrected", "average"]
+
+# bmuf_adam 2.2, last paragraph.
+_ADVISED_BETA1 = 0.5
+_MANY_MODELS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BMUFAdam(BlockMomentum):
+    """BMUF for Adam, AdamW, NAdam and RAdam: moments and step count follow the model (bmuf_adam).
+
+    After a block of tau steps, with the means mbar and vbar over the groups (eq. 18)::
+
+        rho_n  = eta * rho_{n-1} + tau
+        m_init = beta1^tau (beta1^(eta rho_n) - 1) / (1 - beta1^tau) * m_init_prev
+               + (1 - beta1^(tau + eta rho_n)) / (1 - beta1^tau) * mbar
+        v_init = the same with beta2 and v
+        k     <- k + eta * rho_n                      step count of the bias correction
+
+    That is derived for Nesterov block momentum with ``block_lr=1``, where a block starts
+    ``eta * Delta_n`` after the mean model. With ``nesterov=False`` or another ``block_lr`` the
+    same correction is applied, as the paper says for the former; for the latter nobody has derived
+    it. ``docs/algorithms.md`` has what follows for NAdam and RAdam.
+
+    The paper advises ``betas=(0.5, 0.999)`` for the optimizer under BMUF.
+
+    Attributes:
+        block_size: tau, steps between two synchronisations.
+        block_momentum: as in :class:`BMUF`.
+        block_lr: zeta, above 0.
+        c: as in :class:`BMUF`.
+        nesterov: as in :class:`BMUF`.
+        moments: ``"corrected"`` as above, or ``"average"``: ``m_init = mbar``, ``v_init = vbar``
+            and k unchanged (eq. 13), the paper's baseline.
+        across: as in :class:`ModelAveraging`.
+
+    Raises:
+        ValueError: a value outside its range.
+
+    """
+
+    moments: Moments = "corrected"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        check_choice("moments", self.moments, get_args(Moments))
+
+    def local_state(
+        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+    ) -> LocalState:
+        """Moments that travel with the model."""
+        return AdamMoments(
+            optimizer,
+            parameters,
+            corrected=self.moments == "corrected",
+            eta=self.eta(across.size),
+            across=across,
+        )
+
+    def objection(self, optimizer: Optimizer) -> str | None:
+        """Only Adam, AdamW, NAdam and RAdam, and none of them with amsgrad."""
+        if not isinstance(optimizer, SUPPORTED):
+            return (
+                f"BMUFAdam moves the moments of Adam, got {type(optimizer).__name__}: use Adam, "
+                "AdamW, NAdam or RAdam, or BMUF(...), which works with every optimizer"
+            )
+        if any(group.get("amsgrad") for group in optimizer.param_groups):
+            return (
+                "BMUFAdam can't be combined with amsgrad=True: the largest second moment that each "
+                "worker has seen neither averages nor follows the look-ahead. Leave out amsgrad."
+            )
+        return None
+
+    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """What to warn of once before training, or None."""
+        largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
+        if largest <= _ADVISED_BETA1 or num_models <= _MANY_MODELS:
+            return None
+        return (
+            f"beta1={largest:g} with {num_models} averaged models: moments are replaced at every "
+            "block, and with a large beta1 gradients that come late in a block then count for "
+            f"less. bmuf_adam advises betas=({_ADVISED_BETA1:g}, 0.999) under BMUF."
+        )

@@ -1,0 +1,94 @@
+"""What happens to the state of a local optimizer when a new block starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.members import optimizer_parameters
+
+
+class LocalState:
+    """State of one optimizer for the parameters of one block. This base leaves it alone.
+
+    At a synchronisation the methods are called in this order, on every rank: :meth:`collect`,
+    :meth:`advance_` for each piece of a carried tensor in this rank's share, :meth:`finish`.
+
+    Attributes:
+        carried: tensors that travel across groups in the collective of the model and come back as
+            their mean.
+        keeps_previous: whether :meth:`advance_` needs what ``carried`` held after the last
+            synchronisation.
+
+    """
+
+    carried: Sequence[Tensor] = ()
+    keeps_previous: bool = False
+
+    def collect(self) -> None:
+        """Prepare, before the model is sent. May start collectives of tier ``across``."""
+
+    def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
+        """Turn means into what the next block starts from, in place.
+
+        Args:
+            tensor: one of ``carried``.
+            mean: a piece of its mean, flat; overwritten.
+            previous: the same piece after the last synchronisation, if ``keeps_previous``.
+
+        """
+
+    def finish(self) -> None:
+        """Set what is left, once the carried tensors have their new values."""
+
+    def inherit(self, older: LocalState) -> None:
+        """Take over what the state of the same optimizer with fewer parameters has counted."""
+
+
+class ResetMomentum(LocalState):
+    """Truncates the momentum of the local SGD at the start of each block (bmuf eq. 8)."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        """Truncate the momentum of ``optimizer``."""
+        self._optimizer = optimizer
+
+    def finish(self) -> None:
+        """Set the momentum of all parameters to zero, in place."""
+        for parameter in optimizer_parameters(self._optimizer):
+            momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
+            if momentum is not None:
+                momentum.zero_()
+
+
+class AveragedMomentum(LocalState):
+    """Averages the momentum of the local SGD with the models."""
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
+        """Average the momentum of ``parameters``, made where the optimizer will make it.
+
+        A parameter that had no gradient on this rank has no momentum yet, while it may have one on
+        another rank; zero is what it stands for.
+        """
+        with_momentum = {
+            parameter
+            for group in optimizer.param_groups
+            if group.get("momentum")
+            for parameter in group["params"]
+        }
+        self.carried = [
+            _momentum(optimizer, parameter)
+            for parameter in parameters
+            if parameter in with_momentum
+        ]
+
+
+def _momentum(optimizer: Optimizer, parameter: Parameter) -> Tensor:
+    state = optimizer.state[parameter]
+    if state.get("momentum_buffer") is None:
+        state["momentum_buffer"] = torch.zeros_like(parameter)
+    momentum: Tensor = state["momentum_buffer"]
+    return momentum
