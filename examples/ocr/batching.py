@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DistributedSampler
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class LineBatchSampler(DistributedSampler[Draw]):
         self.repeated = max(0, batches - len(widths))
         self._sizes = [part.size for part in np.array_split(np.arange(len(widths)), batches)]
         if self.repeated:
-            log.warning(
+            rank_zero_only(log.warning)(
                 "%d of %d lines are given twice per epoch, so that each of %d ranks has %d batches",
                 self.repeated,
                 len(widths),

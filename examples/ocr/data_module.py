@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -16,18 +14,23 @@ from examples.array_cache import default_cache_dir
 from examples.ocr.alphabet import KEYBOARD, Alphabet
 from examples.ocr.augmentation import Augmentation
 from examples.ocr.batching import LineBatchSampler
+from examples.ocr.corpora.folder import build_folder_corpus
+from examples.ocr.corpora.iam import build_iam_corpus
 from examples.ocr.corpora.manifest import build_manifest_corpus
+from examples.ocr.corpora.synthetic import build_synthetic_corpus
 from examples.ocr.corpus import Corpus
 from examples.ocr.dataset import LineDataset
-from examples.ocr.line import Batch, Line, frames_needed
-from examples.ocr.unreadable import OnUnreadable, Problem, listed, settle
-
-log = logging.getLogger(__name__)
+from examples.ocr.line import Batch, Line
+from examples.ocr.targets import with_room, written_with
+from examples.ocr.unreadable import OnUnreadable, Problem
 
 CorpusName = Literal["synthetic", "manifest", "iam", "folder"]
 
 BUILDERS: dict[str, Callable[..., Corpus]] = {
+    "synthetic": build_synthetic_corpus,
     "manifest": build_manifest_corpus,
+    "iam": build_iam_corpus,
+    "folder": build_folder_corpus,
 }
 
 
@@ -117,7 +120,8 @@ class TextLines(LightningDataModule):
             if self._alphabet is None:
                 texts = (line.text for lines in corpus.splits.values() for line in lines)
                 self._alphabet = Alphabet.of_texts(texts)
-            self._corpus = self._with_room(self._written(corpus, self._alphabet), self._alphabet)
+            corpus = written_with(self._alphabet, corpus, self.on_unreadable)
+            self._corpus, self.too_long = with_room(self._alphabet, corpus, self.pixels_per_frame)
         return self._corpus
 
     @property
@@ -145,7 +149,7 @@ class TextLines(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Fill the cache."""
-        self._builder(**self._arguments)
+        _ = self.corpus
 
     def setup(self, stage: str) -> None:
         """Build the corpus, or read it from the cache."""
@@ -188,50 +192,6 @@ class TextLines(LightningDataModule):
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
-
-    def _written(self, corpus: Corpus, alphabet: Alphabet) -> Corpus:
-        """Write all texts with the alphabet."""
-        problems: list[Problem] = []
-        splits: dict[str, list[Line]] = {}
-        for split, lines in corpus.splits.items():
-            splits[split] = []
-            for line in lines:
-                text = alphabet.normalise(line.text)
-                try:
-                    alphabet.encode(text)
-                except ValueError as error:
-                    problems.append((line.key, str(error)))
-                    continue
-                splits[split].append(replace(line, text=text))
-        settle(problems, self.on_unreadable, f"corpus {corpus.name}")
-        return Corpus(name=corpus.name, **splits)
-
-    def _with_room(self, corpus: Corpus, alphabet: Alphabet) -> Corpus:
-        """Leave out the lines whose texts do not fit into the model's outputs."""
-        splits: dict[str, list[Line]] = {}
-        total = 0
-        for split, lines in corpus.splits.items():
-            splits[split] = []
-            for line in lines:
-                total += 1
-                needed = frames_needed(alphabet.encode(line.text))
-                frames = line.width // self.pixels_per_frame
-                if needed <= frames:
-                    splits[split].append(line)
-                else:
-                    reason = f"CTC needs {needed} outputs, {line.width} pixels give {frames}"
-                    self.too_long.append((f"{split}: {line.key}", reason))
-        if self.too_long:
-            log.warning(
-                "%d of %d lines of corpus %s left out, too narrow for their texts at %d pixels per "
-                "output:%s",
-                len(self.too_long),
-                total,
-                corpus.name,
-                self.pixels_per_frame,
-                listed(self.too_long),
-            )
-        return Corpus(name=corpus.name, **splits)
 
     def _place(self) -> tuple[int, int]:
         """Rank and world size, known only once the Trainer has started its processes."""

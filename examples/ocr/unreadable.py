@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from lightning.pytorch.utilities import rank_zero_only
+
 log = logging.getLogger(__name__)
 
 OnUnreadable = Literal["error", "skip"]
@@ -31,7 +33,9 @@ def settle(problems: Sequence[Problem], on_unreadable: OnUnreadable, what: str) 
     if not problems:
         return
     if on_unreadable == "skip":
-        log.warning("%d lines left out of %s:%s", len(problems), what, listed(problems))
+        rank_zero_only(log.warning)(
+            "%d lines left out of %s:%s", len(problems), what, listed(problems)
+        )
         return
     raise ValueError(
         f"{len(problems)} lines of {what} cannot be used; mend them, or leave them out with "

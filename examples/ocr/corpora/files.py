@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
-from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
+from examples.ocr.corpora.cache import Made, cached_lines
 from examples.ocr.corpora.image_source import ImageSource, LineFile
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.line import Line
@@ -77,24 +75,20 @@ def read_corpus(
         ValueError: if lines cannot be read and shall not be skipped, or a split is empty.
     """
     made_from = {
-        "format": 1,
         "files": list(files),
         "source": source.state(file.key for file in files),
         "selection": asdict(selection),
     }
 
-    def make() -> Arrays:
-        return _pack(*_read(files, source, selection), selection.height)
+    def make() -> Made:
+        return _read(files, source, selection)
 
-    arrays = cached_arrays(f"lines-{name}", made_from, cache_dir, make)
-    found = [(str(key), str(reason)) for key, reason in from_json_array(arrays["problems"])]
-    settle([*problems, *found], on_unreadable, f"corpus {name}")
-    return Corpus(name=name, **_unpack(arrays, selection.height))
+    made = cached_lines(name, made_from, cache_dir, make)
+    settle([*problems, *made.problems], on_unreadable, f"corpus {name}")
+    return made.corpus(name)
 
 
-def _read(
-    files: Sequence[LineFile], source: ImageSource, selection: Selection
-) -> tuple[list[tuple[LineFile, np.ndarray]], list[Problem]]:
+def _read(files: Sequence[LineFile], source: ImageSource, selection: Selection) -> Made:
     """Read what the selection wants; only the chosen lines are read in full."""
     problems: list[Problem] = []
     narrow: dict[str, list[LineFile]] = {split: [] for split in SPLITS}
@@ -110,39 +104,18 @@ def _read(
         width = scaled_width(size, selection.height, selection.scale)
         if selection.max_width is None or width <= selection.max_width:
             narrow[file.split].append(file)
-    lines = []
+    splits: dict[str, list[Line]] = {split: [] for split in SPLITS}
     for split, of_split in narrow.items():
         for file in selection.spread(of_split, split):
             try:
                 data = source.read(file.key)
-                lines.append((file, read_line_image(data, selection.height, selection.scale)))
+                image = read_line_image(data, selection.height, selection.scale)
             except Exception as error:
                 problems.append((file.key, _reason(error)))
-    return lines, problems
+                continue
+            splits[split].append(Line(key=file.key, text=file.text, image=image))
+    return Made(splits, problems)
 
 
 def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _pack(
-    lines: Sequence[tuple[LineFile, np.ndarray]], problems: Sequence[Problem], height: int
-) -> Arrays:
-    """One array for all pixels: thousands of small ones take long to open."""
-    images = [image for _, image in lines]
-    return {
-        "pixels": np.concatenate([np.empty(0, np.uint8), *(image.ravel() for image in images)]),
-        "widths": np.array([image.size // height for image in images], dtype=np.int64),
-        "lines": as_json_array([file for file, _ in lines]),
-        "problems": as_json_array(list(problems)),
-    }
-
-
-def _unpack(arrays: Arrays, height: int) -> dict[str, list[Line]]:
-    splits: dict[str, list[Line]] = {split: [] for split in SPLITS}
-    ends = np.cumsum(arrays["widths"]) * height
-    described = from_json_array(arrays["lines"])
-    for (key, text, split), width, end in zip(described, arrays["widths"], ends, strict=True):
-        image = arrays["pixels"][end - width * height : end].reshape(height, width)
-        splits[split].append(Line(key=key, text=text, image=image))
-    return splits

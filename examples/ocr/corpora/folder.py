@@ -1,0 +1,108 @@
+"""Folders in which ``name.png`` has its text beside it in ``name.gt.txt``."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from examples.ocr.corpora.files import Selection, read_corpus
+from examples.ocr.corpora.image_source import ImageSource, LineFile
+from examples.ocr.corpus import SPLITS, Corpus
+from examples.ocr.unreadable import OnUnreadable, Problem
+
+IMAGE_SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp")
+TEXT_SUFFIX = ".gt.txt"
+
+
+def build_folder_corpus(
+    *,
+    path: str | Path,
+    height: int = 60,
+    scale: float = 1.0,
+    max_width: int | None = None,
+    max_lines: int | None = None,
+    max_eval_lines: int | None = None,
+    on_unreadable: OnUnreadable = "error",
+    cache_dir: str | Path | None = None,
+) -> Corpus:
+    """Read all images below a folder that have their text beside them.
+
+    The first part of an image's name ends at the first dot: ``0001.bin.png`` belongs to
+    ``0001.gt.txt``. Where the folder has the subfolders ``train``, ``valid`` and ``test``, these
+    are the splits; else eight lines of ten are in train and one each in valid and test, as a hash
+    of the name has it.
+
+    Args:
+        path: the folder.
+        height, scale, max_width, max_lines, max_eval_lines: see ``Selection``.
+        on_unreadable: ``"error"`` raises where an image has no text, a text no image, or one of
+            them cannot be read; ``"skip"`` warns; both name them.
+        cache_dir: folder where the read images are kept; None keeps none.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+        ValueError: if lines cannot be read and shall not be skipped; one error that lists them.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no folder {root}")
+    files, problems = find_pairs(root)
+    return read_corpus(
+        root.resolve().name,
+        files,
+        ImageSource(root),
+        selection=Selection(
+            height=height,
+            scale=scale,
+            max_width=max_width,
+            max_lines=max_lines,
+            max_eval_lines=max_eval_lines,
+        ),
+        problems=problems,
+        on_unreadable=on_unreadable,
+        cache_dir=cache_dir,
+    )
+
+
+def find_pairs(root: Path) -> tuple[list[LineFile], list[Problem]]:
+    """Return images with their texts, in the order of their names, and what has no partner."""
+    folders = [root / split for split in SPLITS]
+    split_by_folder = all(folder.is_dir() for folder in folders)
+    found = [
+        file
+        for folder in (folders if split_by_folder else [root])
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    ]
+    texts = {_stem(file): file for file in found if file.name.endswith(TEXT_SUFFIX)}
+    files: list[LineFile] = []
+    problems: list[Problem] = []
+    used: set[Path] = set()
+    for file in found:
+        if file.suffix.lower() not in IMAGE_SUFFIXES:
+            continue
+        key = file.relative_to(root).as_posix()
+        stem = _stem(file)
+        used.add(stem)
+        if stem not in texts:
+            problems.append((key, f"no {stem.name}{TEXT_SUFFIX} beside it"))
+            continue
+        try:
+            text = texts[stem].read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append((key, f"its text cannot be read: {error}"))
+            continue
+        files.append(LineFile(key, text, key.split("/")[0] if split_by_folder else _split(key)))
+    lonely = [texts[stem].relative_to(root).as_posix() for stem in texts if stem not in used]
+    problems += [(key, "no image beside it") for key in lonely]
+    return files, problems
+
+
+def _stem(file: Path) -> Path:
+    return file.with_name(file.name.split(".")[0])
+
+
+def _split(key: str) -> str:
+    """Split by a hash of the name, so that more lines do not move the others."""
+    tenth = hashlib.sha256(key.encode()).digest()[0] % 10
+    return {0: "valid", 1: "test"}.get(tenth, "train")

@@ -1,0 +1,160 @@
+"""The lines of the IAM Handwriting Database, in the layout in which it is distributed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from examples.ocr.corpora.files import Selection, read_corpus
+from examples.ocr.corpora.image_source import ImageSource, LineFile
+from examples.ocr.corpus import Corpus
+from examples.ocr.unreadable import OnUnreadable, Problem
+
+# Names under which the lists of a split are passed on; all files of the first set found are read.
+PARTITION_FILES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "train": (("trainset.txt",), ("train.txt",), ("train.uttlist",)),
+    "valid": (
+        ("validationset1.txt", "validationset2.txt"),
+        ("validationset1.txt",),
+        ("valid.txt",),
+        ("validation.txt",),
+        ("validation.uttlist",),
+    ),
+    "test": (("testset.txt",), ("test.txt",), ("test.uttlist",)),
+}
+_PARTITION_FOLDERS = (".", "task", "splits", "largeWriterIndependentTextLineRecognitionTask")
+# A row of lines.txt: name, ok or err, grey level, components, x, y, width, height, words.
+_COLUMNS = 9
+
+
+def build_iam_corpus(
+    *,
+    path: str | Path,
+    partitions: str | Path | None = None,
+    join_punctuation: bool = False,
+    height: int = 60,
+    scale: float = 1.0,
+    max_width: int | None = None,
+    max_lines: int | None = None,
+    max_eval_lines: int | None = None,
+    on_unreadable: OnUnreadable = "error",
+    cache_dir: str | Path | None = None,
+) -> Corpus:
+    """Read ``lines/a01/a01-000u/a01-000u-00.png`` with the words of ``ascii/lines.txt``.
+
+    Lines that no partition names are not used.
+
+    Args:
+        path: folder with ``ascii/lines.txt`` (or ``lines.txt``) and ``lines``.
+        partitions: folder with the lists of the splits, such as ``trainset.txt``,
+            ``validationset1.txt``, ``validationset2.txt`` and ``testset.txt``: names of lines
+            (``a01-000u-00``) or of whole forms (``a01-000u``). None looks in the folder itself and
+            in ``task``, ``splits`` and ``largeWriterIndependentTextLineRecognitionTask``.
+        join_punctuation: write "Peers." where ``lines.txt`` has "Peers .".
+        height, scale, max_width, max_lines, max_eval_lines: see ``Selection``.
+        on_unreadable: ``"error"`` raises where rows or images cannot be read, or a partition names
+            lines that are not listed; ``"skip"`` warns; both name them.
+        cache_dir: folder where the read images are kept; None keeps none.
+
+    Raises:
+        FileNotFoundError: if ``lines.txt`` or the lists of a split are missing.
+        ValueError: if lines cannot be read and shall not be skipped; one error that lists them.
+    """
+    root = Path(path)
+    texts, problems = read_lines_txt(_first(root, ("ascii/lines.txt", "lines.txt")))
+    files: list[LineFile] = []
+    for split, names in read_partitions(root, partitions).items():
+        found, unknown = _of_split(texts, names, split)
+        files += found
+        problems += unknown
+    if join_punctuation:
+        files = [file._replace(text=_joined(file.text)) for file in files]
+    return read_corpus(
+        "iam",
+        files,
+        ImageSource(root / "lines"),
+        selection=Selection(
+            height=height,
+            scale=scale,
+            max_width=max_width,
+            max_lines=max_lines,
+            max_eval_lines=max_eval_lines,
+        ),
+        problems=problems,
+        on_unreadable=on_unreadable,
+        cache_dir=cache_dir,
+    )
+
+
+def read_lines_txt(path: Path) -> tuple[dict[str, str], list[Problem]]:
+    """Return the text of each line by its name, and the rows that are no lines."""
+    texts: dict[str, str] = {}
+    problems: list[Problem] = []
+    for number, row in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not row.strip() or row.startswith("#"):
+            continue
+        columns = row.split(" ", _COLUMNS - 1)
+        if len(columns) < _COLUMNS or columns[1] not in ("ok", "err"):
+            problems.append((f"{path.name}, row {number}", f"no line of IAM: {row[:60]!r}"))
+            continue
+        texts[columns[0]] = columns[-1].replace("|", " ")
+    return texts, problems
+
+
+def read_partitions(root: Path, partitions: str | Path | None = None) -> dict[str, list[str]]:
+    """Return the names in the lists of each split.
+
+    Raises:
+        FileNotFoundError: if the lists of a split are missing; it says where it looked.
+    """
+    folders = [Path(partitions)] if partitions else [root / name for name in _PARTITION_FOLDERS]
+    names: dict[str, list[str]] = {}
+    for split, choices in PARTITION_FILES.items():
+        sets = [[folder / name for name in choice] for folder in folders for choice in choices]
+        lists = next((files for files in sets if all(file.is_file() for file in files)), None)
+        if lists is None:
+            wanted = ", or ".join(" and ".join(choice) for choice in choices)
+            raise FileNotFoundError(
+                f"the list of the split {split} must be {wanted} in "
+                f"{' or '.join(map(str, folders))}; found none of them"
+            )
+        words = " ".join(file.read_text(encoding="utf-8") for file in lists).split()
+        names[split] = [word.removesuffix(".png") for word in words]
+    return names
+
+
+def _of_split(
+    texts: Mapping[str, str], names: list[str], split: str
+) -> tuple[list[LineFile], list[Problem]]:
+    lines_of_form: dict[str, list[str]] = {}
+    for line in texts:
+        lines_of_form.setdefault(_form(line), []).append(line)
+    chosen: dict[str, None] = {}  # in the order of the lists, each once
+    problems: list[Problem] = []
+    for name in names:
+        lines = [name] if name in texts else lines_of_form.get(name, [])
+        if not lines:
+            problems.append((name, f"the list of the split {split} names it, lines.txt does not"))
+        chosen.update(dict.fromkeys(lines))
+    return [LineFile(_image(line), texts[line], split) for line in chosen], problems
+
+
+def _form(line: str) -> str:
+    return line.rpartition("-")[0]
+
+
+def _image(line: str) -> str:
+    form = _form(line)
+    return f"{form.partition('-')[0]}/{form}/{line}.png"
+
+
+def _joined(text: str) -> str:
+    return re.sub(r" +([,.;:!?)])", r"\1", text)
+
+
+def _first(root: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        if (root / name).is_file():
+            return root / name
+    raise FileNotFoundError(f"IAM needs {' or '.join(names)} in {root}; found none of them")

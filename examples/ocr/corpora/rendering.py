@@ -1,0 +1,103 @@
+"""Texts to images of worn prints."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from examples.ocr.corpora.fonts import Typeface
+from examples.ocr.reading import PAPER
+
+_SIZES = (28, 46)
+_MARGIN = 10
+_BLACK_AND_WHITE = 0.2
+
+
+def render(
+    text: str, typeface: Typeface, draw: np.random.Generator, wear: float = 1.0
+) -> Image.Image:
+    """Write a line with a font, then wear it.
+
+    Args:
+        text: one line.
+        typeface: that has its characters.
+        draw: of the size, the margins and the wear.
+        wear: strength of all distortions, blur and noise; 0 gives a clean print.
+
+    Raises:
+        ValueError: if the font lacks characters of the text, or the wear is negative.
+    """
+    if not typeface.can_write(text):
+        raise ValueError(f"{typeface.name} cannot write {sorted(set(text) & typeface.lacks)}")
+    font = typeface.at(int(draw.integers(*_SIZES)))
+    left, top, right, bottom = font.getbbox(text)
+    margins = draw.integers(2, _MARGIN, 4)
+    # The height of the type, not of this text: "on" does not fill the line as "Peg" does.
+    ascent, descent = font.getmetrics()
+    size = (
+        round(right - left) + int(margins[0] + margins[1]),
+        max(ascent + descent, round(bottom)) + int(margins[2] + margins[3]),
+    )
+    image = Image.new("L", size, PAPER)
+    ImageDraw.Draw(image).text((int(margins[0]) - left, int(margins[2])), text, font=font, fill=0)
+    return worn(image, draw, wear)
+
+
+def worn(image: Image.Image, draw: np.random.Generator, wear: float = 1.0) -> Image.Image:
+    """Bend, slant, blur, fade, stain and grain an image (mode "L")."""
+    if wear < 0:
+        raise ValueError(f"wear must be at least 0, got {wear}")
+    if wear == 0:
+        return image
+    image = _slanted(image, draw.uniform(-0.12, 0.12) * wear)
+    pixels = _bent(np.asarray(image, dtype=np.float32), draw, wear)
+    image = Image.fromarray(pixels.round().astype(np.uint8))
+    image = image.filter(ImageFilter.GaussianBlur(draw.uniform(0.2, 1.3) * wear))
+    pixels = _stained(np.asarray(image, dtype=np.float32), draw, wear)
+    pixels += draw.standard_normal(pixels.shape, dtype=np.float32) * draw.uniform(0, 14) * wear
+    if draw.random() < _BLACK_AND_WHITE:  # as some scanners do
+        pixels = np.where(pixels < draw.uniform(0.5, 0.65) * pixels.max(), 0.0, float(PAPER))
+    return Image.fromarray(pixels.clip(0, PAPER).astype(np.uint8))
+
+
+def _slanted(image: Image.Image, slant: float) -> Image.Image:
+    room = round(abs(slant) * image.height) + 1
+    return image.transform(
+        (image.width + room, image.height),
+        Image.Transform.AFFINE,
+        (1, slant, -room / 2 - slant * image.height / 2, 0, 1, 0),
+        Image.Resampling.BILINEAR,
+        fillcolor=PAPER,
+    )
+
+
+def _bent(pixels: np.ndarray, draw: np.random.Generator, wear: float) -> np.ndarray:
+    """Move each column up or down along two waves, and each row to the sides along one."""
+    height, width = pixels.shape
+    columns, rows = np.arange(width), np.arange(height)
+    down = sum(
+        draw.uniform(0, most) * np.sin(columns * 2 * np.pi / draw.uniform(*period) + phase)
+        for most, period, phase in (
+            (2.0, (300, 900), draw.uniform(0, 7)),
+            (0.8, (40, 120), draw.uniform(0, 7)),
+        )
+    )
+    across = draw.uniform(0, 1.0) * np.sin(
+        rows * 2 * np.pi / draw.uniform(20, 60) + draw.uniform(0, 7)
+    )
+    padded = np.pad(pixels, 4, constant_values=PAPER)
+    y = (rows[:, None] + wear * np.asarray(down)[None, :] + 4).clip(0, height + 6)
+    x = (columns[None, :] + wear * across[:, None] + 4).clip(0, width + 6)
+    y0, x0 = y.astype(np.int64), x.astype(np.int64)
+    below, right = (y - y0).astype(np.float32), (x - x0).astype(np.float32)
+    upper = padded[y0, x0] * (1 - right) + padded[y0, x0 + 1] * right
+    lower = padded[y0 + 1, x0] * (1 - right) + padded[y0 + 1, x0 + 1] * right
+    return upper * (1 - below) + lower * below
+
+
+def _stained(pixels: np.ndarray, draw: np.random.Generator, wear: float) -> np.ndarray:
+    """Grey ink on paper whose shade changes along the line."""
+    ink = draw.uniform(0, 90) * min(wear, 2.0)
+    left, right = PAPER - draw.uniform(0, 50, 2) * min(wear, 2.0)
+    paper = np.linspace(left, right, pixels.shape[1], dtype=np.float32)
+    return ink + (paper - ink) * pixels / PAPER

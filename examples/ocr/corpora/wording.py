@@ -1,0 +1,127 @@
+"""Texts in the manner of English prose, letters and bills, made by rules."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+# A slot {word} draws from the list of that name; the other slots are in Wording._slot.
+WORDS = {
+    "adjective": "old new small great quiet broken yellow empty heavy narrow bright wooden early "
+    "foreign careful honest distant gentle rapid useful simple strange warm grey silver northern",
+    "noun": "house river garden letter captain window market engine village station bridge "
+    "picture teacher winter journey kitchen harbour question machine forest doctor mountain "
+    "library evening company history valley blanket lantern orchard judge quarry zebra",
+    "nouns": "boxes pages apples tickets lamps chairs pounds copies sheets bottles horses keys "
+    "maps coins boards jars wheels books",
+    "past": "opened followed watched carried crossed painted measured closed found left kept "
+    "described visited built sold repaired examined joined",
+    "present": "opens follows watches carries crosses paints measures closes finds leaves keeps "
+    "describes visits builds sells examines joins",
+    "verb": "open follow watch carry cross paint measure close find leave keep describe visit "
+    "build sell repair examine join",
+    "place": "behind near under across from beside over beyond through toward inside around",
+    "adverb": "slowly again once never always quickly together alone later perhaps quite soon",
+    "joiner": "and but because while until before although when so",
+    "name": "Anna Victor Judith Oliver Quentin Martha Felix Irene Walter Zoe Henry Xavier Clara "
+    "Edward Nora George Laura Peter Una Kate Daniel Rose Samuel Yvonne Brook Lane Hill Ford",
+    "title": "Mr. Mrs. Dr. Miss Captain",
+    "month": "January February March April May June July August September October November "
+    "December",
+    "domain": "org com net",
+}
+_HEADLINES = 0.05
+_LISTS = {name: words.split() for name, words in WORDS.items()}
+
+SENTENCES = (
+    "The {adjective} {noun} {present} the {noun} {place} the {noun}.",
+    "The {noun} {past} a {adjective} {noun}, {joiner} {name} {past} the {noun} {adverb}.",
+    "{title} {name} {past} {count} {nouns} {place} the {adjective} {noun}.",
+    "We {past} the {noun} {adverb} {joiner} they {past} the {adjective} {noun}.",
+    "It was {adverb} the {adjective} {noun} that {name} {past}.",
+    '"Did you {verb} the {noun}?" {title} {name} asked {adverb}.',
+    '"{name} will {verb} it!" said {name}; "the {noun} is {adjective}."',
+    "On {day} {month} {year} {name} {past} the {noun}'s {adjective} {noun}.",
+    "In {year} there were {count} {nouns} in the {noun}, {count} of them {adjective}.",
+    "She didn't {verb} the {noun} - it was {adjective}, {adjective} and {adjective}.",
+    "Who {past} the {noun} {place} {name}'s {noun}?",
+    "{count} {nouns} at ${price} each: ${price} ({percent}% off).",
+    "No. {count}: {noun} & {noun}, {count} {nouns}, ${price}",
+)
+CURIOSITIES = (
+    "Write to {lower}@{noun}.{domain} (#{count}).",
+    "{count} + {count} = {count}; {count} * {day} > {day}/{day}",
+    "[{day}] see {noun}_{noun}.txt or C:\\{noun}\\{noun}",
+    "if {noun} < {count} | {noun} > {day}: {{ `{verb}` }}",
+    "~/{noun}/{noun} ^ {count} ~ {percent}%",
+)
+
+
+class Wording:
+    """Draws lines of text.
+
+    Args:
+        draw: random generator; the texts depend on nothing else.
+        max_characters: of a line.
+        curious: share of lines with the keyboard's rarer signs.
+
+    Raises:
+        ValueError: if a line cannot be so short, or the share is none.
+    """
+
+    def __init__(
+        self, draw: np.random.Generator, max_characters: int = 32, curious: float = 0.1
+    ) -> None:
+        if max_characters < 16:
+            raise ValueError(f"max_characters must be at least 16, got {max_characters}")
+        if not 0 <= curious <= 1:
+            raise ValueError(f"curious must be from 0 to 1, got {curious}")
+        self.draw = draw
+        self.max_characters = max_characters
+        self.curious = curious
+
+    def line(self) -> str:
+        """Return a line as it stands on a page: whole words from somewhere in the text."""
+        if self.draw.random() < self.curious:
+            words = self._sentence(CURIOSITIES).split()
+            return self._cut(words[self._whole(0, len(words)) :])
+        words = f"{self._sentence(SENTENCES)} {self._sentence(SENTENCES)}".split()
+        line = self._cut(words[self._whole(0, len(words) // 2) :])
+        return line.upper() if self.draw.random() < _HEADLINES else line
+
+    def _cut(self, words: list[str]) -> str:
+        limit = int(self.draw.integers(self.max_characters // 2, self.max_characters + 1))
+        line = words[0]
+        for word in words[1:]:
+            if len(line) + 1 + len(word) > limit:
+                break
+            line = f"{line} {word}"
+        return line[:limit]
+
+    def _sentence(self, patterns: tuple[str, ...]) -> str:
+        pattern = patterns[int(self.draw.integers(len(patterns)))]
+        filled = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda match: self._slot(match[1]), pattern)
+        return filled.replace("{{", "{").replace("}}", "}")
+
+    def _slot(self, name: str) -> str:
+        if name in _LISTS:
+            return self._one(name)
+        if name == "lower":
+            return self._one("name").lower()
+        if name == "price":
+            return f"{self._whole(1, 2000):,}.{self._whole(0, 100):02d}"
+        least, most = {
+            "count": (2, 1000),
+            "day": (1, 32),
+            "year": (1790, 2030),
+            "percent": (1, 100),
+        }[name]
+        return str(self._whole(least, most))
+
+    def _one(self, name: str) -> str:
+        words = _LISTS[name]
+        return words[self._whole(0, len(words))]
+
+    def _whole(self, least: int, most: int) -> int:
+        return int(self.draw.integers(least, most))
