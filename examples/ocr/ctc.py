@@ -7,21 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from examples.ocr.alphabet import BLANK
-
-
-def frames_needed(targets: Tensor, target_lengths: Tensor) -> Tensor:
-    """Count the frames that CTC needs at least: one per character, one more per repetition.
-
-    Args:
-        targets: (B, L) int64, padded beyond each length.
-        target_lengths: (B,).
-
-    Returns:
-        (B,) int64. A blank must stand between two equal neighbours.
-    """
-    position = torch.arange(1, targets.shape[1], device=targets.device)
-    repeated = (targets[:, 1:] == targets[:, :-1]) & (position < target_lengths.unsqueeze(1))
-    return target_lengths + repeated.sum(dim=1)
+from examples.ocr.line import frames_needed
 
 
 def ctc_losses(
@@ -42,7 +28,8 @@ def ctc_losses(
     Returns:
         (B,) losses in nats, each of a whole line, and (B,) bool, True where a loss exists.
     """
-    alignable = frames_needed(targets, target_lengths) <= lengths.to(targets.device)
+    needed = torch.tensor(frames_of_batch(targets, target_lengths), device=lengths.device)
+    alignable = needed <= lengths
     losses = functional.ctc_loss(
         log_probs,
         targets,
@@ -53,3 +40,11 @@ def ctc_losses(
         zero_infinity=True,
     )
     return losses.where(alignable, losses.new_zeros(())), alignable
+
+
+def frames_of_batch(targets: Tensor, target_lengths: Tensor) -> list[int]:
+    """Count the frames that CTC needs at least for each line of (B, L) targets."""
+    return [
+        frames_needed(target[:length])
+        for target, length in zip(targets.tolist(), target_lengths.tolist(), strict=True)
+    ]

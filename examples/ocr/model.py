@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate, WordErrorRate
 
 from examples.ocr.alphabet import Alphabet
-from examples.ocr.ctc import ctc_losses, frames_needed
+from examples.ocr.ctc import ctc_losses, frames_of_batch
 from examples.ocr.darknet import DarkNet, Downsampling, blank_padding
 from examples.ocr.decoding.best_path import best_paths
 from examples.ocr.line import Batch
@@ -240,9 +240,17 @@ class DarkNetDBLSTM(LightningModule):
         """Take the alphabet of the trainer's data module.
 
         Raises:
-            ValueError: when it has another number of classes than the model.
+            ValueError: when it has another number of classes than the model, or when the data
+                module counts on narrower frames than the model's.
         """
-        alphabet = getattr(getattr(self.trainer, "datamodule", None), "alphabet", None)
+        data = getattr(self.trainer, "datamodule", None)
+        counted_on = getattr(data, "pixels_per_frame", self.subsample)
+        if counted_on < self.subsample:
+            raise ValueError(
+                f"pixels_per_frame of the data must be at least the model's {self.subsample}, got "
+                f"{counted_on}; lines would pass that have too few frames for their text"
+            )
+        alphabet = getattr(data, "alphabet", None)
         if alphabet is None:
             return
         if len(alphabet) != self.num_classes:
@@ -324,7 +332,7 @@ class DarkNetDBLSTM(LightningModule):
 
     def _handle_unalignable(self, batch: Batch, frames: Tensor, alignable: Tensor) -> None:
         """Raise, or warn, about training lines that CTC cannot align."""
-        needed = frames_needed(batch.targets, batch.target_lengths).tolist()
+        needed = frames_of_batch(batch.targets, batch.target_lengths)
         lines = [
             f"line {batch.index[row]} has {frames[row]} frames and needs {needed[row]}"
             for row, possible in enumerate(alignable.tolist())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from examples.ocr.alphabet import Alphabet
-from examples.ocr.ctc import ctc_losses, frames_needed
+from examples.ocr.ctc import ctc_losses, frames_of_batch
 from examples.ocr.darknet import DarkNet
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
@@ -174,7 +174,7 @@ def test_feature_dim_is_what_comes_out(downsampling, height: int) -> None:
 
 def test_frames_needed_counts_repetitions() -> None:
     targets = torch.tensor([[1, 1, 2, 2, 2], [1, 2, 3, 0, 0], [4, 4, 0, 0, 0]])
-    assert frames_needed(targets, torch.tensor([5, 3, 2])).tolist() == [8, 3, 3]
+    assert frames_of_batch(targets, torch.tensor([5, 3, 2])) == [8, 3, 3]
 
 
 def uniform(frames: int, lines: int, classes: int = 3) -> Tensor:

@@ -1,0 +1,230 @@
+"""Best path and beam search against all paths and texts of tiny cases."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from examples.ocr.alphabet import Alphabet
+from examples.ocr.decoding.best_path import best_paths, collapse
+
+pytest.importorskip("flashlight.lib.text", reason="beam search needs flashlight-text")
+
+from examples.ocr.decoding.beam import (  # noqa: E402
+    BeamOptions,
+    CharacterBeam,
+    HybridBeam,
+    WordBeam,
+)
+from examples.ocr.decoding.language_model import Bigram  # noqa: E402
+from examples.ocr.decoding.scorers import PythonBigram, kenlm_scorer  # noqa: E402
+
+ALPHABET = Alphabet("ab ")
+TEXTS = ["ab a", "ab b", "ab ab", "b a", "aa b", "ab"]
+# Without pruning, so that the search is exact.
+EXACT = {"beam_size": 5000, "beam_size_token": None, "beam_threshold": 1e6}
+
+
+def random_scores(frames: int, seed: int, classes: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(frames, classes, generator=generator).mul(1.5).log_softmax(-1)
+
+
+def text_scores(log_probs: Tensor, sum_paths: bool) -> dict[str, float]:
+    """Of every text that some path gives: ln of the sum, or of the best, of its paths."""
+    paths: defaultdict[str, list[float]] = defaultdict(list)
+    for path in itertools.product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
+        score = sum(log_probs[t, output].item() for t, output in enumerate(path))
+        paths[ALPHABET.decode(collapse(list(path)))].append(score)
+    if sum_paths:
+        return {text: math.log(sum(map(math.exp, all_))) for text, all_ in paths.items()}
+    return {text: max(scores) for text, scores in paths.items()}
+
+
+def best_text(
+    log_probs: Tensor,
+    options: BeamOptions,
+    language: Callable[[str], float],
+    allowed: Callable[[str], bool] = lambda text: True,
+) -> str:
+    """The text that maximises what beam.py promises, by looking at all."""
+    scores = {
+        text: score + options.lm_weight * language(text) + options.word_score * len(text.split())
+        for text, score in text_scores(log_probs, options.sum_paths).items()
+        if allowed(text)
+    }
+    return max(scores, key=lambda text: scores[text])
+
+
+def test_best_path_is_the_best_of_all_paths() -> None:
+    log_probs = torch.stack([random_scores(5, seed) for seed in range(20)], dim=1)
+    lengths = torch.tensor([5, 4, 3, 2, 1] * 4)
+    decoded = best_paths(log_probs, lengths)
+    assert len(decoded) == 20
+    for line, length in enumerate(lengths.tolist()):
+        every = itertools.product(range(4), repeat=length)
+        best = max(every, key=lambda p: sum(log_probs[t, line, o] for t, o in enumerate(p)))
+        assert decoded[line] == collapse(list(best))
+
+
+@pytest.mark.parametrize(
+    ("path", "outputs"),
+    [([], []), ([0, 0], []), ([1, 1, 2], [1, 2]), ([1, 0, 1], [1, 1]), ([0, 3, 3, 0, 0], [3])],
+)
+def test_collapse(path: list[int], outputs: list[int]) -> None:
+    assert collapse(path) == outputs
+
+
+def test_bigram_probabilities_sum_to_one() -> None:
+    bigram = Bigram([["x", "y"], ["x"], ["y", "y", "x"]], ["z"])
+    assert set(bigram.units) == {"x", "y", "z"}
+    for history in ("<s>", "x", "y", "z", "never seen"):
+        units = (*bigram.units, "</s>", "<unk>")
+        assert sum(math.exp(bigram.log_prob(u, history)) for u in units) == pytest.approx(1)
+
+
+def test_bigram_is_interpolated_as_by_hand() -> None:
+    """Events: x 2, y 1, end 2, so 5 of 3 kinds among 4 units; after <s>: x 2."""
+    bigram = Bigram([["x", "y"], ["x"]])
+    unigram = (2 + 3 / 4) / (5 + 3)
+    assert bigram.unigram_log_prob("x") == pytest.approx(math.log(unigram))
+    assert bigram.log_prob("x") == pytest.approx(math.log((2 + 1 * unigram) / (2 + 1)))
+    assert bigram.log_prob("y", "x") == pytest.approx(math.log((1 + 2 * 1.75 / 8) / (2 + 2)))
+    assert bigram.perplexity([["x"]]) == pytest.approx(
+        math.exp(-(bigram.log_prob("x") + bigram.log_prob("</s>", "x")) / 2)
+    )
+
+
+@pytest.mark.parametrize("sequences", [[], [[]], [["a b"]], [["<s>"]], [[""]]])
+def test_bigram_refuses_what_it_cannot_count(sequences: list[list[str]]) -> None:
+    with pytest.raises(ValueError, match="needs at least one sequence|units must be"):
+        Bigram(sequences)
+
+
+def test_kenlm_and_python_give_the_same_scores() -> None:
+    bigram = Bigram([["x", "y"], ["x"], ["y", "y", "x"]], ["z"])
+    units = ["<blank>", *bigram.units]
+    kenlm, nats = kenlm_scorer(bigram, units)
+    python = PythonBigram(bigram, units)
+    for sequence in itertools.product((1, 2, 3), repeat=3):
+        ours, theirs = python.start(False), kenlm.start(False)
+        for unit in sequence:
+            ours, expected = python.score(ours, unit)
+            theirs, score = kenlm.score(theirs, unit)
+            assert score * nats == pytest.approx(expected, abs=1e-4)
+        assert kenlm.finish(theirs)[1] * nats == pytest.approx(python.finish(ours)[1], abs=1e-4)
+
+
+WEIGHTS = pytest.mark.parametrize("lm_weight", [0.0, 0.7, 2.0])
+PATHS = pytest.mark.parametrize("sum_paths", [False, True])
+
+
+@WEIGHTS
+@PATHS
+def test_character_beam_finds_the_best_text(lm_weight: float, sum_paths: bool) -> None:
+    options = BeamOptions(lm_weight=lm_weight, sum_paths=sum_paths, **EXACT)
+    beam = CharacterBeam(ALPHABET, TEXTS, options)
+
+    def language(text: str) -> float:
+        return beam.bigram.sequence_log_prob(["<space>" if c == " " else c for c in text])
+
+    for seed in range(6):
+        log_probs = random_scores(5, seed)
+        assert beam.decode(log_probs) == best_text(log_probs, options, language)
+
+
+@WEIGHTS
+@PATHS
+def test_hybrid_beam_finds_the_best_text(lm_weight: float, sum_paths: bool) -> None:
+    options = BeamOptions(lm_weight=lm_weight, sum_paths=sum_paths, **EXACT)
+    beam = HybridBeam(ALPHABET, TEXTS, options)
+    assert beam.hybrid.lexicon == {"ab", "a", "b"}
+
+    def language(text: str) -> float:
+        # Unnormalised spaces cost much per space, unless the model has no say.
+        spaces = sum(a == b == " " for a, b in itertools.pairwise(f" {text} "))
+        return -1e4 * spaces + beam.hybrid.text_log_prob(text)
+
+    for seed in range(6):
+        log_probs = random_scores(5, seed)
+        assert beam.decode(log_probs) == best_text(log_probs, options, language)
+
+
+@WEIGHTS
+@PATHS
+@pytest.mark.parametrize("word_score", [0.0, -1.0])
+def test_word_beam_finds_the_best_text(
+    lm_weight: float, sum_paths: bool, word_score: float
+) -> None:
+    options = BeamOptions(lm_weight=lm_weight, sum_paths=sum_paths, word_score=word_score, **EXACT)
+    beam = WordBeam(ALPHABET, TEXTS, options)
+
+    def language(text: str) -> float:
+        return beam.bigram.sequence_log_prob(text.split())
+
+    def allowed(text: str) -> bool:
+        return " ".join(text.split()) == text and set(text.split()) <= set(beam.bigram.units)
+
+    for seed in range(6):
+        log_probs = random_scores(5, seed)
+        log_probs[:, 3] -= 3  # few spaces, which this decoder may also repeat
+        assert beam.decode(log_probs) == best_text(log_probs, options, language, allowed)
+
+
+def test_language_model_changes_the_text() -> None:
+    """The network cannot tell a from b, the model has seen "ab" only."""
+    log_probs = torch.full((3, 4), -20.0)
+    log_probs[0, 1:3] = torch.tensor([-0.7, -0.69])
+    log_probs[1, 0] = -0.01
+    log_probs[2, 1:3] = torch.tensor([-0.69, -0.7])
+    assert ALPHABET.decode(best_paths(log_probs[:, None], torch.tensor([3]))[0]) == "ba"
+    for beam in (CharacterBeam, HybridBeam, WordBeam):
+        assert beam(ALPHABET, ["ab", "ab"]).decode(log_probs) == "ab"
+
+
+def test_python_model_serves_where_kenlm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_kenlm = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]
+    monkeypatch.setitem(sys.modules, "flashlight.lib.text.decoder.kenlm", None)
+    without = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]
+    for seed in range(6):
+        log_probs = random_scores(8, seed)
+        for one, other in zip(with_kenlm, without, strict=True):
+            assert one.decode(log_probs) == other.decode(log_probs)
+
+
+def test_missing_flashlight_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flashlight.lib.text.decoder", None)
+    monkeypatch.delitem(sys.modules, "examples.ocr.decoding.scorers")
+    with pytest.raises(ImportError, match="pip install flashlight-text"):
+        importlib.import_module("examples.ocr.decoding.scorers")
+
+
+def test_hybrid_probabilities_of_words_and_others() -> None:
+    model = HybridBeam(ALPHABET, TEXTS).hybrid
+    words, characters = model.words, model.characters
+    assert model.word_log_prob("ab", None) == pytest.approx(words.log_prob("=ab"))
+    spelt = characters.log_prob("b") + characters.log_prob("b", "b")
+    spelt += characters.log_prob("</s>", "b")
+    assert model.word_log_prob("bb", "ab") == pytest.approx(
+        words.log_prob("<other>", "=ab") + spelt
+    )
+    assert model.text_log_prob("bb") == pytest.approx(
+        model.word_log_prob("bb", None) + words.log_prob("</s>", "<other>")
+    )
+
+
+def test_wrong_options_and_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="beam_size and beam_size_token must be at least 1"):
+        BeamOptions(beam_size=0)
+    with pytest.raises(ValueError, match=r"must be \(T, 4\), the alphabet's size, got \(5, 3\)"):
+        CharacterBeam(ALPHABET, TEXTS).decode(random_scores(5, 0, classes=3))
+    with pytest.raises(ValueError, match="the alphabet has none; use CharacterBeam"):
+        WordBeam(Alphabet("ab"), ["ab"])
