@@ -1,0 +1,31 @@
+"""Line images for tests."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def inked(width: int = 120, height: int = 40, seed: int = 0) -> Image.Image:
+    """White paper with a few dark strokes, mode "L"."""
+    draw = np.random.default_rng(seed)
+    pixels = np.full((height, width), 255, np.uint8)
+    for x in draw.integers(0, width - 3, max(1, width // 12)):
+        pixels[height // 4 : -height // 4, x : x + 3] = 0
+    return Image.fromarray(pixels)
+
+
+def png(image: Image.Image) -> bytes:
+    """The bytes of the image's file."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def save(path: Path, **kwargs: int) -> None:
+    """Write an image, and the folders that it needs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    inked(**kwargs).save(path)

@@ -1,0 +1,137 @@
+"""Batches of lines: nothing lost, as many on every rank, the same on every run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.ocr.batching import LineBatchSampler
+from examples.ocr.line import collate
+
+WIDTHS = st.lists(st.integers(1, 2000), min_size=1, max_size=150)
+
+
+def _samplers(
+    widths: list[int], world_size: int, batch_lines: int = 4, shuffle: bool = True, seed: int = 3
+) -> list[LineBatchSampler]:
+    return [
+        LineBatchSampler(
+            widths,
+            batch_lines=batch_lines,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def _epoch(samplers: list[LineBatchSampler], epoch: int) -> list[list[tuple[int, ...]]]:
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    return [[draw.positions for draw in sampler] for sampler in samplers]
+
+
+@given(WIDTHS, st.sampled_from([1, 2, 4]), st.integers(1, 9), st.integers(0, 3), st.booleans())
+def test_every_line_once_and_as_many_batches_on_every_rank(
+    widths: list[int], world_size: int, batch_lines: int, epoch: int, shuffle: bool
+) -> None:
+    samplers = _samplers(widths, world_size, batch_lines, shuffle)
+    batches = _epoch(samplers, epoch)
+    assert {len(of_rank) for of_rank in batches} == {len(samplers[0])}
+    sizes = [len(batch) for of_rank in batches for batch in of_rank]
+    assert max(sizes) <= batch_lines
+    assert max(sizes) - min(sizes) <= 1
+    seen = Counter(p for of_rank in batches for batch in of_rank for p in batch)
+    assert set(seen) == set(range(len(widths)))
+    repeated = samplers[0].repeated
+    assert sum(seen.values()) == len(widths) + repeated
+    # Repetition only where single lines cannot be shared evenly.
+    assert repeated < world_size
+    assert repeated == 0 or max(sizes) == 1
+
+
+def test_no_line_is_repeated_where_there_are_enough(caplog: pytest.LogCaptureFixture) -> None:
+    assert [s.repeated for s in _samplers([50] * 37, 4, 16)] == [0] * 4
+    assert not caplog.records
+
+
+def test_repeated_lines_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        sampler = _samplers([30, 10, 20], 4, 16)[0]
+    assert sampler.repeated == 1
+    assert "1 of 3 lines are given twice per epoch" in caplog.text
+
+
+def test_epochs_and_seeds_differ_and_come_back() -> None:
+    widths = np.random.default_rng(0).integers(100, 900, 80).tolist()
+    samplers = _samplers(widths, 2)
+    first = _epoch(samplers, 0)
+    assert _epoch(samplers, 1) != first
+    assert _epoch(_samplers(widths, 2), 0) == first
+    assert _epoch(_samplers(widths, 2, seed=4), 0) != first
+    fixed = _samplers(widths, 2, shuffle=False)
+    assert _epoch(fixed, 0) == _epoch(fixed, 1)
+
+
+def test_a_draw_carries_its_epoch() -> None:
+    sampler = _samplers([5, 6, 7], 1)[0]
+    sampler.set_epoch(7)
+    assert [draw.epoch for draw in sampler] == [7]
+
+
+def test_batches_of_a_step_have_similar_widths() -> None:
+    widths = np.random.default_rng(1).integers(60, 1500, 512).tolist()
+    steps = _samplers(widths, 4, 8)[0].steps(epoch=2)
+    padded = sum(max(widths[p] for p in batch) * len(batch) for step in steps for batch in step)
+    assert padded < 1.2 * sum(widths)
+    widest = [[max(widths[p] for p in batch) for batch in step] for step in steps]
+    assert np.mean([max(step) / min(step) for step in widest]) < 1.3
+
+
+@pytest.mark.parametrize(
+    ("widths", "kwargs", "message"),
+    [
+        ([], {}, "at least one line"),
+        ([3, 0], {}, "at least 1 pixel wide"),
+        ([3], {"batch_lines": 0}, "batch_lines must be at least 1, got 0"),
+        ([3], {"rank": 2, "world_size": 2}, "got 2 of 2"),
+    ],
+)
+def test_wrong_numbers(widths: list[int], kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LineBatchSampler(widths, **kwargs)
+
+
+def test_collate_makes_ink_of_darkness_and_paper_of_padding() -> None:
+    narrow = np.array([[255, 0], [51, 255]], np.uint8)
+    wide = np.full((2, 4), 255, np.uint8)
+    batch = collate([narrow, wide], [[7], [1, 2, 3]], (5, 9))
+    assert batch.images.shape == (2, 1, 2, 4)
+    assert batch.images.dtype == torch.float32
+    torch.testing.assert_close(
+        batch.images[0, 0], torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.8, 0.0, 0.0, 0.0]])
+    )
+    assert not batch.images[1].any()
+    assert batch.widths.tolist() == [2, 4]
+    assert batch.targets.tolist() == [[7, 0, 0], [1, 2, 3]]
+    assert batch.target_lengths.tolist() == [1, 3]
+    assert batch.index.tolist() == [5, 9]
+    assert batch.targets.dtype == batch.index.dtype == batch.widths.dtype == torch.int64
+
+
+def test_collate_refuses_what_does_not_fit() -> None:
+    image = np.zeros((2, 2), np.uint8)
+    with pytest.raises(ValueError, match="at least one image"):
+        collate([], [], [])
+    with pytest.raises(ValueError, match="1 images, 2 targets"):
+        collate([image], [[1], [2]], [0])
+    with pytest.raises(ValueError, match=r"one height, got \[2, 3\]"):
+        collate([image, np.zeros((3, 2), np.uint8)], [[1], [2]], [0, 1])

@@ -1,0 +1,139 @@
+"""Rendered lines: fonts, texts, digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from examples.ocr.alphabet import KEYBOARD
+from examples.ocr.corpora import synthetic
+from examples.ocr.corpora.digits import digits_of, number_text, write_number
+from examples.ocr.corpora.fonts import Typeface, typefaces
+from examples.ocr.corpora.rendering import render, worn
+from examples.ocr.corpora.synthetic import build_synthetic_corpus
+from examples.ocr.corpora.wording import Wording
+from examples.ocr.corpus import SPLITS
+
+SMALL = {"train_lines": 24, "valid_lines": 6, "test_lines": 6}
+
+
+def test_corpus_has_prints_and_digits_of_one_height() -> None:
+    corpus = build_synthetic_corpus(**SMALL, handwritten=0.4, height=32)
+    assert [len(lines) for lines in corpus.splits.values()] == [24, 6, 6]
+    lines = [line for split in corpus.splits.values() for line in split]
+    assert len({line.text for line in lines}) == len(lines)
+    assert {line.key.split("-")[0] for line in lines} == {"print", "digits"}
+    for line in lines:
+        assert line.image.shape[0] == 32
+        assert line.image.dtype == np.uint8
+        assert set(line.text) <= set(KEYBOARD)
+        assert 0 < len(line.text) <= 32
+        # Some ink, much more paper.
+        middle = (float(line.image.min()) + float(line.image.max())) / 2
+        assert 0.02 < (line.image < middle).mean() < 0.5
+        # Every character has some room.
+        assert line.width > 4 * len(line.text)
+
+
+def test_same_seed_same_lines_and_more_lines_change_none() -> None:
+    first = build_synthetic_corpus(**SMALL, height=32)
+    again = build_synthetic_corpus(**{**SMALL, "train_lines": 30}, height=32)
+    for one, other in zip(first.train, again.train, strict=False):
+        assert one.text == other.text
+        assert np.array_equal(one.image, other.image)
+    reseeded = build_synthetic_corpus(**SMALL, height=32, seed=1)
+    assert [line.text for line in reseeded.train] != [line.text for line in first.train]
+
+
+def test_the_cache_holds_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = build_synthetic_corpus(**SMALL, height=20)
+    build_synthetic_corpus(**SMALL, height=20, cache_dir=tmp_path)
+    monkeypatch.setattr(synthetic, "_make", lambda settings: pytest.fail("made again"))
+    cached = build_synthetic_corpus(**SMALL, height=20, cache_dir=tmp_path)
+    for split, lines in fresh.splits.items():
+        for one, other in zip(lines, cached.splits[split], strict=True):
+            assert (one.key, one.text) == (other.key, other.text)
+            assert np.array_equal(one.image, other.image)
+
+
+def test_there_are_many_fonts_and_each_writes_what_it_claims() -> None:
+    faces = typefaces()
+    assert len(faces) >= 15
+    for face in faces:
+        able = "".join(character for character in KEYBOARD if face.can_write(character))
+        assert len(able) > 80
+        shapes = {
+            character: np.asarray(face.at(40).getmask(character)).tobytes()
+            for character in able.replace(" ", "")
+        }
+        # A font that lacks signs draws the same box for each of them.
+        assert len(set(shapes.values())) >= len(shapes) - 1, face.name
+
+
+def test_a_font_refuses_what_it_lacks() -> None:
+    face = Typeface("none", None, frozenset("$"))
+    with pytest.raises(ValueError, match=r"none cannot write \['\$'\]"):
+        render("$5", face, np.random.default_rng(0))
+    assert not face.can_write("é")
+
+
+def test_wear_changes_a_line_and_none_leaves_it() -> None:
+    clean = render("Clean print", typefaces()[0], np.random.default_rng(0), wear=0)
+    assert clean.getextrema() == (0, 255)
+    draw = np.random.default_rng(0)
+    assert worn(clean, draw, 0) is clean
+    tattered = np.asarray(worn(clean, draw, 1.0))
+    assert tattered.shape[0] == clean.height
+    assert abs(tattered.shape[1] - clean.width) < 0.15 * clean.height
+    assert tattered[:, : clean.width].std() > 10
+    with pytest.raises(ValueError, match="wear must be at least 0"):
+        worn(clean, draw, -1)
+
+
+def test_texts_reach_every_key() -> None:
+    wording = Wording(np.random.default_rng(0), max_characters=32)
+    lines = [wording.line() for _ in range(3000)]
+    assert set("".join(lines)) == set(KEYBOARD)
+    assert max(map(len, lines)) <= 32
+    assert all(line == " ".join(line.split()) for line in lines)
+
+
+def test_digits_of_the_splits_are_different_pictures() -> None:
+    parts = {split: digits_of(split) for split in SPLITS}
+    assert sum(len(shown) for _, shown in parts.values()) == 1797
+    for images, shown in parts.values():
+        assert set(shown.tolist()) == set(range(10))
+        assert images.shape[1:] == (8, 8)
+        assert np.median(images[:, :, 0]) == 255  # dark on white
+    with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'dev'"):
+        digits_of("dev")
+
+
+def test_numbers_are_as_wide_as_their_digits() -> None:
+    draw = np.random.default_rng(0)
+    short, long = write_number("12", "train", draw), write_number("12 34567 8", "train", draw)
+    assert short.width < long.width
+    assert np.asarray(long).min() < 60
+    # Nothing is cut off at the sides.
+    assert (np.asarray(long)[:, -2:] == 255).all()
+    for _ in range(50):
+        assert set(number_text(draw, 20)) <= set("0123456789 ")
+    with pytest.raises(ValueError, match="only digits and spaces"):
+        write_number("1a", "train", draw)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_lines": 0}, "train_lines must be at least 1, got 0"),
+        ({"handwritten": 1.5}, "handwritten must be from 0 to 1"),
+        ({"max_characters": 8}, "max_characters must be at least 16"),
+        ({"height": 2}, "height must be at least 8"),
+        ({"scale": 0}, "scale must be above 0"),
+    ],
+)
+def test_settings_out_of_range(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_synthetic_corpus(**{**SMALL, "handwritten": 0.0, **settings})
