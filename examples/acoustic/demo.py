@@ -13,8 +13,8 @@ from dataclasses import replace
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Settings
-from examples.acoustic.tables import markdown, megabytes, percent
 from examples.array_cache import default_cache_dir
+from examples.tables import markdown, megabytes, percent
 
 LOG_DIR = "outputs/acoustic/demo"
 

@@ -1,17 +1,15 @@
-"""Start a run of one system on as many processes as it needs, by torchrun."""
+"""Start a run of one system on as many processes as it needs."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.systems import SYSTEMS
+from examples.torchrun import run_module
 
 
 def launch(settings: Settings) -> Result:
@@ -23,19 +21,9 @@ def launch(settings: Settings) -> Result:
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        arguments = json.dumps(asdict(replace(settings, result=str(result))))
-        ranks = SYSTEMS[settings.system].ranks(settings.ranks)
-        command = [sys.executable, "-W", "ignore", "-m", "examples.acoustic.run_system", arguments]
-        if ranks > 1:
-            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            command = [sys.executable, *torchrun, *command[3:]]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONWARNINGS": "ignore",
-        }
-        status = subprocess.run(command, env=environment, check=False).returncode
-        if status:
-            raise RuntimeError(f"training {settings.system} ended with status {status}")
+        run_module(
+            "examples.acoustic.run_system",
+            json.dumps(asdict(replace(settings, result=str(result)))),
+            ranks=SYSTEMS[settings.system].ranks(settings.ranks),
+        )
         return Result(**json.loads(result.read_text()))

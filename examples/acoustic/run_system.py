@@ -6,11 +6,9 @@ Started by ``launch.py`` on every rank; arguments and result are one JSON object
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
 import time
-import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
 from examples.acoustic.models import LSTMAcousticModel
 from examples.acoustic.systems import SYSTEMS
+from examples.quiet import silence_lightning
 from lightning_hier import HierarchicalStrategy
 
 
@@ -192,10 +191,7 @@ def _sent(strategy: object) -> tuple[int, int]:
 
 def main() -> None:
     """Run what the first argument says."""
-    # Lightning's greetings and hints would bury the progress bar and the table.
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    silence_lightning()
     settings = Settings(**json.loads(sys.argv[1]))
     result = run(settings)
     if not dist.is_initialized() or dist.get_rank() == 0:

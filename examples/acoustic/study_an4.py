@@ -23,7 +23,7 @@ import torch
 from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.systems import SYSTEMS
-from examples.acoustic.tables import markdown, megabytes
+from examples.tables import markdown, megabytes
 
 FIRST_RATE = 0.5
 HEADER = (

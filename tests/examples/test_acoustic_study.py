@@ -14,7 +14,7 @@ from examples.acoustic.launch import launch  # noqa: E402
 from examples.acoustic.run_system import Result, Settings  # noqa: E402
 from examples.acoustic.study_an4 import Study, row  # noqa: E402
 from examples.acoustic.systems import SYSTEMS  # noqa: E402
-from examples.acoustic.tables import markdown  # noqa: E402
+from examples.tables import markdown  # noqa: E402
 from lightning_hier import BMUF, GTC, HierarchicalStrategy  # noqa: E402
 
 

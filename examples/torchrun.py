@@ -1,0 +1,34 @@
+"""Start a module of the examples on as many processes as it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def run_module(module: str, arguments: str, *, ranks: int) -> None:
+    """Run ``python -m module arguments`` on every rank, by torchrun, and wait.
+
+    Args:
+        module: its dotted name.
+        arguments: one string, the same for all ranks.
+        ranks: processes; one is started without torchrun.
+
+    Raises:
+        RuntimeError: the run failed; its output has been shown.
+
+    """
+    command = [sys.executable, "-W", "ignore", "-m", module, arguments]
+    if ranks > 1:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [sys.executable, *torchrun, "-m", module, arguments]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONWARNINGS": "ignore",
+    }
+    status = subprocess.run(command, env=environment, check=False).returncode
+    if status:
+        raise RuntimeError(f"{module} on {ranks} ranks ended with status {status}")
