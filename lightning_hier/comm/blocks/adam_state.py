@@ -31,8 +31,7 @@ class ParameterSteps:
 
     Attributes:
         state: the optimizer's state of the parameter.
-        betas: decay rates of its first and second moment.
-        momentum_decay: psi of NAdam; None for the others.
+        group: its parameter group, which has betas and momentum_decay; schedulers may move them.
         start: Adam's step count when the block began, the same on all ranks.
         start_product: NAdam's ``mu_product`` then; 1 for the others.
         rho: rho_n, mini-batches that the global update stands for.
@@ -41,19 +40,23 @@ class ParameterSteps:
     """
 
     state: dict[str, Any]
-    betas: tuple[float, float]
-    momentum_decay: float | None
+    group: dict[str, Any]
     start: float
     start_product: float = 1.0
     rho: float = 0.0
     block: BlockSteps = BlockSteps(0.0, 0.0)
 
+    def beta(self, moment: int) -> float:
+        """Decay rate of the first (0) or second (1) moment."""
+        return float(self.group["betas"][moment])
+
     def begin_block(self) -> None:
         """Set the counts to where the next block starts."""
         moved = self.block.local + self.block.ahead
-        if self.momentum_decay is not None:
+        if "mu_product" in self.state:
+            decay = float(self.group["momentum_decay"])
             self.start_product *= nadam_product(
-                self.start, moved, beta1=self.betas[0], momentum_decay=self.momentum_decay
+                self.start, moved, beta1=self.beta(0), momentum_decay=decay
             )
             self.state["mu_product"].fill_(self.start_product)
         self.start += moved
@@ -127,9 +130,9 @@ class AdamMoments(LocalState):
         self._agree()
         steps = self._owners[id(tensor)]
         if previous is not None and id(tensor) in self._squares:
-            advance_square_(mean, previous, beta=steps.betas[1], steps=steps.block)
+            advance_square_(mean, previous, beta=steps.beta(1), steps=steps.block)
         elif previous is not None:
-            advance_moment_(mean, previous, beta=steps.betas[0], steps=steps.block)
+            advance_moment_(mean, previous, beta=steps.beta(0), steps=steps.block)
 
     def finish(self) -> None:
         """Set step counts, and what follows from them, for the next block."""
@@ -166,11 +169,9 @@ def _steps(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) ->
         # graphs insist on their own dtype.
         if name in state and not (group.get("fused") or group.get("capturable")):
             state[name] = torch.as_tensor(state[name]).double()
-    beta1, beta2 = (float(beta) for beta in group["betas"])
     return ParameterSteps(
         state=state,
-        betas=(beta1, beta2),
-        momentum_decay=group.get("momentum_decay"),
+        group=group,
         start=float(state["step"]),
         start_product=float(state.get("mu_product", 1.0)),
     )
