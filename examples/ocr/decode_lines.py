@@ -1,0 +1,81 @@
+"""A callback that gives the character model a beam search for its own corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from examples.ocr.alphabet import Alphabet
+from examples.ocr.model import DarkNetDBLSTM, LineDecoder
+
+if TYPE_CHECKING:
+    from examples.ocr.decoding.beam import BeamOptions
+
+LanguageModel = Literal["hybrid", "words", "characters"]
+
+
+class DecodeLines(Callback):
+    """Decode by beam search in test and prediction, so that the model logs its error rates.
+
+    Every rank counts the language model from the training texts of the trainer's data module, so
+    nothing is sent. flashlight-text is needed once this callback is used.
+
+    Args:
+        language_model: ``"hybrid"`` over words, with others spelt; ``"words"`` of the training
+            texts and no others; or ``"characters"``.
+        lm_weight: of the language model against the network.
+        word_score: added per word, in ``"words"`` only.
+        beam_size: hypotheses kept per frame.
+        beam_size_token: outputs tried per frame.
+        beam_threshold: hypotheses worse than the best by more than this are dropped, in nats.
+
+    Raises:
+        ValueError: an unknown language model.
+    """
+
+    def __init__(
+        self,
+        *,
+        language_model: LanguageModel = "hybrid",
+        lm_weight: float = 0.5,
+        word_score: float = 0.0,
+        beam_size: int = 50,
+        beam_size_token: int = 20,
+        beam_threshold: float = 25.0,
+    ) -> None:
+        if language_model not in get_args(LanguageModel):
+            raise ValueError(
+                f"language_model must be one of {get_args(LanguageModel)}, got {language_model!r}"
+            )
+        self.language_model = language_model
+        self.options: dict[str, Any] = {
+            "lm_weight": lm_weight,
+            "word_score": word_score,
+            "beam_size": beam_size,
+            "beam_size_token": beam_size_token,
+            "beam_threshold": beam_threshold,
+        }
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Set the model's decoder for test and prediction, unless it has one."""
+        model = cast(DarkNetDBLSTM, pl_module)
+        if model.decoder is None and stage in ("test", "predict"):
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            model.decoder = self.build(data.alphabet, (line.text for line in data.train))
+
+    def build(self, alphabet: Alphabet, texts: Iterable[str]) -> LineDecoder:
+        """Return a decoder with a language model counted from ``texts``.
+
+        Raises:
+            ImportError: flashlight-text is not installed.
+        """
+        from examples.ocr.decoding import beam
+
+        options: BeamOptions = beam.BeamOptions(**self.options)
+        if self.language_model == "words":
+            return beam.WordBeam(alphabet, texts, options)
+        if self.language_model == "characters":
+            return beam.CharacterBeam(alphabet, texts, options)
+        return beam.HybridBeam(alphabet, texts, options)

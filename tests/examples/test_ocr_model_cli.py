@@ -1,0 +1,216 @@
+"""The command line of the text line example: configs, linked sizes, small runs, error rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch import Tensor
+
+from examples.ocr.alphabet import Alphabet
+from examples.ocr.decode_lines import DecodeLines
+from examples.ocr.line import Batch
+from examples.ocr.model import DarkNetDBLSTM
+from examples.ocr.train import main
+from tests.ranks import run_ranks
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "ocr" / "configs"
+PARAMETERS = {"paper": 1_859_088, "oldbooks_small": 299_984, "synthetic_small": 299_984}
+
+
+@pytest.fixture(autouse=True)
+def no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep LightningCLI from warning that the process has arguments of its own."""
+    monkeypatch.setattr("sys.argv", ["train"])
+
+
+def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
+    """Arguments of a run of the synthetic config that takes a second or two."""
+    return [
+        command,
+        f"--config={CONFIGS / 'synthetic_small.yaml'}",
+        "--data.height=16",
+        "--data.corpus_args.train_lines=24",
+        "--data.corpus_args.valid_lines=9",
+        "--data.corpus_args.test_lines=9",
+        "--data.corpus_args.max_characters=16",
+        f"--data.cache_dir={directory / 'cache'}",
+        "--data.batch_lines=4",
+        "--model.channels=[4,4,8]",
+        "--model.cells=8",
+        f"--trainer.logger.init_args.save_dir={directory}",
+        "--trainer.max_epochs=1",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        *more,
+    ]
+
+
+def test_every_config_is_tested() -> None:
+    assert {path.stem for path in CONFIGS.iterdir()} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", f"--config={CONFIGS / name}.yaml", "--print_config"])
+    assert stop.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    strategy = printed["trainer"]["strategy"]
+    wanted = "lightning_hier.BMUFAdamStrategy" if name == "paper" else "auto"
+    assert (strategy if wanted == "auto" else strategy["class_path"]) == wanted
+    assert printed["trainer"]["use_distributed_sampler"] is False
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_configs_have_their_sizes_and_frames(name: str) -> None:
+    config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    with torch.device("meta"):
+        model = DarkNetDBLSTM(height=config["data"]["height"], **config["model"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+    assert model.subsample == config["data"].get("pixels_per_frame", 4)
+
+
+def test_fit_takes_sizes_from_the_data_and_test_gives_error_rates(tmp_path: Path) -> None:
+    cli = main(small_run(tmp_path, "--data.alphabet=corpus"))
+    assert isinstance(cli.model, DarkNetDBLSTM)
+    assert cli.model.height == 16
+    assert cli.model.num_classes == len(cli.datamodule.alphabet) < 96
+    assert {"train/loss", "valid/loss", "valid/cer", "valid/wer"} <= set(
+        cli.trainer.callback_metrics
+    )
+    checkpoint = cli.trainer.checkpoint_callback.best_model_path
+    loaded = DarkNetDBLSTM.load_from_checkpoint(checkpoint, weights_only=True)
+    assert loaded.alphabet == cli.datamodule.alphabet
+    tested = main(
+        small_run(tmp_path, "--data.alphabet=corpus", f"--ckpt_path={checkpoint}", command="test")
+    )
+    names = {"test/loss", "test/cer", "test/wer", "test/cer_lm", "test/wer_lm"}
+    assert names <= set(tested.trainer.callback_metrics)
+    assert torch.equal(tested.model.affine.weight, cli.model.affine.weight)
+
+
+def test_data_with_narrower_frames_than_the_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least the model's 4, got 2"):
+        main(small_run(tmp_path, "--data.pixels_per_frame=2"))
+
+
+def fit_on_this_rank(directory: str) -> tuple[dict[str, float], float]:
+    torch.set_num_threads(1)
+    strategy = [
+        "--trainer.strategy.class_path=lightning_hier.BMUFAdamStrategy",
+        "--trainer.strategy.init_args.block_size=2",
+        "--trainer.devices=2",
+    ]
+    cli = main(small_run(Path(directory), *strategy))
+    state = cli.model.state_dict().values()
+    total = sum(float(each.detach().double().sum()) for each in state)
+    metrics = cli.trainer.callback_metrics
+    return {name: float(metrics[name]) for name in ("train/loss", "valid/loss", "valid/cer")}, total
+
+
+def test_fit_by_bmuf_adam_gives_one_model_and_one_score_on_both_ranks(tmp_path: Path) -> None:
+    """The state includes BatchNorm's buffers."""
+    first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path))
+    assert first == second
+
+
+def as_log_probs(texts: list[str]) -> tuple[Tensor, Tensor]:
+    """Outputs (T, B, C) whose best path spells the texts, with a blank after each character."""
+    rows = [[n for c in Alphabet().encode(text) for n in (c, 0)] for text in texts]
+    frames = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (frames - len(row)) for row in rows])
+    scores = torch.nn.functional.one_hot(padded.t(), 96).float() * 20
+    return scores.log_softmax(-1), torch.tensor([len(row) for row in rows])
+
+
+class Rehearsed(DarkNetDBLSTM):
+    """Gives the outputs it was told to give, batch by batch."""
+
+    hypotheses: list[list[str]]
+
+    def forward(self, images: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
+        return as_log_probs(self.hypotheses.pop(0))
+
+
+def batch_of(references: list[str]) -> Batch:
+    targets = [torch.tensor(Alphabet().encode(text)) for text in references]
+    return Batch(
+        torch.zeros(len(references), 1, 60, 8),
+        torch.full((len(references),), 8),
+        torch.nn.utils.rnn.pad_sequence(targets, batch_first=True),
+        torch.tensor([len(target) for target in targets]),
+        torch.arange(len(references)),
+    )
+
+
+REFERENCES = [["the cat", "sat"], ["on a mat"]]
+HYPOTHESES = [["the bat", "sat"], ["on mat"]]
+
+
+def rehearse() -> Rehearsed:
+    model = Rehearsed(channels=(2,), convolutions=(1,), reductions=((2, 2),), cells=2)
+    model.hypotheses = [list(texts) for texts in HYPOTHESES]
+    model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return model
+
+
+def test_error_rates_are_those_by_hand() -> None:
+    """Of 18 characters one is wrong and two are missing; of 6 words one is wrong, one missing."""
+    model = rehearse()
+    for number, references in enumerate(REFERENCES):
+        recognised = model.validation_step(batch_of(references), number)
+        assert recognised["references"] == references
+        assert recognised["hypotheses"] == HYPOTHESES[number]
+    assert model.metrics["valid/cer"].compute() == pytest.approx(3 / 18)
+    assert model.metrics["valid/wer"].compute() == pytest.approx(2 / 6)
+
+
+def rates_of_this_rank() -> tuple[float, float]:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = rehearse()
+    model.hypotheses = model.hypotheses[rank:]
+    model.validation_step(batch_of(REFERENCES[rank]), 0)
+    cer, wer = (model.metrics[f"valid/{kind}"].compute().item() for kind in ("cer", "wer"))
+    dist.destroy_process_group()
+    return cer, wer
+
+
+def test_error_rates_over_ranks_weigh_characters_alike() -> None:
+    for cer, wer in run_ranks(rates_of_this_rank, 2):
+        assert cer == pytest.approx(3 / 18)
+        assert wer == pytest.approx(2 / 6)
+
+
+def test_decoder_has_error_rates_of_its_own() -> None:
+    model = rehearse()
+    model.decoder = DecodeLines(lm_weight=1e-6).build(Alphabet(), ["the cat sat on a mat"])
+    recognised = model.test_step(batch_of(REFERENCES[0]), 0)
+    assert recognised["hypotheses"] == HYPOTHESES[0]
+    assert model.metrics["test/cer_lm"].compute() == pytest.approx(1 / 10)
+    model.decoder = DecodeLines(language_model="words").build(Alphabet(), ["the cat sat on a mat"])
+    recognised = model.test_step(batch_of(REFERENCES[1]), 0)
+    assert set(recognised["hypotheses"][0].split()) <= set("the cat sat on a mat".split())
+
+
+def test_unknown_language_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="language_model must be one of"):
+        DecodeLines(language_model="4-gram")
+
+
+def test_rate_falls_after_the_named_epochs() -> None:
+    configured = DarkNetDBLSTM.small(learning_rate=0.4, beta1=0.5, decay_epochs=(1, 3))
+    made = configured.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.999)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.4, 0.2, 0.2, 0.1])

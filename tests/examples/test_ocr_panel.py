@@ -1,0 +1,145 @@
+"""The panel of recognised lines: what it shows, where it is logged, and where it is silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from PIL import ImageFont
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from examples.ocr.line import Batch
+from examples.ocr.panel import RIGHT, WRONG, LinePanel, Shown, draw_line, draw_panel
+
+INK = np.zeros((10, 30), dtype=np.uint8)
+
+
+def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
+    return {tuple(pixel) for pixel in picture.reshape(-1, 3).tolist()}
+
+
+def test_a_line_is_its_image_above_its_texts() -> None:
+    font = ImageFont.load_default(14)
+    strip = np.asarray(draw_line(Shown(INK, "abc", "abc"), font))
+    np.testing.assert_array_equal(strip[4:14, 4:34], 0)
+    assert (strip[15:] < 255).any()
+    longer = np.asarray(draw_line(Shown(INK, "abc", "abc" * 20), font))
+    assert longer.shape[1] > strip.shape[1] and longer.shape[0] == strip.shape[0]
+
+
+def test_right_and_wrong_hypotheses_have_colours_of_their_own() -> None:
+    right = colours(draw_panel([Shown(INK, "abc", "abc")]))
+    wrong = colours(draw_panel([Shown(INK, "abc", "abd")]))
+    assert RIGHT in right and WRONG not in right
+    assert WRONG in wrong and RIGHT not in wrong
+
+
+def test_lines_stand_below_one_another() -> None:
+    one, other = Shown(INK, "a", "b"), Shown(np.full((12, 50), 255, np.uint8), "", "")
+    heights = [draw_panel([line]).shape[0] for line in (one, other)]
+    both = draw_panel([one, other])
+    assert both.shape == (sum(heights), draw_panel([other]).shape[1], 3)
+    assert both.dtype == np.uint8
+
+
+def test_fewer_than_one_line_is_refused() -> None:
+    with pytest.raises(ValueError, match="lines must be at least 1, got 0"):
+        LinePanel(lines=0)
+
+
+class Reader(LightningModule):
+    """Reads every line as its index; the third one wrongly."""
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        numbers = batch.index.tolist()
+        return {
+            "references": [str(number) for number in numbers],
+            "hypotheses": ["?" if number == 2 else str(number) for number in numbers],
+        }
+
+    test_step = validation_step
+
+
+def loader() -> DataLoader[Batch]:
+    batches = [
+        Batch(
+            torch.rand(2, 1, 8, 20),
+            torch.tensor([20, 13]),
+            torch.ones(2, 1, dtype=torch.int64),
+            torch.ones(2, dtype=torch.int64),
+            torch.tensor([2 * number, 2 * number + 1]),
+        )
+        for number in range(3)
+    ]
+    return DataLoader(batches, batch_size=None)
+
+
+def trainer(directory: Path, panel: LinePanel, *loggers: Logger) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        logger=list(loggers) or False,
+        callbacks=[panel],
+        enable_progress_bar=False,
+        default_root_dir=directory,
+        enable_model_summary=False,
+    )
+
+
+def logged(directory: Path) -> dict[str, list[Any]]:
+    events = EventAccumulator(str(directory), size_guidance={"images": 0})
+    events.Reload()
+    return {name: events.Images(name) for name in events.Tags()["images"]}
+
+
+def test_panels_of_validation_and_test_are_logged(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(str(tmp_path))
+    panel = LinePanel(lines=3)
+    run = trainer(tmp_path, panel, CSVLogger(str(tmp_path)), logger)
+    run.validate(Reader(), loader(), verbose=False)
+    assert [(line.reference, line.hypothesis) for line in panel._shown] == [
+        ("0", "0"),
+        ("1", "1"),
+        ("2", "?"),
+    ]
+    assert [line.image.shape for line in panel._shown] == [(8, 20), (8, 13), (8, 20)]
+    expected = draw_panel(panel._shown).shape
+    run.test(Reader(), loader(), verbose=False)
+    logger.experiment.flush()
+    images = logged(Path(logger.log_dir))
+    assert set(images) == {"valid/lines", "test/lines"}
+    for events in images.values():
+        assert [(event.height, event.width) for event in events] == [expected[:2]]
+
+
+def test_ink_is_drawn_dark(tmp_path: Path) -> None:
+    panel = LinePanel(lines=1)
+    run = trainer(tmp_path, panel, TensorBoardLogger(str(tmp_path)))
+    batch = next(iter(loader()))
+    batch.images.zero_()
+    batch.images[0, 0, 3, 5] = 1
+    panel._keep(run, batch, {"references": ["x"], "hypotheses": ["x"]})
+    image = panel._shown[0].image
+    assert image[3, 5] == 0
+    assert (image == 255).sum() == image.size - 1
+
+
+@pytest.mark.parametrize("named", [[], ["csv"]])
+def test_other_loggers_get_nothing(named: list[str], tmp_path: Path) -> None:
+    panel = LinePanel()
+    run = trainer(tmp_path, panel, *(CSVLogger(str(tmp_path)) for _ in named))
+    run.validate(Reader(), loader(), verbose=False)
+    assert panel._shown == []
+
+
+def test_only_the_first_rank_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = LinePanel()
+    run = trainer(tmp_path, panel, TensorBoardLogger(str(tmp_path)))
+    monkeypatch.setattr(Trainer, "is_global_zero", False)
+    run.validate(Reader(), loader(), verbose=False)
+    assert panel._shown == []
