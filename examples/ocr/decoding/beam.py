@@ -10,6 +10,7 @@ summed up.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -233,4 +234,12 @@ def _search(decoder: Any, log_probs: Tensor, classes: int) -> Any:
             f"log_probs must be (T, {classes}), the alphabet's size, got {tuple(log_probs.shape)}"
         )
     emissions = log_probs.detach().to("cpu", torch.float32).contiguous()
-    return decoder.decode(emissions.data_ptr(), *emissions.shape)[0]
+    # Models in Python make a hundred thousand states per line, none in a cycle: to look through
+    # them again and again would double the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return decoder.decode(emissions.data_ptr(), *emissions.shape)[0]
+    finally:
+        if collecting:
+            gc.enable()

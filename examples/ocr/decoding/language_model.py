@@ -47,6 +47,8 @@ class Bigram:
         if wrong:
             raise ValueError(f"units must be no marks and have no white space, got {wrong[:10]}")
         self._unigram = self._estimate_unigram()
+        # A beam search asks some hundred thousand times per line: counted once.
+        self._sizes = {h: (each.total(), len(each)) for h, each in self._counts.items()}
 
     def _estimate_unigram(self) -> dict[str, float]:
         units = (*self.units, END, UNKNOWN)
@@ -59,11 +61,10 @@ class Bigram:
     def log_prob(self, unit: str, history: str = BEGIN) -> float:
         """Return ln P(unit | history); units that the model does not have count as unknown."""
         lower = self._unigram.get(unit, self._unigram[UNKNOWN])
-        followers = self._counts.get(history)
-        if followers is None:
+        if history not in self._sizes:
             return math.log(lower)
-        total, kinds = followers.total(), len(followers)
-        return math.log((followers[unit] + kinds * lower) / (total + kinds))
+        total, kinds = self._sizes[history]
+        return math.log((self._counts[history][unit] + kinds * lower) / (total + kinds))
 
     def unigram_log_prob(self, unit: str) -> float:
         """Return ln P(unit) without history."""
@@ -105,7 +106,7 @@ class Bigram:
         yield from ("", "\\end\\", "")
 
     def _backoff(self, history: str) -> float:
-        followers = self._counts.get(history)
-        if followers is None:
+        if history not in self._sizes:
             return 0.0
-        return math.log10(len(followers) / (followers.total() + len(followers)))
+        total, kinds = self._sizes[history]
+        return math.log10(kinds / (total + kinds))

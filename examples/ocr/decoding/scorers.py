@@ -46,7 +46,15 @@ class _History(LMState):
     def __init__(self, *memory: str) -> None:
         super().__init__()
         self.memory = memory
-        self.followers: dict[int, tuple[_History, float]] = {}
+        # Most histories are pruned before anything follows: they need no dictionary.
+        self._followers: dict[int, tuple[_History, float]] | None = None
+
+    @property
+    def followers(self) -> dict[int, tuple[_History, float]]:
+        """What came after it by unit, with the score."""
+        if self._followers is None:
+            self._followers = {}
+        return self._followers
 
 
 class PythonBigram(LM):
@@ -71,11 +79,12 @@ class PythonBigram(LM):
 
     def score(self, state: _History, usr_token_idx: int) -> tuple[LMState, float]:
         """State after a unit, and ln P of it."""
-        if usr_token_idx not in state.followers:
+        followers = state.followers
+        if usr_token_idx not in followers:
             unit = self._units[usr_token_idx]
             score = self._bigram.log_prob(unit, *state.memory)
-            state.followers[usr_token_idx] = (_History(unit), score)
-        return state.followers[usr_token_idx]
+            followers[usr_token_idx] = (_History(unit), score)
+        return followers[usr_token_idx]
 
     def finish(self, state: _History) -> tuple[LMState, float]:
         """Final state, and ln P of the end."""
@@ -133,9 +142,10 @@ class HybridScorer(LM):
 
     def score(self, state: _History, usr_token_idx: int) -> tuple[LMState, float]:
         """State after a character, and its score."""
-        if usr_token_idx not in state.followers:
-            state.followers[usr_token_idx] = self._score(state, self._characters[usr_token_idx])
-        return state.followers[usr_token_idx]
+        followers = state.followers
+        if usr_token_idx not in followers:
+            followers[usr_token_idx] = self._score(state, self._characters[usr_token_idx])
+        return followers[usr_token_idx]
 
     def finish(self, state: _History) -> tuple[LMState, float]:
         """Final state, and the score of the end of the last word and of the line."""
