@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from examples.ocr.alphabet import Alphabet
-from examples.ocr.model import DarkNetDBLSTM, LineDecoder
+from examples.ocr.line_reader import LineDecoder, LineReader
 
 if TYPE_CHECKING:
     from examples.ocr.decoding.beam import BeamOptions
@@ -60,7 +60,7 @@ class DecodeLines(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the model's decoder for test and prediction, unless it has one."""
-        model = cast(DarkNetDBLSTM, pl_module)
+        model = cast(LineReader, pl_module)
         if model.decoder is None and stage in ("test", "predict"):
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             model.decoder = self.build(data.alphabet, (line.text for line in data.train))

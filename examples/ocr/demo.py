@@ -22,8 +22,8 @@ LOG_DIR = "outputs/ocr/demo"
 
 FULL = Settings(
     system="corrected",
-    corpus_args={"train_lines": 2000, "valid_lines": 100, "test_lines": 200},
-    epochs=16,
+    corpus_args={"train_lines": 2000, "valid_lines": 100, "test_lines": 120},
+    epochs=11,
     decay_epochs=4,
     beta1=0.5,
     log_dir=LOG_DIR,
