@@ -1,0 +1,71 @@
+"""With nothing to average, BMUF-Adam is Adam to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier import BMUFAdam, BMUFAdamStrategy, HierarchicalStrategy
+from tests.equivalence.adam_cases import AdamCase, Instant, Run, run
+from tests.equivalence.adam_twins import Kind, Rule
+from tests.equivalence.cases import identical
+from tests.ranks import run_ranks
+
+KINDS: tuple[Kind, ...] = ("adam", "adamw", "nadam", "radam")
+ONE_GROUP = partial(HierarchicalStrategy, group_size="world", block_sync=BMUFAdam(block_size=3))
+ALONE = partial(BMUFAdamStrategy, block_size=2)
+EVERY_STEP = partial(BMUFAdamStrategy, block_size=1, block_momentum=0.0, moments="average")
+
+
+def _case(kind: Kind, strategy: Any) -> AdamCase:
+    rule = Rule(kind=kind, lr=0.02, betas=(0.8, 0.98), weight_decay=0.01)
+    return AdamCase(name=kind, strategy=strategy, rule=rule)
+
+
+def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[str, Sequence[Run]]:
+    """Every optimizer under our strategy and under one of Lightning's."""
+    return {
+        kind: (
+            run(_case(kind, ours), data_of=data_of),
+            run(_case(kind, partial(str, plain)), data_of=data_of),
+        )
+        for kind in KINDS
+    }
+
+
+def _assert_same(ours: Run, plain: Run) -> None:
+    assert len(ours.instants) == len(plain.instants) > 0
+    for one, other in zip(ours.instants, plain.instants, strict=True):
+        for kind in ("weights", "first", "second"):
+            assert identical(getattr(one, kind), getattr(other, kind)), kind
+        _assert_same_counts(one, other)
+    assert identical(ours.final, plain.final)
+
+
+def _assert_same_counts(one: Instant, other: Instant) -> None:
+    for name, counts in one.counts.items():
+        torch.testing.assert_close(counts, other.counts[name], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_model_is_plain_adam(ranks: int) -> None:
+    strategy, plain = (ALONE, "auto") if ranks == 1 else (ONE_GROUP, "ddp")
+    for own in run_ranks(_pairs, ranks, strategy, plain, None):
+        for ours, other in own.values():
+            _assert_same(ours, other)
+
+
+def test_mean_of_equal_workers_at_every_step_is_plain_adam() -> None:
+    """NAdam keeps its product in float32, we in float64: its weights agree to that."""
+    for own in run_ranks(_pairs, 4, EVERY_STEP, "ddp", 0):
+        for kind in ("adam", "adamw", "radam"):
+            _assert_same(*own[kind])
+        ours, plain = own["nadam"]
+        for one, other in zip(ours.instants, plain.instants, strict=True):
+            _assert_same_counts(one, other)
+            for name, value in one.weights.items():
+                torch.testing.assert_close(value, other.weights[name], rtol=1e-6, atol=1e-8)

@@ -1,0 +1,238 @@
+"""Four ranks under a Trainer do what the twins of BMUF-Adam do: weights, moments and counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier import GTC, BMUFAdam, BMUFAdamStrategy, HierarchicalStrategy
+from tests.equivalence.adam_cases import AdamCase, Run, run_all, twin_runs
+from tests.equivalence.adam_twins import AdamRecipe, Rule
+from tests.equivalence.cases import difference, identical
+from tests.equivalence.twins import Values
+from tests.ranks import run_ranks
+
+# Where a count has the precision of float32, 6e-8 of it: fused kernels take no other step count,
+# and NAdam itself keeps its mu_product so until the first block begins.
+FLOAT32_COUNTS = 1e-7
+THRESHOLD = 0.02
+FAST = Rule(lr=0.02, betas=(0.5, 0.99))
+# A bias in front of a BatchNorm moves nothing, its gradient is rounding. This eps keeps it small.
+WITH_BATCH_NORM = {"net": "batch_norm", "rule": replace(FAST, eps=1e-3)}
+ROUNDING = ("0.bias", "a.0.bias")
+
+
+def _case(name: str, rule: Rule = FAST, **more: Any) -> AdamCase:
+    """Every rank a worker, blocks of 3 steps: of 7 batches the last block has one."""
+    return _as_set({}, AdamCase(name=name, strategy=partial(int), rule=rule, **more))
+
+
+def _as_set(
+    settings: dict[str, Any], case: AdamCase, *, tau: int = 3, eta: float = 0.6
+) -> AdamCase:
+    strategy = partial(BMUFAdamStrategy, block_size=tau, block_momentum=eta, **settings)
+    recipe = AdamRecipe(
+        tau=tau,
+        eta=eta,
+        look_ahead=settings.get("nesterov", True),
+        zeta=settings.get("block_lr", 1.0),
+        corrected=settings.get("moments") != "average",
+        warmup=settings.get("warmup_steps", 0),
+        local_momentum="keep",
+    )
+    return replace(case, strategy=strategy, recipe=recipe)
+
+
+def _tiers(
+    name: str,
+    group: int,
+    threshold: float | None = None,
+    across: str = "leader",
+    *,
+    warmup: int = 0,
+    **more: Any,
+) -> AdamCase:
+    """N of eta, which is automatic here, is the number of groups."""
+    strategy = partial(
+        HierarchicalStrategy,
+        group_size=group,
+        gradient_sync=None if threshold is None else GTC(threshold=threshold, dense_below=10),
+        block_sync=BMUFAdam(block_size=2, across=across),
+        warmup_steps=warmup,
+        find_unused_parameters=True,
+    )
+    recipe = AdamRecipe(
+        group=group,
+        tau=2,
+        eta=1 - group / 4,
+        threshold=threshold,
+        exact_below=10,
+        warmup=warmup,
+        local_momentum="keep",
+    )
+    return AdamCase(**{"name": name, "strategy": strategy, "recipe": recipe, "rule": FAST} | more)
+
+
+ADAMW = Rule(kind="adamw", lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
+NADAM = Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05)
+RADAM = Rule(kind="radam", lr=0.02, betas=(0.9, 0.98))
+FUSED = {"options": {"fused": True}, "tolerance": FLOAT32_COUNTS}
+PAIR = {"net": "pair", "rule": WITH_BATCH_NORM["rule"], "batches": 16}
+SHARDED = {
+    "frozen and unused P=2": "leader",
+    "frozen and unused P=2, sharded": "sharded",
+}
+CASES = [
+    _case("Adam", Rule()),
+    _case("Adam, L2", replace(FAST, weight_decay=0.1)),
+    _case("Adam, foreach", options={"foreach": True}),
+    _case("AdamW", ADAMW),
+    _case("Adam, fused", **FUSED),
+    _case("AdamW, fused", ADAMW, **FUSED),
+    _case("NAdam", NADAM, batches=9),
+    _case("NAdam, foreach", NADAM, options={"foreach": True}),
+    _case("RAdam", RADAM, batches=13),
+    *(
+        _as_set({"moments": "average"}, _case(f"{rule.kind} averaged", rule))
+        for rule in (FAST, NADAM, RADAM)
+    ),
+    *(
+        _as_set({"moments": moments}, _case(f"eta=0, {moments}", NADAM), tau=tau, eta=0.0)
+        for moments, tau in (("average", 1), ("corrected", 2))
+    ),
+    _as_set({"nesterov": False}, _case("classical block momentum")),
+    _as_set({"block_lr": 0.8}, _case("block_lr")),
+    _case("parameter groups", biases=Rule(lr=0.05, betas=(0.8, 0.9))),
+    _case("NAdam, parameter groups", NADAM, biases=replace(NADAM, betas=(0.4, 0.9), psi=0.5)),
+    _case("blocks across epochs", batches=4, epochs=4),
+    _case("accumulating", batches=9, accumulate=2, epochs=2),
+    _case("BatchNorm", batches=8, **WITH_BATCH_NORM),
+    _case("tied weights", net="tied"),
+    _as_set({"warmup_steps": 4}, _case("warm-up", batches=12)),
+    _as_set(
+        {"warmup_steps": 4},
+        _case("NAdam, warm-up", NADAM, batches=12, tolerance=FLOAT32_COUNTS),
+    ),
+    _as_set({"warmup_steps": 20}, _case("warm-up longer than the run")),
+    *(
+        _as_set(
+            {"find_unused_parameters": True, **settings},
+            _case(f"unused {rule.kind} {settings}", rule, net="partly_used", batches=14),
+        )
+        for rule in (FAST, NADAM)
+        for settings in ({}, {"moments": "average"})
+    ),
+    _tiers("group of all", 4, THRESHOLD),
+    _tiers("P=2", 2),
+    _tiers("P=2, sharded", 2, across="sharded"),
+    _tiers("GTC P=2", 2, THRESHOLD, batches=11),
+    _tiers("GTC P=2, sharded", 2, THRESHOLD, across="sharded", batches=11),
+    _tiers("GTC P=2, warm-up", 2, THRESHOLD, warmup=3, batches=11),
+    *(
+        _tiers(name, 2, across=across, net="partly_used", batches=12, frozen_too=True)
+        for name, across in SHARDED.items()
+    ),
+    _tiers("two optimizers P=1", 1, **PAIR),
+    _tiers("two optimizers P=2, sharded", 2, across="sharded", **PAIR),
+    _tiers("two optimizers, warm-up", 2, THRESHOLD, warmup=2, **PAIR),
+]
+BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, Run]]:
+    """For each rank, what it saw."""
+    return run_ranks(run_all, 4, CASES, timeout_s=200)
+
+
+@pytest.fixture(scope="module")
+def twins() -> dict[str, list[Run]]:
+    """For each case, what the twin's workers saw."""
+    return {case.name: twin_runs(case) for case in CASES}
+
+
+def _told(values: Values, kind: str) -> Values:
+    """Without moments that are rounding."""
+    noise = ROUNDING if kind in ("first", "second") else ()
+    return {name: value for name, value in values.items() if name not in noise}
+
+
+@BY_NAME
+def test_weights_and_moments_are_those_of_the_twin_after_every_batch(
+    case: AdamCase, runs: list[dict[str, Run]], twins: dict[str, list[Run]]
+) -> None:
+    for rank, worker in enumerate(twins[case.name]):
+        told = runs[rank][case.name].instants
+        assert len(told) == len(worker.instants) == case.batches * case.epochs
+        for number, (ours, theirs) in enumerate(zip(told, worker.instants, strict=True)):
+            for kind in ("weights", "first", "second", "counts"):
+                pair = [_told(getattr(one, kind), kind) for one in (ours, theirs)]
+                assert difference(*pair) < case.tolerance, (
+                    f"{kind} of rank {rank} after batch {number + 1}"
+                )
+
+
+@BY_NAME
+def test_trainer_returns_the_twins_global_model(
+    case: AdamCase, runs: list[dict[str, Run]], twins: dict[str, list[Run]]
+) -> None:
+    first = runs[0][case.name].final
+    assert difference(first, twins[case.name][0].final) < case.tolerance
+    for own in runs[1:]:
+        assert identical(own[case.name].final, first)
+
+
+def _at(run: Run, batch: int) -> dict[str, Any]:
+    instant = run.instants[batch - 1]
+    return {"first": instant.first, "second": instant.second, "counts": instant.counts}
+
+
+def test_all_ranks_start_a_block_with_the_same_bits(runs: list[dict[str, Run]]) -> None:
+    for name in ("Adam", "NAdam", "RAdam", "AdamW, fused"):
+        for own in runs[1:]:
+            for kind, values in _at(own[name], 6).items():
+                assert identical(values, _at(runs[0][name], 6)[kind])
+            assert not identical(_at(own[name], 5)["first"], _at(runs[0][name], 5)["first"])
+
+
+def test_step_count_grows_by_what_the_look_ahead_stands_for(runs: list[dict[str, Run]]) -> None:
+    """With tau = 3 and eta = 0.6: rho is 3 and 4.8, so k is 3 + 1.8 and then 4.8 + 3 + 2.88."""
+    for name, ends in (("Adam", (4.8, 10.68)), ("adam averaged", (3.0, 6.0))):
+        for batch, k in zip((3, 6), ends, strict=True):
+            for counts in _at(runs[0][name], batch)["counts"].values():
+                torch.testing.assert_close(counts[0].item(), k, rtol=1e-12, atol=0.0)
+
+
+def test_what_nobody_used_has_no_steps_and_what_some_used_has_fewer(
+    runs: list[dict[str, Run]],
+) -> None:
+    counts = _at(runs[0]["unused adam {}"], 12)["counts"]
+    assert counts["never.weight"][0] == 0.0
+    assert 0.0 < counts["sometimes.weight"][0] < counts["trunk.weight"][0]
+
+
+def test_leader_and_sharded_are_the_same(runs: list[dict[str, Run]]) -> None:
+    """Both add in the same order."""
+    pairs = (("P=2", "P=2, sharded"), ("GTC P=2", "GTC P=2, sharded"), tuple(SHARDED))
+    for own in runs:
+        for leader, sharded in pairs:
+            for one, other in zip(own[leader].instants, own[sharded].instants, strict=True):
+                assert identical(one.weights, other.weights)
+                assert identical(one.first, other.first)
+                assert identical(one.second, other.second)
+                assert identical(one.counts, other.counts)
+            assert identical(own[leader].final, own[sharded].final)
+
+
+@BY_NAME
+def test_twin_has_something_to_tell(case: AdamCase, twins: dict[str, list[Run]]) -> None:
+    """The other treatment of the moments would end elsewhere."""
+    recipe = replace(case.recipe, corrected=not case.recipe.corrected)
+    other = twin_runs(replace(case, recipe=recipe))[0].final
+    one_model = case.recipe.eta == 0.0 or case.recipe.warmup > case.batches
+    apart = difference(other, twins[case.name][0].final)
+    assert apart > 1e-6 or (one_model and apart == 0.0)

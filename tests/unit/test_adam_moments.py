@@ -1,0 +1,186 @@
+"""Adam's moments under block momentum: eq. 18 as printed, its fixed point, and the step counts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import lightning_hier as lh
+from lightning_hier.algorithms.adam_moments import (
+    BlockSteps,
+    advance_moment_,
+    advance_square_,
+    nadam_product,
+    next_rho,
+)
+
+BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
+TAUS = st.one_of(st.integers(1, 200).map(float), st.floats(0.25, 50.0))
+ETAS = st.sampled_from([0.25, 0.5, 0.75, 0.9375, 0.984375])
+TINY = st.floats(0.0, 2.0**-100, width=32)
+SEEDS = st.integers(0, 2**31)
+
+
+def _normal(seed: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mean, previous = torch.randn(2, 30, generator=generator, dtype=torch.float64).to(dtype)
+    return mean, previous
+
+
+def _printed(mean: Tensor, previous: Tensor, beta: float, tau: float, eta_rho: float) -> Tensor:
+    """Eq. 18."""
+    return (
+        beta**tau * (beta**eta_rho - 1) / (1 - beta**tau) * previous
+        + (1 - beta ** (tau + eta_rho)) / (1 - beta**tau) * mean
+    )
+
+
+@given(SEEDS, BETAS, TAUS, ETAS, st.integers(1, 20))
+def test_eq_18_as_printed(seed: int, beta: float, tau: float, eta: float, blocks: int) -> None:
+    mean, previous = _normal(seed)
+    rho = 0.0
+    for _ in range(blocks):
+        rho = next_rho(rho, tau, eta)
+    expected = _printed(mean, previous, beta, tau, eta * rho)
+    advance_moment_(mean, previous, beta=beta, steps=BlockSteps(tau, eta * rho))
+    torch.testing.assert_close(mean, expected, rtol=1e-9, atol=1e-9)
+
+
+@given(SEEDS, BETAS, TAUS, st.sampled_from([torch.float32, torch.float64]))
+def test_without_look_ahead_the_mean_stays_to_the_bit(
+    seed: int, beta: float, tau: float, dtype: torch.dtype
+) -> None:
+    for steps in (BlockSteps(tau, 0.0), BlockSteps(0.0, 0.0), BlockSteps(0.0, 3.0)):
+        mean, previous = _normal(seed, dtype)
+        before = mean.clone()
+        advance_moment_(mean, previous, beta=beta, steps=steps)
+        assert torch.equal(mean, before)
+        mean.square_()
+        before = mean.clone()
+        advance_square_(mean, previous, beta=beta, steps=steps)
+        assert torch.equal(mean, before)
+
+
+@given(
+    st.lists(TINY, min_size=4, max_size=4),
+    st.lists(TINY, min_size=4, max_size=4),
+    BETAS,
+    TAUS,
+    ETAS,
+)
+def test_squares_never_become_negative(
+    added: list[float], held: list[float], beta: float, tau: float, eta: float
+) -> None:
+    """What a block makes of squares is beta^tau of the last ones and more, but for rounding."""
+    previous = torch.tensor(held, dtype=torch.float32)
+    mean = previous * beta**tau + torch.tensor(added, dtype=torch.float32)
+    steps = BlockSteps(tau, eta * tau / (1 - eta))
+    advance_square_(mean, previous, beta=beta, steps=steps)
+    assert (mean >= 0.0).all() and mean.isfinite().all()
+
+
+def test_square_that_rounding_brings_below_zero_is_zero() -> None:
+    """Smaller than beta^tau of the last one by rounding; the first moment follows eq. 18 there."""
+    square, moment = torch.zeros(1), torch.zeros(1)
+    steps = BlockSteps(10.0, 30.0)
+    advance_square_(square, torch.ones(1), beta=0.9, steps=steps)
+    advance_moment_(moment, torch.ones(1), beta=0.9, steps=steps)
+    assert square.item() == 0.0 and moment.item() < 0.0
+
+
+@given(BETAS, st.integers(1, 30), ETAS, st.integers(1, 8))
+def test_constant_gradient_gives_the_moment_of_as_many_steps_of_adam(
+    beta: float, tau: int, eta: float, blocks: int
+) -> None:
+    """(1 - beta^k) g is what Adam has after k steps; k is the step count, over several blocks."""
+    g, moment, k, rho = (
+        torch.tensor([0.7, -2.0], dtype=torch.float64),
+        torch.zeros(2).double(),
+        0.0,
+        0.0,
+    )
+    for _ in range(blocks):
+        start = moment.clone()
+        for _ in range(tau):
+            moment = beta * moment + (1 - beta) * g
+        rho = next_rho(rho, tau, eta)
+        advance_moment_(moment, start, beta=beta, steps=BlockSteps(tau, eta * rho))
+        k += tau + eta * rho
+        torch.testing.assert_close(moment, (1 - beta**k) * g, rtol=1e-10, atol=0.0)
+
+
+@given(st.integers(2, 64), st.integers(1, 100))
+def test_rho_tends_to_all_steps_of_all_workers(models: int, tau: int) -> None:
+    """With eta = 1 - 1/N (bmuf_adam eq. 4), from below; tau + eta * rho then is N * tau as well."""
+    eta, rho = 1 - 1 / models, 0.0
+    for n in range(1, 41 * models):
+        rho, before = next_rho(rho, tau, eta), rho
+        assert before <= rho <= models * tau * (1 + 1e-12)
+        if n <= 2:
+            assert rho == pytest.approx(tau if n == 1 else eta * tau + tau)
+    assert rho == pytest.approx(models * tau, rel=1e-12)
+    assert next_rho(10.0, 0.0, 0.5) == 5.0  # a block without steps
+
+
+COUNTS = st.one_of(st.integers(0, 500).map(float), st.floats(0.0, 500.0))
+PSIS = st.sampled_from([0.0, 4e-3, 0.1, 2.0])
+
+
+@given(COUNTS, st.integers(0, 30), BETAS, PSIS)
+def test_nadam_product_of_whole_steps(k: float, steps: int, beta: float, psi: float) -> None:
+    expected = math.prod(beta * (1 - 0.5 * 0.96 ** ((k + i) * psi)) for i in range(1, steps + 1))
+    ours = nadam_product(k, steps, beta1=beta, momentum_decay=psi)
+    assert ours == pytest.approx(expected, rel=1e-12)
+
+
+@given(COUNTS, st.integers(0, 30), st.floats(0.0, 30.0), BETAS, PSIS)
+def test_nadam_products_of_steps_in_a_row_multiply(
+    k: float, first: int, then: float, beta: float, psi: float
+) -> None:
+    def product(step: float, steps: float) -> float:
+        return nadam_product(step, steps, beta1=beta, momentum_decay=psi)
+
+    parts = product(k, first) * product(k + first, then)
+    assert parts == pytest.approx(product(k, first + then), rel=1e-9)
+    assert product(k, 0.0) == 1.0
+    assert product(k, then) >= product(k, then + 0.5)
+
+
+def test_nadam_product_is_what_the_optimizer_reckons() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.NAdam([weight], betas=(0.8, 0.99), momentum_decay=0.1)
+    for _ in range(7):
+        weight.grad = torch.ones(1)
+        optimizer.step()
+    ours = nadam_product(0.0, 7.0, beta1=0.8, momentum_decay=0.1)
+    assert ours == pytest.approx(float(optimizer.state[weight]["mu_product"]), rel=1e-5)
+
+
+def _adam(*beta1: float) -> torch.optim.Optimizer:
+    return torch.optim.Adam(
+        [{"params": [nn.Parameter(torch.zeros(1))], "betas": (beta, 0.999)} for beta in beta1]
+    )
+
+
+def test_large_beta1_with_many_models_gets_the_papers_advice() -> None:
+    said = lh.BMUFAdam().advice(_adam(0.5, 0.9), 17)
+    assert said is not None
+    assert "beta1=0.9 with 17 averaged models" in said and "betas=(0.5, 0.999)" in said
+    assert lh.BMUFAdam().advice(_adam(0.5, 0.9), 16) is None
+    assert lh.BMUFAdam().advice(_adam(0.5), 64) is None
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam"])
+def test_bmuf_with_adam_is_told_of_bmuf_adam(kind: str) -> None:
+    optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.zeros(1))])
+    said = lh.BMUF().advice(optimizer, 2)
+    assert said is not None and kind in said and "BMUFAdam(...)" in said
+
+
+def test_bmuf_with_sgd_needs_no_advice() -> None:
+    assert lh.BMUF().advice(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 64) is None
