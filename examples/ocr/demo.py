@@ -7,6 +7,7 @@ python -m examples.ocr.demo --short    the same, too short to learn much
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from dataclasses import replace
@@ -47,11 +48,15 @@ def row(result: Result) -> tuple[str, ...]:
         TITLES[result.settings["system"]],
         percent(result.test_cer),
         percent(result.test_wer),
-        percent(result.test_cer_lm),
-        percent(result.test_wer_lm),
+        _if_known(result.test_cer_lm),
+        _if_known(result.test_wer_lm),
         megabytes(result.model_bytes),
         f"{result.train_seconds:.0f}",
     )
+
+
+def _if_known(share: float) -> str:
+    return "-" if math.isnan(share) else percent(share)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,8 +61,8 @@ class Settings:
         beta1: of Adam.
         seed: of the initial model and of the order of batches.
         log_dir: TensorBoard logs go here.
-        show: whether test decodes by beam search with a language model too, and lines are shown
-            with what was read, in TensorBoard and in the result.
+        show: whether test decodes by beam search with a language model too, where flashlight-text
+            is installed, and lines are shown with what was read, in TensorBoard and in the result.
 
     """
 
@@ -197,7 +198,7 @@ def run(settings: Settings) -> Result:
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=version),
         enable_progress_bar=sys.stderr.isatty(),
-        callbacks=[losses, read, *([LinePanel(), DecodeLines()] if settings.show else [])],
+        callbacks=[losses, read, *(_showing() if settings.show else [])],
     )
     begun = time.perf_counter()
     trainer.fit(model, data)
@@ -221,6 +222,12 @@ def run(settings: Settings) -> Result:
         steps=trainer.global_step,
         lines=read.lines,
     )
+
+
+def _showing() -> list[Callback]:
+    # flashlight-text has no wheels for the newest Python; best paths are read without it.
+    beam_search = find_spec("flashlight") is not None
+    return [LinePanel(), *([DecodeLines()] if beam_search else [])]
 
 
 def _sent(strategy: object) -> int:
