@@ -130,7 +130,7 @@ class AdamTwin(Twin):
 
     def __init__(self, model: Module, recipe: AdamRecipe, optimizers: Sequence[Rules]) -> None:
         """Start all workers from ``model``, with empty moments."""
-        super().__init__(model, recipe, optimizers)  # type: ignore[arg-type]
+        super().__init__(model, recipe, optimizers)
         self.workers = [AdamWorker(deepcopy(model).double()) for _ in range(recipe.world)]
         self._corrected = recipe.corrected
         self._begin = {name: one.copied() for name, one in self.workers[0].memory.items()}
@@ -152,7 +152,7 @@ class AdamTwin(Twin):
 
     def _next(self, name: str, rule: Rule) -> Memory:
         """What all workers start the next block from; an unused parameter's state stays."""
-        ends = [worker.memory[name] for worker in self.leaders]  # type: ignore[attr-defined]
+        ends = [worker.memory[name] for worker in self.leaders]
         begin, eta = self._begin[name], self.recipe.eta
         tau = sum(end.tau for end in ends) / len(ends)
         self._rho[name] = rho = eta * self._rho[name] + tau

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.strategies import StrategyRegistry
 
 import lightning_hier as lh
@@ -21,6 +22,7 @@ NAMES = {
     "gtc": lh.GTCStrategy,
     "model_averaging": lh.ModelAveragingStrategy,
     "bmuf": lh.BMUFStrategy,
+    "bmuf_adam": lh.BMUFAdamStrategy,
     "bmuf_gtc": lh.BMUFGTCStrategy,
 }
 
@@ -63,8 +65,13 @@ def test_strategy_object_serves_one_trainer() -> None:
         pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
 
 
+class _AdamNet(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=self.lr, betas=(0.5, 0.999))
+
+
 def _fit_by(name: str) -> tuple[str, float]:
-    trainer = fit(name, 2)
+    trainer = fit(name, 2, _AdamNet() if name.lower() == "bmuf_adam" else None)
     return type(trainer.strategy).__name__, float(trainer.callback_metrics.get("loss", 0.0))
 
 
@@ -121,6 +128,26 @@ def test_yaml_with_nested_objects(tmp_path: Path) -> None:
     assert strategy.gradient_sync == lh.GTC(density=0.05)
     assert strategy.block_sync == lh.BMUF(block_size=3, block_momentum=0.25)
     assert strategy._ddp_kwargs["find_unused_parameters"] is True
+
+
+def test_yaml_with_bmuf_adam(tmp_path: Path) -> None:
+    arguments = {"block_size": 7, "moments": "average", "block_momentum": 0.5, "warmup_steps": 4}
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        YAML.format(class_path="lightning_hier.BMUFAdamStrategy", init_args=json.dumps(arguments))
+    )
+    strategy = _command_line([f"--config={config}"])
+    assert type(strategy) is lh.BMUFAdamStrategy
+    expected = lh.BMUFAdam(block_size=7, moments="average", block_momentum=0.5)
+    assert (strategy.block_sync, strategy.warmup_steps) == (expected, 4)
+    nested = {
+        "group_size": 2,
+        "block_sync": {"class_path": "lightning_hier.BMUFAdam", "init_args": {"block_size": 3}},
+    }
+    config.write_text(
+        YAML.format(class_path="lightning_hier.HierarchicalStrategy", init_args=json.dumps(nested))
+    )
+    assert _command_line([f"--config={config}"]).block_sync == lh.BMUFAdam(block_size=3)
 
 
 def test_command_line_sets_arguments_one_by_one() -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import BaseFinetuning, Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hier import BMUF, HierarchicalStrategy
+from lightning_hier import BMUF, BMUFAdam, HierarchicalStrategy
 from tests.ranks import run_ranks
 
 # An epoch has 8 batches for each rank, so the second one begins in the middle of a block.
@@ -57,14 +57,19 @@ class _RaiseRate(Callback):
 
 
 def _weights(group_size: int, frozen: bool) -> tuple[Tensor, Tensor]:
+    model = _Net(frozen=frozen)
+    block_sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5)
+    strategy = HierarchicalStrategy(group_size=group_size, block_sync=block_sync)
+    _fit(model, strategy, _Unfreeze() if frozen else _RaiseRate())
+    return model.body.weight.detach(), model.head.weight.detach()
+
+
+def _fit(model: _Net, strategy: HierarchicalStrategy, *callbacks: Callback) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8 * 4 * 5, 6, generator=generator, dtype=torch.float64)
     data = TensorDataset(inputs, inputs[:, :1] * inputs[:, 1:2])
-    model = _Net(frozen=frozen)
     pl.Trainer(
-        strategy=HierarchicalStrategy(
-            group_size=group_size, block_sync=BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5)
-        ),
+        strategy=strategy,
         accelerator="cpu",
         devices=4,
         max_epochs=3,
@@ -73,9 +78,8 @@ def _weights(group_size: int, frozen: bool) -> tuple[Tensor, Tensor]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[_Unfreeze() if frozen else _RaiseRate()],
+        callbacks=list(callbacks),
     ).fit(model, DataLoader(data, batch_size=5))
-    return model.body.weight.detach(), model.head.weight.detach()
 
 
 def _both(group_size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -92,3 +96,77 @@ def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero(group_size: 
     bodies = [unfrozen[0] for unfrozen, _ in results]
     assert all(torch.equal(body, bodies[0]) for body in bodies)
     assert not torch.equal(bodies[0], _Net(frozen=True).body.weight.double())
+
+
+class _AdamNet(_Net):
+    """Where the body is not frozen, it is not used in the first epoch either: the control."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        hidden = self.body(inputs)
+        if not self.frozen and self.current_epoch == 0:
+            hidden = hidden.detach()
+        return nn.functional.mse_loss(self.head(hidden.tanh()), targets)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        parts = [self.head] if self.frozen else [self.head, self.body]
+        groups = [{"params": list(part.parameters())} for part in parts]
+        return torch.optim.NAdam(groups, lr=0.1, betas=(0.5, 0.99))
+
+
+class _Notes(Callback):
+    """Weights, moments and counts of body and head after every batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *rest: Any) -> None:
+        state = trainer.optimizers[0].state
+        self.seen.append(
+            {
+                f"{part} {name}": torch.as_tensor(value).detach().clone().double()
+                for part in ("body", "head")
+                for weight in [getattr(pl_module, part).weight]
+                for name, value in {"weight": weight, **state.get(weight, {})}.items()
+            }
+        )
+
+
+def _with_adam(group_size: int, moments: str, across: str) -> list[list[dict[str, Tensor]]]:
+    sync: Any = {"block_size": _BLOCK_SIZE, "moments": moments, "across": across}
+    found = []
+    for frozen in (True, False):
+        notes = _Notes()
+        strategy = HierarchicalStrategy(
+            group_size=group_size,
+            block_sync=BMUFAdam(block_momentum=0.5, **sync),
+            find_unused_parameters=True,
+        )
+        _fit(_AdamNet(frozen=frozen), strategy, notes, *([_UnfreezeAtTheSameRate()] * frozen))
+        found.append(notes.seen)
+    return found
+
+
+class _UnfreezeAtTheSameRate(_Unfreeze):
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer, initial_denom_lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "moments", "across"),
+    [(1, "corrected", "leader"), (1, "average", "leader"), (2, "corrected", "sharded")],
+)
+def test_moments_of_unfrozen_parameters_join_and_those_of_the_others_stay(
+    group_size: int, moments: str, across: str
+) -> None:
+    """As if the body had been trainable and unused until then."""
+    for unfrozen, control in run_ranks(_with_adam, 4, group_size, moments, across):
+        assert len(unfrozen) == len(control) == 24
+        for batch, (ours, other) in enumerate(zip(unfrozen, control, strict=True)):
+            assert ours.keys() == other.keys() or batch < 8
+            for name, value in ours.items():
+                torch.testing.assert_close(value, other[name], rtol=1e-12, atol=0.0, msg=name)
+        assert unfrozen[-1]["body step"] < unfrozen[-1]["head step"]
+        assert "body exp_avg" not in unfrozen[7]
+        assert unfrozen[-1]["body exp_avg"].abs().max() > 0.0

@@ -86,6 +86,41 @@ def _no_momentum_to_average() -> None:
     fit(lh.BMUFStrategy(local_momentum="average"), model=_Adam())
 
 
+class _NotThatAdam(_Untrained):
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.kind, self.options = kind, options
+
+    def configure_optimizers(self) -> Any:
+        return getattr(torch.optim, self.kind)(self.parameters(), lr=0.01, **self.options)
+
+
+def _sparse_adam() -> None:
+    fit("bmuf_adam", model=_NotThatAdam("SparseAdam"))
+
+
+def _adagrad() -> None:
+    fit("bmuf_adam", model=_NotThatAdam("Adagrad"))
+
+
+def _sgd() -> None:
+    fit("bmuf_adam", model=_NotThatAdam("SGD"))
+
+
+def _amsgrad() -> None:
+    fit("bmuf_adam", model=_NotThatAdam("AdamW", amsgrad=True))
+
+
+def _amsgrad_of_one_group_of_parameters() -> None:
+    class Groups(_Untrained):
+        def configure_optimizers(self) -> Any:
+            first, second = self.layers[0].parameters(), self.layers[2].parameters()
+            groups = [{"params": first}, {"params": second, "amsgrad": True}]
+            return torch.optim.Adam(groups, lr=0.01)
+
+    fit("bmuf_adam", model=Groups())
+
+
 def _sparse() -> None:
     model = _Untrained()
     model.table = torch.nn.Embedding(5, 4, sparse=True)
@@ -122,6 +157,11 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_shapes_differ, r"layers.0.weight: \"\(8, 4\).* on ranks 0, 1, 2; \"\(9, 4\).* on rank 3"),
     (_optimizers_differ, r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1'),
     (_no_momentum_to_average, r"local_momentum='average' averages.*got Adam: .*BMUFAdam"),
+    (_sparse_adam, r"got SparseAdam: use Adam, AdamW, NAdam or RAdam, or BMUF\("),
+    (_adagrad, r"got Adagrad: use Adam, AdamW, NAdam or RAdam, or BMUF\("),
+    (_sgd, r"got SGD: use Adam, AdamW, NAdam or RAdam, or BMUF\("),
+    (_amsgrad, r"BMUFAdam can't be combined with amsgrad=True.*Leave out amsgrad"),
+    (_amsgrad_of_one_group_of_parameters, r"can't be combined with amsgrad=True"),
     (_sparse, r"sparse gradients are not supported, and table has sparse=True"),
     (_nothing_to_train, r"no trainable parameter"),
     (_static_graph, r"static_graph=True can't be combined with accumulate_grad_batches=2"),

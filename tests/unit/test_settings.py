@@ -23,6 +23,12 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "local_momentum", ["drop", None], "one of 'reset', 'keep', 'average'"),
     (lh.BMUF, "across", ["ring", None], "one of 'auto', 'leader', 'sharded'"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
+    (lh.BMUFAdam, "block_size", [0, 2.5], "a whole number of at least 1"),
+    (lh.BMUFAdam, "block_momentum", [-0.1, 1.0, "high"], r"'auto' or lie in \[0, 1"),
+    (lh.BMUFAdam, "block_lr", [0, math.inf], "a finite number above 0"),
+    (lh.BMUFAdam, "c", [0.5], "a finite number of at least 1"),
+    (lh.BMUFAdam, "moments", ["drop", None], "one of 'corrected', 'average'"),
+    (lh.BMUFAdam, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
     (lh.ModelAveraging, "block_size", [0, 1.0], "a whole number of at least 1"),
     (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'reset', 'keep', 'average'"),
     (lh.ModelAveraging, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
@@ -53,7 +59,7 @@ def test_bytes_of_a_hook_must_be_positive(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [lh.AllReduce(), lh.GTC(), lh.ModelAveraging(), lh.BMUF()],
+    [lh.AllReduce(), lh.GTC(), lh.ModelAveraging(), lh.BMUF(), lh.BMUFAdam()],
     ids=lambda settings: type(settings).__name__,
 )
 def test_settings_are_frozen_and_take_keywords_alone(settings: Any) -> None:
@@ -90,7 +96,14 @@ def test_strategy_refuses_at_construction(name: str, value: Any, rule: str) -> N
 
 
 @pytest.mark.parametrize(
-    "preset", [lh.GTCStrategy, lh.ModelAveragingStrategy, lh.BMUFStrategy, lh.BMUFGTCStrategy]
+    "preset",
+    [
+        lh.GTCStrategy,
+        lh.ModelAveragingStrategy,
+        lh.BMUFStrategy,
+        lh.BMUFAdamStrategy,
+        lh.BMUFGTCStrategy,
+    ],
 )
 def test_misspelt_argument_is_refused_at_construction(preset: Any) -> None:
     with pytest.raises(TypeError, match="blok_size"):
@@ -123,6 +136,8 @@ def test_presets_pass_their_arguments_on() -> None:
     assert (strategy.group_size, strategy.warmup_steps) == (2, 3)
     assert lh.GTCStrategy().group_size == "world"
     assert lh.BMUFStrategy(block_size=3).block_sync == lh.BMUF(block_size=3)
+    assert lh.BMUFAdamStrategy(moments="average").block_sync == lh.BMUFAdam(moments="average")
+    assert lh.BMUFAdamStrategy().group_size == 1
     assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size=50)
 
 
