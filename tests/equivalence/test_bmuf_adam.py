@@ -20,6 +20,8 @@ from tests.ranks import run_ranks
 # and NAdam itself keeps its mu_product so until the first block begins.
 FLOAT32_COUNTS = 1e-7
 THRESHOLD = 0.02
+# The first batch in which no rank uses the branch of "partly_used" that some batches use.
+UNUSED_BY_ALL = 42
 FAST = Rule(lr=0.02, betas=(0.5, 0.99))
 # A bias in front of a BatchNorm moves nothing, its gradient is rounding. This eps keeps it small.
 WITH_BATCH_NORM = {"net": "batch_norm", "rule": replace(FAST, eps=1e-3)}
@@ -126,6 +128,11 @@ CASES = [
         for rule in (FAST, NADAM)
         for settings in ({}, {"moments": "average"})
     ),
+    _as_set(
+        {"find_unused_parameters": True},
+        _case("unused by all ranks", NADAM, net="partly_used", batches=UNUSED_BY_ALL + 2),
+        tau=1,
+    ),
     _tiers("group of all", 4, THRESHOLD),
     _tiers("P=2", 2),
     _tiers("P=2, sharded", 2, across="sharded"),
@@ -213,6 +220,14 @@ def test_what_nobody_used_has_no_steps_and_what_some_used_has_fewer(
     counts = _at(runs[0]["unused adam {}"], 12)["counts"]
     assert counts["never.weight"][0] == 0.0
     assert 0.0 < counts["sometimes.weight"][0] < counts["trunk.weight"][0]
+
+
+def test_block_without_a_step_leaves_moments_and_counts(runs: list[dict[str, Run]]) -> None:
+    for own in runs:
+        before, after = (_at(own["unused by all ranks"], UNUSED_BY_ALL - n) for n in (1, 0))
+        for kind, values in after.items():
+            assert torch.equal(values["sometimes.weight"], before[kind]["sometimes.weight"])
+            assert not torch.equal(values["trunk.weight"], before[kind]["trunk.weight"])
 
 
 def test_leader_and_sharded_are_the_same(runs: list[dict[str, Run]]) -> None:
