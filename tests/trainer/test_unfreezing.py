@@ -160,13 +160,18 @@ class _UnfreezeAtTheSameRate(_Unfreeze):
 def test_moments_of_unfrozen_parameters_join_and_those_of_the_others_stay(
     group_size: int, moments: str, across: str
 ) -> None:
-    """As if the body had been trainable and unused until then."""
+    """As if the body had been trainable and unused until then.
+
+    Sums over four ranks run in another order where the body stands elsewhere in the buffer, so
+    values agree up to the rounding of the largest one of their tensor.
+    """
     for unfrozen, control in run_ranks(_with_adam, 4, group_size, moments, across):
         assert len(unfrozen) == len(control) == 24
         for batch, (ours, other) in enumerate(zip(unfrozen, control, strict=True)):
             assert ours.keys() == other.keys() or batch < 8
             for name, value in ours.items():
-                torch.testing.assert_close(value, other[name], rtol=1e-12, atol=0.0, msg=name)
+                apart = (value - other[name]).abs().max()
+                assert apart <= 1e-12 * other[name].abs().max(), f"{name} after batch {batch}"
         assert unfrozen[-1]["body step"] < unfrozen[-1]["head step"]
         assert "body exp_avg" not in unfrozen[7]
         assert unfrozen[-1]["body exp_avg"].abs().max() > 0.0
