@@ -92,7 +92,7 @@ def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero(group_size: 
     results = run_ranks(_both, 4, group_size)
     for unfrozen, control in results:
         for ours, other in zip(unfrozen, control, strict=True):
-            torch.testing.assert_close(ours, other, rtol=1e-12, atol=0.0)
+            assert (ours - other).abs().max() <= 1e-12 * other.abs().max()
     bodies = [unfrozen[0] for unfrozen, _ in results]
     assert all(torch.equal(body, bodies[0]) for body in bodies)
     assert not torch.equal(bodies[0], _Net(frozen=True).body.weight.double())
