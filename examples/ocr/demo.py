@@ -37,7 +37,7 @@ SHORT = replace(
     decay_epochs=1,
 )
 # Synchronous Adam takes means of four gradients, and so larger steps; beta1 as is usual.
-SYNCHRONOUS: dict[str, Any] = {"system": "sync_adam", "beta1": 0.9, "learning_rate": 4e-3}
+SYNCHRONOUS: dict[str, Any] = {"system": "sync_adam", "beta1": 0.9, "learning_rate": 8e-3}
 
 HEADER = ("strategy", "CER", "WER", "CER with LM", "WER with LM", "MB sent", "seconds")
 
