@@ -32,19 +32,19 @@ class RunStore:
 
         """
         done = self._read()
-        missing = [settings for settings in runs if _key(asdict(settings)) not in done]
+        missing = [settings for settings in runs if _key(settings) not in done]
         by_ranks = sorted(missing, key=lambda settings: settings.ranks)
         for ranks, job in groupby(by_ranks, key=lambda settings: settings.ranks):
             self._run(list(job), ranks)
         done = self._read()
-        return [done[_key(asdict(settings))] for settings in runs]
+        return [done[_key(settings)] for settings in runs]
 
     def _run(self, job: list[Settings], ranks: int) -> None:
         arguments = {"runs": [asdict(settings) for settings in job], "results": str(self._file)}
         run_module("examples.ocr.run_systems", json.dumps(arguments), ranks=ranks)
 
     def _read(self) -> dict[str, Result]:
-        return {_key(asdict(Settings(**result.settings))): result for result in self._lines()}
+        return {_key(Settings(**result.settings)): result for result in self._lines()}
 
     def _lines(self) -> Iterator[Result]:
         if self._file.exists():
@@ -52,5 +52,5 @@ class RunStore:
                 yield Result(**json.loads(line))
 
 
-def _key(settings: dict[str, object]) -> str:
-    return json.dumps({k: v for k, v in settings.items() if k != "log_dir"}, sort_keys=True)
+def _key(settings: Settings) -> str:
+    return json.dumps(settings.anywhere(), sort_keys=True)

@@ -84,6 +84,12 @@ class Settings:
     log_dir: str = "outputs/ocr"
     show: bool = False
 
+    def anywhere(self) -> dict[str, Any]:
+        """The settings as they are noted: without the folders of one machine."""
+        path = self.corpus_args.get("path")
+        named = {} if path is None else {"path": Path(path).name}
+        return {**asdict(self), "corpus_args": {**self.corpus_args, **named}, "log_dir": ""}
+
     @property
     def ranks(self) -> int:
         """Processes that the run takes."""
@@ -95,7 +101,7 @@ class Result:
     """What came out of a run.
 
     Attributes:
-        settings: of the run.
+        settings: of the run, see ``Settings.anywhere``.
         valid_cer, valid_wer: character and word error rate of the valid split, by best path.
         test_cer, test_wer: of the test split.
         test_cer_lm, test_wer_lm: likewise by beam search, where the settings say ``show``.
@@ -209,7 +215,7 @@ def run(settings: Settings) -> Result:
         **trainer.test(model, data, verbose=False)[0],
     }
     return Result(
-        settings=asdict(settings),
+        settings=settings.anywhere(),
         valid_cer=scores["valid/cer"],
         valid_wer=scores["valid/wer"],
         test_cer=scores["test/cer"],

@@ -39,7 +39,7 @@ class FakeRuns:
 
 def result(settings: Settings, cer: float) -> Result:
     return Result(
-        settings=asdict(settings),
+        settings=settings.anywhere(),
         valid_cer=cer,
         valid_wer=2 * cer,
         test_cer=cer,
@@ -75,6 +75,17 @@ def test_a_study_runs_each_setting_once_and_goes_on_where_it_stopped(
     (tmp_path / "runs.jsonl").write_text("\n".join(kept[:-3]) + "\n")
     train(RunStore(tmp_path), BASE, [4, 8], [0, 1])
     assert sum(runs for _, runs in fake.starts) == 3
+
+
+def test_runs_are_the_same_wherever_the_data_lies(fake: FakeRuns, tmp_path: Path) -> None:
+    here, there = (replace(BASE, corpus_args={"path": f"{top}/oldbooks"}) for top in ("/a", "b"))
+    other = replace(BASE, corpus_args={"path": "/a/copiste"})
+    store = RunStore(tmp_path)
+    assert store.results([here]) == store.results([there])
+    assert fake.starts == [(1, 1)]
+    assert "/a" not in (tmp_path / "runs.jsonl").read_text()
+    store.results([other])
+    assert len(fake.starts) == 2
 
 
 def test_synchronous_adam_gets_the_rate_that_suits_it(fake: FakeRuns, tmp_path: Path) -> None:
