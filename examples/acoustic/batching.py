@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from torch.utils.data import DistributedSampler
+
+from examples.rank_batches import StepSampler
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 _BUCKET_WIDTH = 1.1
 
 
-class FrameBatchSampler(DistributedSampler[list[int]]):
+class FrameBatchSampler(StepSampler[list[int]]):
     """Yields the positions of the utterances of each batch of one rank.
 
     Utterances of similar length (a bucket) share batches, so that little is padded. Cutting the
@@ -29,9 +30,6 @@ class FrameBatchSampler(DistributedSampler[list[int]]):
     another. Which utterances of a bucket share a batch, the order of the steps, and which rank
     takes which batch are drawn from (seed, epoch). The number of batches is the same in all epochs,
     since Lightning asks for it once.
-
-    It is a DistributedSampler so that Lightning takes it as it is and calls ``set_epoch``. Use it
-    as ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
 
     Args:
         lengths: frames of each utterance.
@@ -56,15 +54,8 @@ class FrameBatchSampler(DistributedSampler[list[int]]):
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        _check(lengths, batch_frames, rank, world_size)
-        super().__init__(
-            range(len(lengths)),  # type: ignore[arg-type]  # only its length is asked for
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=shuffle,
-            seed=seed,
-        )
-        self.world_size = world_size
+        _check(lengths, batch_frames)
+        super().__init__(len(lengths), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
         self.batch_frames = batch_frames
         self._lengths = np.asarray(lengths, dtype=np.int64)
         self._by_length = np.argsort(self._lengths, kind="stable")
@@ -88,28 +79,18 @@ class FrameBatchSampler(DistributedSampler[list[int]]):
         """Batches of each rank in an epoch."""
         return len(self._cuts) // self.world_size
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield this rank's batches of the epoch given to ``set_epoch``."""
-        for step in self.steps(self.epoch):
-            yield step[self.rank]
-
-    def steps(self, epoch: int) -> list[list[list[int]]]:
-        """All steps of an epoch, each with one batch per rank."""
-        draw = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
+    def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
         order = self._by_length.copy()
         if draw is not None:
             for start, end in self._buckets:
                 draw.shuffle(order[start:end])
-        batches = [order[start:end].tolist() for start, end in self._cuts]
-        steps = [batches[i : i + self.world_size] for i in range(0, len(batches), self.world_size)]
-        if draw is not None:
-            draw.shuffle(steps)
-            for step in steps:
-                draw.shuffle(step)
-        return steps
+        return [order[start:end].tolist() for start, end in self._cuts]
+
+    def _item(self, batch: list[int]) -> list[int]:
+        return batch
 
 
-def _check(lengths: Sequence[int], batch_frames: int, rank: int, world_size: int) -> None:
+def _check(lengths: Sequence[int], batch_frames: int) -> None:
     if len(lengths) == 0:
         raise ValueError("batches need at least one utterance, got none; is the split empty?")
     if min(lengths) < 1:
@@ -119,8 +100,6 @@ def _check(lengths: Sequence[int], batch_frames: int, rank: int, world_size: int
         )
     if batch_frames < 1:
         raise ValueError(f"batch_frames must be at least 1, got {batch_frames}")
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to world_size - 1, got {rank} of {world_size}")
 
 
 def _bucket_starts(lengths: np.ndarray) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch.distributed as dist
 from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -16,6 +15,7 @@ from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 from examples.acoustic.utterance import Batch, Utterance, collate
+from examples.rank_batches import rank_and_world_size, rank_loader
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class CorpusDataModule(LightningDataModule):
         return self._loader(UtteranceDataset(self.corpus.test), shuffle=False)
 
     def _loader(self, dataset: UtteranceDataset, *, shuffle: bool) -> DataLoader[Batch]:
-        rank, world_size = self._place()
+        rank, world_size = rank_and_world_size(self.trainer)
         sampler = FrameBatchSampler(
             dataset.lengths,
             batch_frames=self.batch_frames,
@@ -212,19 +212,4 @@ class CorpusDataModule(LightningDataModule):
             shuffle=shuffle,
             seed=self.seed,
         )
-        # batch_size=None: the sampler's items are whole batches already.
-        return DataLoader(
-            dataset,
-            sampler=sampler,
-            batch_size=None,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
-
-    def _place(self) -> tuple[int, int]:
-        """Rank and world size, known only once the Trainer has started its processes."""
-        if self.trainer is not None:
-            return self.trainer.global_rank, self.trainer.world_size
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return 0, 1
+        return rank_loader(dataset, sampler, num_workers=self.num_workers)

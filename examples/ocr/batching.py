@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.data import DistributedSampler
+
+from examples.rank_batches import StepSampler
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Draw(NamedTuple):
     positions: tuple[int, ...]
 
 
-class LineBatchSampler(DistributedSampler[Draw]):
+class LineBatchSampler(StepSampler[Draw]):
     """Yields the lines of each batch of one rank.
 
     The lines, in order of their widths, are cut into the smallest multiple of the world size of
@@ -40,9 +41,6 @@ class LineBatchSampler(DistributedSampler[Draw]):
     The batches of one step have similar widths on all ranks, so that no rank waits long for
     another. Shuffling blurs the order of widths a little, and draws the order of the steps and the
     rank of each batch; all of it from (seed, epoch).
-
-    It is a DistributedSampler so that Lightning takes it as it is and calls ``set_epoch``. Use it
-    as ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
 
     Args:
         widths: pixels of each line.
@@ -66,15 +64,8 @@ class LineBatchSampler(DistributedSampler[Draw]):
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        _check(widths, batch_lines, rank, world_size)
-        super().__init__(
-            range(len(widths)),  # type: ignore[arg-type]  # only its length is asked for
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=shuffle,
-            seed=seed,
-        )
-        self.world_size = world_size
+        _check(widths, batch_lines)
+        super().__init__(len(widths), rank=rank, world_size=world_size, shuffle=shuffle, seed=seed)
         self.batch_lines = batch_lines
         self._log_widths = np.log(np.asarray(widths, dtype=np.float64))
         self._steps = math.ceil(len(widths) / (batch_lines * world_size))
@@ -94,25 +85,14 @@ class LineBatchSampler(DistributedSampler[Draw]):
         """Batches of each rank in an epoch."""
         return self._steps
 
-    def __iter__(self) -> Iterator[Draw]:
-        """Yield this rank's batches of the epoch given to ``set_epoch``."""
-        for step in self.steps(self.epoch):
-            yield Draw(self.epoch, tuple(step[self.rank]))
-
-    def steps(self, epoch: int) -> list[list[list[int]]]:
-        """All steps of an epoch, each with one batch per rank."""
-        draw = np.random.default_rng([self.seed, epoch]) if self.shuffle else None
+    def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
         keys = self._log_widths
         if draw is not None:
             keys = keys + draw.uniform(0, math.log(_BUCKET_WIDTH), len(keys))
-        order = np.argsort(keys, kind="stable").tolist()
-        batches = self._cut(order)
-        steps = [batches[i : i + self.world_size] for i in range(0, len(batches), self.world_size)]
-        if draw is not None:
-            draw.shuffle(steps)
-            for step in steps:
-                draw.shuffle(step)
-        return steps
+        return self._cut(np.argsort(keys, kind="stable").tolist())
+
+    def _item(self, batch: list[int]) -> Draw:
+        return Draw(self.epoch, tuple(batch))
 
     def _cut(self, order: list[int]) -> list[list[int]]:
         ends = np.cumsum(self._sizes).tolist()
@@ -122,12 +102,10 @@ class LineBatchSampler(DistributedSampler[Draw]):
         return batches[:full] + [batches[i % full] for i in range(self.repeated)]
 
 
-def _check(widths: Sequence[int], batch_lines: int, rank: int, world_size: int) -> None:
+def _check(widths: Sequence[int], batch_lines: int) -> None:
     if len(widths) == 0:
         raise ValueError("batches need at least one line, got none; is the split empty?")
     if min(widths) < 1:
         raise ValueError(f"every line must be at least 1 pixel wide, got {min(widths)}")
     if batch_lines < 1:
         raise ValueError(f"batch_lines must be at least 1, got {batch_lines}")
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to world_size - 1, got {rank} of {world_size}")

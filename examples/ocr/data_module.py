@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import torch.distributed as dist
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -23,6 +22,7 @@ from examples.ocr.dataset import LineDataset
 from examples.ocr.line import Batch, Line
 from examples.ocr.targets import with_room, written_with
 from examples.ocr.unreadable import OnUnreadable, Problem
+from examples.rank_batches import rank_and_world_size, rank_loader
 
 CorpusName = Literal["synthetic", "manifest", "iam", "folder"]
 
@@ -175,7 +175,7 @@ class TextLines(LightningDataModule):
         shuffle: bool = False,
     ) -> DataLoader[Batch]:
         dataset = LineDataset(lines, self.alphabet, augmentation, self.pixels_per_frame)
-        rank, world_size = self._place()
+        rank, world_size = rank_and_world_size(self.trainer)
         sampler = LineBatchSampler(
             dataset.widths,
             batch_lines=self.batch_lines,
@@ -184,22 +184,7 @@ class TextLines(LightningDataModule):
             shuffle=shuffle,
             seed=self.seed,
         )
-        # batch_size=None: the sampler's items are whole batches already.
-        return DataLoader(
-            dataset,
-            sampler=sampler,
-            batch_size=None,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
-
-    def _place(self) -> tuple[int, int]:
-        """Rank and world size, known only once the Trainer has started its processes."""
-        if self.trainer is not None:
-            return self.trainer.global_rank, self.trainer.world_size
-        if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return 0, 1
+        return rank_loader(dataset, sampler, num_workers=self.num_workers)
 
 
 def _arguments(
