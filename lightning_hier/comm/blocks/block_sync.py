@@ -73,8 +73,37 @@ class BlockSync:
         check_choice("across", self.across, get_args(Across))
 
 
+class LocalMomentumSync(BlockSync):
+    """Base of the choices that know what happens to the momentum of the local SGD.
+
+    Attributes:
+        local_momentum: as in :class:`ModelAveraging`.
+
+    """
+
+    local_momentum: LocalMomentum
+
+    def objection(self, optimizer: Optimizer) -> str | None:
+        """Only SGD and RMSprop have momentum to average."""
+        if self.local_momentum != "average" or "momentum" in optimizer.defaults:
+            return None
+        return (
+            "local_momentum='average' averages the momentum of SGD or RMSprop, got "
+            f"{type(optimizer).__name__}: for Adam and its relatives use BMUFAdam(...), for others "
+            "'reset' or 'keep', which leave their state as it is"
+        )
+
+    def local_state(
+        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+    ) -> LocalState:
+        """As ``local_momentum`` says."""
+        if self.local_momentum == "average":
+            return AveragedMomentum(optimizer, parameters)
+        return ResetMomentum(optimizer) if self.local_momentum == "reset" else LocalState()
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelAveraging(BlockSync):
+class ModelAveraging(LocalMomentumSync):
     """Replace the models of the groups by their mean after every block (MA).
 
     Attributes:
@@ -100,19 +129,9 @@ class ModelAveraging(BlockSync):
         self._check()
         check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
 
-    def objection(self, optimizer: Optimizer) -> str | None:
-        """Only SGD and RMSprop have momentum to average."""
-        return _momentum_objection(self.local_momentum, optimizer)
-
     def filter_for(self, num_models: int) -> BlockFilter:
         """No block momentum, whatever the number of models."""
         return BlockFilter(eta=0.0)
-
-    def local_state(
-        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
-    ) -> LocalState:
-        """As ``local_momentum`` says."""
-        return _momentum_state(self.local_momentum, optimizer, parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +185,7 @@ class BlockMomentum(BlockSync):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BMUF(BlockMomentum):
+class BMUF(BlockMomentum, LocalMomentumSync):
     """Blockwise model update filtering over the groups (bmuf 2.1.3).
 
     The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
@@ -197,10 +216,6 @@ class BMUF(BlockMomentum):
         check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
 
-    def objection(self, optimizer: Optimizer) -> str | None:
-        """Only SGD and RMSprop have momentum to average."""
-        return _momentum_objection(self.local_momentum, optimizer)
-
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Adam's moments want more than this."""
         if not isinstance(optimizer, SUPPORTED):
@@ -213,30 +228,6 @@ class BMUF(BlockMomentum):
     def filter_for(self, num_models: int) -> BlockFilter:
         """Eta as set, or from the number of averaged models."""
         return replace(super().filter_for(num_models), update_from=self.update_from)
-
-    def local_state(
-        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
-    ) -> LocalState:
-        """As ``local_momentum`` says."""
-        return _momentum_state(self.local_momentum, optimizer, parameters)
-
-
-def _momentum_state(
-    choice: LocalMomentum, optimizer: Optimizer, parameters: Sequence[Parameter]
-) -> LocalState:
-    if choice == "average":
-        return AveragedMomentum(optimizer, parameters)
-    return ResetMomentum(optimizer) if choice == "reset" else LocalState()
-
-
-def _momentum_objection(choice: LocalMomentum, optimizer: Optimizer) -> str | None:
-    if choice != "average" or "momentum" in optimizer.defaults:
-        return None
-    return (
-        "local_momentum='average' averages the momentum of SGD or RMSprop, got "
-        f"{type(optimizer).__name__}: for Adam and its relatives use BMUFAdam(...), for others "
-        "'reset' or 'keep', which leave their state as it is"
-    )
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
