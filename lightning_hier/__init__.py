@@ -8,6 +8,7 @@ from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.status import NonFiniteModelError, OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.psp.push_rule import QuorumError
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
@@ -16,7 +17,9 @@ from lightning_hier.strategies.presets import (
     GTCStrategy,
     ModelAveragingStrategy,
 )
+from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.registry import register as _register
+from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
 from lightning_hier.version import __version__
 
 __all__ = [
@@ -36,7 +39,10 @@ __all__ = [
     "ModelAveragingStrategy",
     "NonFiniteModelError",
     "OutOfStepError",
+    "PSPStrategy",
     "PeerError",
+    "QuorumError",
+    "TwoStageASGDStrategy",
     "__version__",
 ]
 

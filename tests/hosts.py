@@ -68,14 +68,17 @@ def hosts(number: int) -> Iterator[list[Host]]:
         yield found
 
 
-def run_module(
+@contextmanager
+def launched(
     found: Sequence[Host], ranks_per_host: int, module: str, *arguments: str, folder: Path
-) -> None:
-    """Run a module under torchrun on all hosts; raise with their output if one of them fails."""
-    processes = []
-    logs = [folder / f"host{index}.log" for index in range(len(found))]
+) -> Iterator[list[subprocess.Popen]]:
+    """The agents of torchrun that run a module, one on each host; killed at the end.
+
+    Their output goes to `host<index>.log` in `folder`.
+    """
+    agents = []
     try:
-        for index, (host, log) in enumerate(zip(found, logs, strict=True)):
+        for index, host in enumerate(found):
             command = [
                 *(sys.executable, "-m", "torch.distributed.run"),
                 *("--nnodes", str(len(found)), "--nproc-per-node", str(ranks_per_host)),
@@ -83,14 +86,28 @@ def run_module(
                 *("--master-addr", found[0].address, "--master-port", "29611"),
                 *("-m", module, *arguments),
             ]
-            processes.append(host.start(command, log))
-        codes = [process.wait(timeout=90) for process in processes]
+            agents.append(host.start(command, folder / f"host{index}.log"))
+        yield agents
     finally:
-        for process, host in zip(processes, found, strict=False):
+        for agent, host in zip(agents, found, strict=False):
             host.kill_all()
-            process.wait()
+            agent.wait()
+
+
+def run_module(
+    found: Sequence[Host], ranks_per_host: int, module: str, *arguments: str, folder: Path
+) -> None:
+    """Run a module under torchrun on all hosts; raise with their output if one of them fails."""
+    with launched(found, ranks_per_host, module, *arguments, folder=folder) as agents:
+        codes = [agent.wait(timeout=90) for agent in agents]
     if any(codes):
-        raise RuntimeError("\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs))
+        raise RuntimeError(said(folder, len(found)))
+
+
+def said(folder: Path, number: int) -> str:
+    """The end of what so many hosts have put out."""
+    logs = [folder / f"host{index}.log" for index in range(number)]
+    return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
 
 
 def link_bytes() -> tuple[int, int]:

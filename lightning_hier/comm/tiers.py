@@ -6,10 +6,21 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+
+GroupSize = int | Literal["node", "world"]
+"""Ranks of a group as a user names them: a number, the devices of one host, or all ranks."""
+
+
+def ranks_per_group(group_size: GroupSize, ranks_per_host: int, world_size: int) -> int:
+    """The number of ranks that a group size stands for."""
+    if group_size == "node":
+        return ranks_per_host
+    return world_size if group_size == "world" else group_size
 
 
 @dataclass(frozen=True)

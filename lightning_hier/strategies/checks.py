@@ -33,6 +33,13 @@ _TAKEN: Mapping[str, str] = {
 }
 
 
+RESUMES = (
+    "training goes on from its global model with a new block. The global update, residuals, "
+    "thresholds and the progress within a block start anew, so the run differs from one that was "
+    "not interrupted."
+)
+
+
 def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for DDPStrategy; those that the hierarchy decides must be absent or None.
 
@@ -56,23 +63,13 @@ def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
 
 
-def check_arguments(
-    group_size: object, gradient_sync: object, block_sync: object, warmup_steps: object
-) -> None:
-    """Check the arguments that need no world to be wrong.
+def check_synchronisations(gradient_sync: object, block_sync: object) -> None:
+    """Check what is to happen inside groups and across them.
 
     Raises:
-        ValueError: one of them is.
+        ValueError: it is nothing that a strategy can do.
 
     """
-    sizes = ("node", "world")
-    if group_size not in sizes and (not isinstance(group_size, int) or group_size < 1):
-        raise ValueError(
-            f"group_size must be 'node', 'world' or a whole number of at least 1, got "
-            f"{group_size!r}"
-        )
-    if not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}")
     if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
         raise ValueError(
             f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
@@ -82,6 +79,32 @@ def check_arguments(
             "block_sync must be None, ModelAveraging(...), BMUF(...) or BMUFAdam(...), got "
             f"{block_sync!r}"
         )
+
+
+def check_group_size(group_size: object) -> None:
+    """Check the size of a group.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    sizes = ("node", "world")
+    if group_size not in sizes and (not isinstance(group_size, int) or group_size < 1):
+        raise ValueError(
+            f"group_size must be 'node', 'world' or a whole number of at least 1, got "
+            f"{group_size!r}"
+        )
+
+
+def check_warm_up(warmup_steps: object) -> None:
+    """Check the length of a warm-up.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}")
 
 
 def layout_problem(group_size: int, world_size: int, block_sync: BlockSync | None) -> str | None:
@@ -101,8 +124,13 @@ def layout_problem(group_size: int, world_size: int, block_sync: BlockSync | Non
     return None
 
 
-def check_run(trainer: pl.Trainer, *, static_graph: bool) -> None:
+def check_run(trainer: pl.Trainer, *, resumes: str, static_graph: bool = False) -> None:
     """Check model and Trainer. A collective of the world: every rank must call it.
+
+    Args:
+        trainer: about to fit.
+        resumes: what a run that is resumed goes on from, and what it gives up.
+        static_graph: whether DDP is told that the graph never changes.
 
     Raises:
         ValueError: on every rank, what any rank objects to.
@@ -116,11 +144,7 @@ def check_run(trainer: pl.Trainer, *, static_graph: bool) -> None:
     require_same(trainer_settings(trainer), device)
     warn_of_coupling(trainer)
     if trainer.ckpt_path is not None:
-        rank_zero_warn(
-            f"Resuming from {trainer.ckpt_path}: training goes on from its global model with a new "
-            "block. The global update, residuals, thresholds and the progress within a block start "
-            "anew, so the run differs from one that was not interrupted."
-        )
+        rank_zero_warn(f"Resuming from {trainer.ckpt_path}: {resumes}")
 
 
 def module_problem(module: Module) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import lightning.pytorch as pl
-import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -15,7 +14,6 @@ from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
-from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
@@ -54,18 +52,6 @@ class FitSession:
         if self._synchroniser is None:
             raise RuntimeError("blocks are run from the moment when optimizers are set up")
         return self._synchroniser
-
-    def share_initial_model(self, module: Module) -> None:
-        """Give every rank the model of rank 0, in place. A collective of the world.
-
-        Raises:
-            ValueError: on every rank, if the ranks' models differ in more than their values.
-
-        """
-        require_same(checks.model_settings(module), self._communicators.device)
-        with torch.no_grad():
-            tensors = [*module.parameters(), *module.buffers()]
-            broadcast_tensors_(tensors, self._communicators.world, "initial_model")
 
     def attach_hook(
         self,

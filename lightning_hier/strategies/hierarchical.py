@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
@@ -17,22 +16,19 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
-from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
-from lightning_hier.comm.leaving import destroy_groups_at_exit, stay_at_exit
-from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.leaving import stay_at_exit
+from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
+from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
+from lightning_hier.strategies.tiered import TieredStrategy
 
-GroupSize = int | Literal["node", "world"]
 
-
-class HierarchicalStrategy(DDPStrategy):
+class HierarchicalStrategy(TieredStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
@@ -65,59 +61,28 @@ class HierarchicalStrategy(DDPStrategy):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
-        # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
-        ddp_kwargs = checks.without_taken(ddp_kwargs)
-        super().__init__(timeout=timeout, **ddp_kwargs)
-        checks.check_arguments(group_size, gradient_sync, block_sync, warmup_steps)
-        self.group_size: GroupSize = group_size
+        super().__init__(
+            group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
+        )
+        checks.check_synchronisations(gradient_sync, block_sync)
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
         self.block_sync = block_sync
-        self.warmup_steps = warmup_steps
-        self.traffic = Traffic()
-        self._communicators: Communicators | None = None
         self._session: FitSession | None = None
 
-    @property
-    def communicators(self) -> Communicators:
-        """Process groups and rank layout; there once the environment has been set up."""
-        if self._communicators is None:
-            raise RuntimeError("the process groups are made when the Trainer starts to run")
-        return self._communicators
-
-    @property
-    def layout(self) -> RankLayout:
-        """Which rank is in which group."""
-        return self.communicators.layout
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return {"gradient_sync": repr(self.gradient_sync), "block_sync": repr(self.block_sync)}
 
     @override
-    def setup_environment(self) -> None:
-        destroy_groups_at_exit(self)
-        super().setup_environment()
-        if self._communicators is not None:
-            return  # a Trainer that validates or tests after fitting keeps its process groups
-        ranks = self._ranks_per_group()
-        problem = checks.layout_problem(ranks, self.world_size, self.block_sync)
-        raise_everywhere(problem, self.root_device)
-        settings = {
-            "strategy": type(self).__name__,
-            "group_size": ranks,
-            "gradient_sync": repr(self.gradient_sync),
-            "block_sync": repr(self.block_sync),
-            "warmup_steps": self.warmup_steps,
-        }
-        require_same(settings, self.root_device)
-        self._communicators = Communicators.build(
-            RankLayout.two_tiers(ranks, self.world_size),
-            device=self.root_device,
-            timeout=self._timeout or default_pg_timeout,
-            traffic=self.traffic,
-        )
+    def _problem(self) -> str | None:
+        return checks.layout_problem(self._ranks_per_group(), self.world_size, self.block_sync)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
-            checks.check_run(trainer, static_graph=bool(self._ddp_kwargs.get("static_graph")))
+            static_graph = bool(self._ddp_kwargs.get("static_graph"))
+            checks.check_run(trainer, resumes=checks.RESUMES, static_graph=static_graph)
             if self._layer_sync is not None:
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
@@ -132,7 +97,7 @@ class HierarchicalStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         self._session = FitSession(self.communicators, warmup_steps=self.warmup_steps)
         # DDP equalises the ranks of a group only.
-        self._session.share_initial_model(self._module)
+        share_initial_model(self._module, self.communicators)
         super().configure_ddp()
 
     @override
@@ -151,12 +116,6 @@ class HierarchicalStrategy(DDPStrategy):
             grad_scale=self._grad_scale,
             find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
         )
-
-    @override
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        batches = self._module.trainer.num_training_batches
-        require_same({"number of training batches": str(batches)}, self.root_device)
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -226,8 +185,8 @@ class HierarchicalStrategy(DDPStrategy):
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""
+        super().forget_groups()
         self._session = None
-        self._communicators = None
         self._ddp_kwargs.pop("process_group", None)
 
     def metrics(self) -> dict[str, float]:
@@ -244,21 +203,6 @@ class HierarchicalStrategy(DDPStrategy):
             raise RuntimeError("there is a session only while the Trainer fits")
         return self._session
 
-    @property
-    def _module(self) -> pl.LightningModule:
-        if self.lightning_module is None:
-            raise RuntimeError("the strategy has not been connected with a module")
-        return self.lightning_module
-
-    def _index(self, optimizer: Optimizer) -> int:
-        inner = getattr(optimizer, "_optimizer", optimizer)
-        return next(i for i, own in enumerate(self.optimizers) if own in (inner, optimizer))
-
     def _grad_scale(self) -> float:
         scaler = getattr(self.precision_plugin, "scaler", None)
         return float(scaler.get_scale()) if scaler is not None else 1.0
-
-    def _ranks_per_group(self) -> int:
-        if self.group_size == "node":
-            return self.num_processes
-        return self.world_size if self.group_size == "world" else self.group_size

@@ -11,7 +11,8 @@ from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
 from lightning_hier.comm.gradients.gradient_sync import GTC
-from lightning_hier.strategies.hierarchical import GroupSize, HierarchicalStrategy
+from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 
 class GTCStrategy(HierarchicalStrategy):

@@ -12,13 +12,18 @@ from lightning_hier.strategies.presets import (
     GTCStrategy,
     ModelAveragingStrategy,
 )
+from lightning_hier.strategies.psp import PSPStrategy
+from lightning_hier.strategies.server_strategy import ParameterServerStrategy
+from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
 
-PRESETS: tuple[type[HierarchicalStrategy], ...] = (
+PRESETS: tuple[type[HierarchicalStrategy | ParameterServerStrategy], ...] = (
     GTCStrategy,
     ModelAveragingStrategy,
     BMUFStrategy,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
+    TwoStageASGDStrategy,
+    PSPStrategy,
 )
 
 

@@ -26,8 +26,10 @@ SENTENCES = 20
 STRATEGIES = {
     "an4_lstm": None,
     "paper_dblstm_11m": "lightning_hier.BMUFStrategy",
+    "paper_dnn_31m": "lightning_hier.TwoStageASGDStrategy",
     "paper_dnn_63m": "lightning_hier.BMUFStrategy",
     "paper_lstm_24m": "lightning_hier.BMUFGTCStrategy",
+    "synthetic_dnn": None,
     "synthetic_lstm": None,
 }
 
@@ -84,6 +86,7 @@ def test_misspelt_option_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[
     [
         ("paper_lstm_24m", 192, 3183, 24_301_935),
         ("paper_dblstm_11m", 52, 9304, 11_715_672),
+        ("paper_dnn_31m", 60, 6245, 30_935_141),
         ("paper_dnn_63m", 52, 18002, 63_237_714),
     ],
 )

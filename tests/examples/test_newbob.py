@@ -38,6 +38,18 @@ def test_rates_follow_the_losses_exactly() -> None:
     assert scheduler.get_last_lr() == [0.1]
 
 
+def test_rates_of_two_stage_asgd_fall_after_three_small_improvements() -> None:
+    """Accuracies rise by 10%, 0.25%, 2%, 0.25%, -1%, then more: the third small rise halves."""
+    optimizer = sgd(0.8)
+    scheduler = NewbobLR(optimizer, min_lr=0.1, min_improvement=0.005, absolute=True, patience=3)
+    seen = []
+    for accuracy in (0.5, 0.6, 0.6025, 0.6225, 0.625, 0.615, 0.7, 0.8):
+        assert scheduler.finishes_with(1 - accuracy) is (accuracy == 0.8)
+        scheduler.step(1 - accuracy)
+        seen.append(optimizer.param_groups[0]["lr"])
+    assert seen == [0.8] * 5 + [0.4, 0.2, 0.1]
+
+
 def test_a_fall_of_exactly_the_limit_keeps_the_rate() -> None:
     scheduler = NewbobLR(sgd(1.0), min_lr=0.01, min_improvement=0.25)
     scheduler.step(4.0)
@@ -100,6 +112,7 @@ def test_state_round_trip_continues_the_same_schedule(cut: int, tmp_path: Path) 
         ({"min_lr": 0.0}, "min_lr must lie between 0 and the learning rate 1.0, got 0.0"),
         ({"min_lr": 1.0}, "min_lr must lie between 0 and the learning rate 1.0, got 1.0"),
         ({"min_lr": 0.1, "min_improvement": 1.5}, r"min_improvement must lie in \[0, 1\), got 1.5"),
+        ({"min_lr": 0.1, "patience": 0}, "patience must be at least 1 epoch, got 0"),
         ({"min_lr": 0.1, "factor": 1.0}, "factor must lie between 0 and 1, got 1.0"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.ocr import run_store
+from examples import run_store
 from examples.ocr.run_store import RunStore
 from examples.ocr.run_systems import Result, Settings
 from examples.ocr.study_bmuf_adam import candidates, line, rows, sync_row, table, train

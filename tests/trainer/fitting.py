@@ -55,10 +55,10 @@ def weights(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).clone()
 
 
-def loader(batches_per_rank: int, *, rows: int = 2) -> DataLoader[Any]:
+def loader(batches_per_rank: int, *, rows: int = 2, ranks: int | None = None) -> DataLoader[Any]:
     """So many batches for each rank, after Lightning's sampler has divided them."""
     generator = torch.Generator().manual_seed(5)
-    count = batches_per_rank * rows * int(os.environ["WORLD_SIZE"])
+    count = batches_per_rank * rows * (ranks or int(os.environ["WORLD_SIZE"]))
     inputs, targets = (torch.randn(count, width, generator=generator) for width in (4, 2))
     return DataLoader(TensorDataset(inputs, targets), batch_size=rows)
 

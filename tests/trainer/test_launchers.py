@@ -24,9 +24,10 @@ from tests.conftest import REPOSITORY
     ],
     ids=["lightning", "torchrun"],
 )
-def test_two_ranks_end_with_the_same_model(launcher: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bmuf_gtc", "psp", "two_stage_asgd"])
+def test_two_ranks_end_with_the_same_model(launcher: list[str], name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path), "bmuf_gtc"],
+        [sys.executable, *launcher, str(tmp_path), name],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

@@ -24,6 +24,8 @@ NAMES = {
     "bmuf": lh.BMUFStrategy,
     "bmuf_adam": lh.BMUFAdamStrategy,
     "bmuf_gtc": lh.BMUFGTCStrategy,
+    "psp": lh.PSPStrategy,
+    "two_stage_asgd": lh.TwoStageASGDStrategy,
 }
 
 

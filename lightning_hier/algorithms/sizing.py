@@ -1,0 +1,77 @@
+"""How often a node of two-stage ASGD should push, and how fast it trains then (eq. 6 and 7)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What the sizing equations of two-stage ASGD ask of a cluster and its model.
+
+    With P the number of parameters and T_f the speed of a device in FLOPS, the paper's P / T_f is
+    the time that a device takes for one sample: it is measured here, not counted in operations.
+
+    Attributes:
+        nodes: N_e, nodes that exchange with the master.
+        devices: G_n, devices of each node.
+        model_bytes: M, what one push or one pull carries.
+        bandwidth: B, bytes per second that the master's network carries in practice.
+        batch_samples: N_c, samples of one of the mini-batches that ``push_period`` counts.
+        device_speed: T_f / P, samples per second of one device by itself.
+
+    Raises:
+        ValueError: a value is not positive.
+
+    """
+
+    nodes: int
+    devices: int
+    model_bytes: float
+    bandwidth: float
+    batch_samples: int
+    device_speed: float
+
+    def __post_init__(self) -> None:
+        """Check that all values are positive."""
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+
+    def transmission_seconds(self) -> float:
+        """T_trans = 2 N_e M / B: all nodes push and pull once (eq. 6)."""
+        return 2 * self.nodes * self.model_bytes / self.bandwidth
+
+    def computation_seconds(self, push_period: int) -> float:
+        """T_calc = (P / T_f) (N_c N / G_n): a node computes N mini-batches (eq. 7)."""
+        samples = self.batch_samples * _positive(push_period)
+        return samples / (self.devices * self.device_speed)
+
+    def period_seconds(self, push_period: int, *, double_buffering: bool = True) -> float:
+        """From one push of a node to its next.
+
+        The longer of both times where devices compute while the network carries, their sum where
+        they wait.
+        """
+        both = self.computation_seconds(push_period), self.transmission_seconds()
+        return max(both) if double_buffering else sum(both)
+
+    def samples_per_second(self, push_period: int, *, double_buffering: bool = True) -> float:
+        """Speed of all nodes together."""
+        samples = self.nodes * self.batch_samples * push_period
+        return samples / self.period_seconds(push_period, double_buffering=double_buffering)
+
+    def best_push_period(self) -> int:
+        """Smallest N with T_calc >= T_trans, at which double buffering hides the network wholly.
+
+        The paper's best N makes the two equal. A larger one trains no faster, and less often tells
+        the master.
+        """
+        return max(1, math.ceil(self.transmission_seconds() / self.computation_seconds(1)))
+
+
+def _positive(push_period: int) -> int:
+    if push_period < 1:
+        raise ValueError(f"push_period must be at least 1, got {push_period}")
+    return push_period

@@ -1,0 +1,1 @@
+"""Parameter servers inside the ranks: their transport, their rules, and what they serve."""

@@ -1,0 +1,182 @@
+"""Where a rank can be reached: inside its host, and at the network interface of the job."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKET_NAME = "server"
+_FOLDER_PREFIX = "lightning_hier-"
+# sockaddr_un holds 108 bytes with the final zero; beyond it binding fails.
+_LONGEST_PATH = 107
+_SIOCGIFADDR = 0x8915
+_IPV6_TABLE = Path("/proc/net/if_inet6")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank finds out about its place in the network, before it knows the others.
+
+    Attributes:
+        host: :func:`host_identity`.
+        address: of its interface to the job; None where there is a problem.
+        master: address of the job's master as it is seen from here; None where the user has named
+            the interface.
+        problem: why there is no address. It matters only to a job of several hosts.
+
+    """
+
+    host: str
+    address: str | None = None
+    master: str | None = None
+    problem: str | None = None
+
+
+def make_offer(environment: Mapping[str, str]) -> Offer:
+    """This rank's offer: the interface that the user has named, or the one to the master."""
+    host = host_identity()
+    try:
+        named = named_interface_address(environment)
+        if named is not None:
+            return Offer(host, named)
+        return Offer(host, *routed_address(environment["MASTER_ADDR"]))
+    except KeyError:
+        return Offer(host, problem="neither GLOO_SOCKET_IFNAME nor MASTER_ADDR is set")
+    except OSError as error:
+        return Offer(host, problem=str(error))
+
+
+def job_address(rank: int, offers: Sequence[Offer]) -> str:
+    """The one address at which a rank serves ranks of other hosts.
+
+    On the master's own host the master's name may lead to the loopback; then it is the address
+    at which the other hosts see it.
+
+    Args:
+        rank: whose address.
+        offers: of all ranks.
+
+    Raises:
+        OSError: there is none.
+
+    """
+    own = offers[rank]
+    if own.address is None:
+        raise OSError(own.problem)
+    if own.master is None or not is_loopback(own.address):
+        return own.address
+    seen = [offer.master for offer in offers if offer.host != own.host and offer.master is not None]
+    return next((address for address in seen if not is_loopback(address)), own.address)
+
+
+def host_identity() -> str:
+    """The same text for ranks that can share a socket in the file system, and for no others.
+
+    That takes one kernel, one network, one view of the file system and one user: two containers
+    on one machine speak over tcp.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [os.stat(f"/proc/self/ns/{space}").st_ino for space in ("net", "mnt")]
+    except OSError:
+        boot, spaces = socket.gethostname(), []
+    return "/".join([boot, *map(str, spaces), str(os.getuid())])
+
+
+def make_socket_folder() -> Path:
+    """A fresh folder for a socket that no other user can enter.
+
+    Raises:
+        OSError: there is no place for one with a path short enough for a socket.
+
+    """
+    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp"]):
+        with suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+            if len(os.fsencode(folder / SOCKET_NAME)) <= _LONGEST_PATH:
+                return folder
+            folder.rmdir()
+    raise OSError("no folder for a socket can be made: set TMPDIR to a short, writable path")
+
+
+def remove_socket_folder(folder: Path) -> None:
+    """Remove what :func:`make_socket_folder` made, on this rank or on one that has died.
+
+    The name may have come over the network, so nothing else is ever removed.
+    """
+    if folder.name.startswith(_FOLDER_PREFIX):
+        with suppress(OSError):
+            (folder / SOCKET_NAME).unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def named_interface_address(environment: Mapping[str, str]) -> str | None:
+    """Address of the interface that the user gave to gloo or NCCL; None where none was named.
+
+    Raises:
+        OSError: there is no such interface, or it has no address.
+
+    """
+    names = [name for _, name in socket.if_nameindex()]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        wanted = environment.get(variable, "").split(",")[0].strip()
+        if not wanted or wanted.startswith("^"):  # NCCL's way to say which not to take
+            continue
+        # NCCL takes "eth" as "any that begins so", and "=eth0" as that one.
+        prefix, exact = wanted, wanted.removeprefix("=")
+        found = exact if exact in names else next((n for n in names if n.startswith(prefix)), None)
+        if found is None:
+            raise OSError(f"{variable}={wanted} is none of the interfaces {', '.join(names)}")
+        return interface_address(found)
+    return None
+
+
+def interface_address(name: str) -> str:
+    """The first address of a network interface.
+
+    Raises:
+        OSError: it has none.
+
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", name.encode()[:15])
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        return socket.inet_ntoa(answer[20:24])
+    with suppress(OSError):
+        for line in _IPV6_TABLE.read_text().splitlines():
+            digits, _, _, scope, _, owner = line.split()
+            if owner == name and scope == "00":  # reachable beyond its own link
+                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    raise OSError(f"network interface {name} has no address")
+
+
+def routed_address(host: str) -> tuple[str, str]:
+    """This rank's address on the way to ``host``, and the address of ``host`` as seen from here.
+
+    No packet is sent.
+
+    Raises:
+        OSError: the name is unknown or there is no way to it.
+
+    """
+    family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0]), str(target[0])
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is of this host for this host only."""
+    return address.startswith("127.") or address == "::1"
+
+
+def tcp_endpoint(address: str) -> str:
+    """The address for a socket to bind to, on a port that the kernel picks."""
+    return f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"

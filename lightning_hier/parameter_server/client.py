@@ -1,0 +1,115 @@
+"""The main thread's side: messages to other ranks' servants, and waits that always end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import ClientPort, Received
+from lightning_hier.parameter_server.servant import Servant
+
+# Conditions of a wait may depend on the time, or on what the servant's thread has noticed.
+_LONGEST_POLL_S = 0.02
+
+
+class Client:
+    """Sends for one thread, hands what arrives to handlers, and waits.
+
+    Args:
+        port: used by one thread alone.
+        servant: of this rank; its failure is raised in every wait.
+        timeout_s: limit of a wait, in seconds.
+
+    """
+
+    def __init__(self, port: ClientPort, servant: Servant, *, timeout_s: float) -> None:
+        self._port = port
+        self._servant = servant
+        self._timeout_s = timeout_s
+        self._handlers: dict[Kind, Callable[[Received], None]] = {Kind.EXPELLED: _expelled}
+        self._when_gone: list[Callable[[int], None]] = []
+        self._told: set[int] = set()
+
+    def beside(self, port: ClientPort) -> Client:
+        """A client for another thread of this rank, with a port of its own."""
+        return Client(port, self._servant, timeout_s=self._timeout_s)
+
+    def on(self, kind: Kind, handler: Callable[[Received], None]) -> None:
+        """Have ``handler`` called with every message of a kind, within :meth:`poll`."""
+        self._handlers[kind] = handler
+
+    def on_gone(self, handler: Callable[[int], None]) -> None:
+        """Have ``handler`` called once with every rank that is gone, within :meth:`poll`."""
+        self._when_gone.append(handler)
+
+    def gone(self) -> set[int]:
+        """Ranks that have been lost or have left."""
+        return self._servant.gone()
+
+    def lost(self) -> dict[int, str]:
+        """Ranks that have been lost, and why."""
+        return self._servant.lost()
+
+    def send(self, rank: int, message: Message) -> bool:
+        """Send without waiting; False if the peer is gone or takes nothing more for now."""
+        return self._port.send(rank, message)
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Handle one message if there is one within ``timeout_s`` seconds; tell whether.
+
+        Raises:
+            RuntimeError: what has ended this rank's servant, or that the others have given up
+                this rank.
+
+        """
+        self._servant.check()
+        for rank in sorted(self.gone() - self._told):
+            self._told.add(rank)
+            for tell in self._when_gone:
+                tell(rank)
+        received = self._port.receive(timeout_s)
+        if received is None:
+            return False
+        handler = self._handlers.get(received.message.kind)
+        if handler is not None:
+            handler(received)
+        return True
+
+    def wait(
+        self,
+        done: Callable[[], bool],
+        missing: Callable[[], str],
+        *,
+        limit_s: float | None = None,
+    ) -> float:
+        """Handle messages until ``done()``, and return the seconds that this took.
+
+        Args:
+            done: asked after every message, and 50 times a second.
+            missing: says at the limit what was waited for and which ranks are missing.
+            limit_s: in seconds; None: that of this client.
+
+        Raises:
+            PeerError: the limit has passed.
+            RuntimeError: as :meth:`poll`.
+
+        """
+        begun = time.monotonic()
+        limit = self._timeout_s if limit_s is None else limit_s
+        while not done():
+            left = begun + limit - time.monotonic()
+            if left <= 0:
+                raise PeerError(f"after {limit:g} s: {missing()}")
+            self.poll(min(_LONGEST_POLL_S, left))
+        return time.monotonic() - begun
+
+
+def _expelled(received: Received) -> None:
+    reason = received.message.facts.get("reason", "it was silent")
+    raise PeerError(
+        f"the other ranks go on without this one: rank {received.sender} had lost it ({reason}). "
+        "A rank that is cut off for longer than the time of grace can't come back; look at its "
+        "host and its network."
+    )

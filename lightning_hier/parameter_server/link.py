@@ -1,0 +1,134 @@
+"""One connection with one peer: sequence numbers, what waits to be sent, and what is counted."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from lightning_hier.comm.traffic import Tier, Traffic
+from lightning_hier.parameter_server.assembly import Assembly, Memory
+from lightning_hier.parameter_server.message import Limits, MalformedMessage, Message
+from lightning_hier.parameter_server.refusals import Refusals, Refused
+from lightning_hier.parameter_server.sockets import Socket
+from lightning_hier.parameter_server.wire import PART_BYTES, decode, encode
+
+# Smaller payloads are copied: to wait for ZeroMQ to release them costs more.
+ZERO_COPY_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What all links of a rank count in, and the limits that hold for them."""
+
+    rank: int
+    limits: Limits
+    refusals: Refusals
+    traffic: Traffic
+    tier_of: Callable[[int], Tier]
+    memory: Memory
+
+
+class Link:
+    """This end of a connection with ``rank``. Of one thread."""
+
+    def __init__(self, rank: int, accounts: Accounts) -> None:
+        self.rank = rank
+        self._accounts = accounts
+        self._sent = 0
+        self._received = 0
+        self._waiting: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._waiting_bytes = 0
+        self._assembly = Assembly(accounts.memory)
+
+    def send(self, socket: Socket, message: Message, *address: bytes) -> bool:
+        """Hand a message to ``socket`` without waiting and without copying its payload.
+
+        Args:
+            socket: of this connection.
+            message: its payload must not be changed any more.
+            address: of the peer, where the socket has several.
+
+        Returns:
+            False if the peer is gone, or as much waits for it already as may. Then the message
+            will not arrive.
+
+        """
+        limits = self._accounts.limits
+        # Inside a process the memory itself is handed over, in one part.
+        size = max(limits.payload_bytes, PART_BYTES) if self._is_own else PART_BYTES
+        parts = encode(message, self._sent + 1, limits, size)
+        nbytes = sum(raw.nbytes for *_, raw in parts)
+        copied = nbytes <= ZERO_COPY_BYTES
+        tracked = not copied and not self._is_own
+        if tracked and not self._has_room(nbytes):
+            return False
+        for header, facts, raw in parts:
+            self._sent += 1
+            payload = zmq.Frame(raw, track=tracked, copy=copied)
+            try:
+                socket.send_multipart([*address, header, facts, payload], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                    return False  # the peer gives up what it has of the message
+                raise
+            if payload.tracker is not None:
+                self._waiting.append((payload.tracker, raw.nbytes))
+                self._waiting_bytes += raw.nbytes
+        if not self._is_own:
+            self._count(message, len(parts[0][1]) + nbytes)
+        return True
+
+    def accept(self, frames: Sequence[zmq.Frame]) -> Message | None:
+        """The message that is complete with these frames; None while there is more to come.
+
+        Raises:
+            Refused: the frames are malformed, or come again.
+
+        """
+        try:
+            part = decode([frame.buffer for frame in frames], self._accounts.limits)
+            if part.sequence <= self._received:
+                detail = f"{part.message.kind.name} {part.sequence} after {self._received}"
+                raise Refused("replayed", self._name, detail)
+            self._received = part.sequence
+            cut = self._assembly.cut_by(part)
+            if cut is not None:
+                self._accounts.refusals.add("truncated", self._name, cut)
+            return self._assembly.add(part)
+        except MalformedMessage as error:
+            raise Refused("malformed", self._name, str(error)) from error
+
+    @property
+    def _name(self) -> str:
+        return f"rank {self.rank}"
+
+    @property
+    def _is_own(self) -> bool:
+        # Inside a process the memory itself is handed over: nothing is sent, and it is free when
+        # the receiver has done with it, which says nothing about a queue.
+        return self.rank == self._accounts.rank
+
+    def _has_room(self, nbytes: int) -> bool:
+        while self._waiting and self._waiting[0][0].done:
+            self._waiting_bytes -= self._waiting.popleft()[1]
+        limit = self._accounts.limits.queued_bytes
+        return not self._waiting or self._waiting_bytes + nbytes <= limit
+
+    def _count(self, message: Message, nbytes: int) -> None:
+        # No seconds: nobody waits for the message to arrive.
+        self._accounts.traffic.add(
+            self._accounts.tier_of(self.rank),
+            message.kind.name.lower(),
+            payload_bytes=nbytes,
+            seconds=0.0,
+        )
+
+
+def milliseconds_until(deadline_s: float) -> int:
+    """What a poll may take until ``time.monotonic()`` is ``deadline_s``; not less than that."""
+    return max(0, math.ceil(1000 * (deadline_s - time.monotonic())))

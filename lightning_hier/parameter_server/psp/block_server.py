@@ -1,0 +1,179 @@
+"""The duty of a rank that serves blocks: its own, and those of ranks that are gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.block_values import BlockValues
+from lightning_hier.parameter_server.psp.counts import ServerCounts
+from lightning_hier.parameter_server.psp.plan import ParameterBlock
+from lightning_hier.parameter_server.psp.served_block import Send, ServedBlock, Terms
+from lightning_hier.parameter_server.psp.state_transfer import write_state
+from lightning_hier.parameter_server.psp.takeover import Copy, Takeover, read_copy
+from lightning_hier.parameter_server.updater import ParameterStates, Updater
+
+_log = logging.getLogger(__name__)
+
+
+class BlockServer:
+    """Serves blocks in a rank's servant (a :class:`Duty`).
+
+    Args:
+        rank: of this process.
+        blocks: the whole plan, the same on all ranks.
+        optimizers: of the user; copied.
+        terms: what all servers go by.
+        send: to an address that came with a message.
+
+    """
+
+    kinds = frozenset({Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.HOLD, Kind.STATE_REQUEST})
+
+    def __init__(
+        self,
+        rank: int,
+        blocks: Sequence[ParameterBlock],
+        optimizers: Sequence[Optimizer],
+        terms: Terms,
+        send: Send,
+    ) -> None:
+        self.counts = ServerCounts()
+        self._rank = rank
+        self._terms = terms
+        self._send = send
+        self._plan = {block.number: block for block in blocks if block.size}
+        self._live = set(range(terms.world_size))
+        self._gone: set[int] = set()
+        self._updaters: dict[int, Updater] = {}
+        self._served: dict[int, ServedBlock] = {}
+        self._takeovers: dict[int, Takeover] = {}
+        for block in blocks:
+            if block.home == rank:
+                self._open(block, optimizers[block.optimizer])
+
+    @property
+    def served(self) -> Mapping[int, ServedBlock]:
+        """Blocks that this rank serves, by number."""
+        return self._served
+
+    def load(self, optimizer: int, states: ParameterStates) -> None:
+        """Take over the state of an optimizer for the rank's own block, before it serves.
+
+        Args:
+            optimizer: its index.
+            states: the entry ``state`` of its ``state_dict()``, of all parameters.
+
+        """
+        for served in self._served.values():
+            if served.values.block.optimizer == optimizer:
+                served.values.load(states)
+
+    def handle(self, received: Received, now: float) -> None:
+        """Take a worker's message; one from a rank that is gone is passed over."""
+        block = self._plan.get(received.message.block)
+        if block is None or received.sender not in self._live:
+            return
+        served = self._served.get(block.number)
+        if served is not None:
+            self._serve(served, received, now)
+            return
+        takeover = self._takeovers.setdefault(block.number, Takeover(block))
+        takeover.take(received)
+        self._start_what_can(now)
+
+    def deadline(self) -> float | None:
+        """When the first of the blocks has something to do."""
+        dues = [served.deadline() for served in self._served.values()]
+        dues += [one.due(self._terms.takeover_s) for one in self._takeovers.values()]
+        return min((due for due in dues if due is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """End rounds and takeovers whose time is over."""
+        for served in list(self._served.values()):
+            due = served.deadline()
+            if due is not None and due <= now:
+                served.tick(now)
+        self._start_what_can(now)
+
+    def peer_gone(self, rank: int, now: float) -> None:
+        """Wait for a rank no longer, and take its blocks over if this rank is the next."""
+        self._live.discard(rank)
+        self._gone.add(rank)
+        for served in list(self._served.values()):
+            served.leave(rank, now)
+        for takeover in self._takeovers.values():
+            takeover.forget(rank)
+        self._start_what_can(now)
+
+    def _open(self, block: ParameterBlock, optimizer: Optimizer) -> None:
+        """Serve the rank's own block from the start."""
+        tensors = [p.detach().cpu().clone().contiguous() for p in block.parameters]
+        updater = Updater(optimizer, dict(zip(block.parameters, tensors, strict=True)))
+        self._updaters[block.optimizer] = updater
+        if block.size:
+            self._add(BlockValues(block, tensors, updater), timestamp=0)
+
+    def _add(self, values: BlockValues, *, timestamp: int) -> ServedBlock:
+        served = self._served[values.block.number] = ServedBlock(
+            values,
+            timestamp=timestamp,
+            terms=self._terms,
+            live=self._live,
+            send=self._send,
+            counts=self.counts,
+        )
+        return served
+
+    def _serve(self, served: ServedBlock, received: Received, now: float) -> None:
+        kind = received.message.kind
+        if kind == Kind.PUSH:
+            served.push(received, now)
+        elif kind == Kind.ABSTAIN:
+            served.abstain(received, now)
+        elif kind == Kind.ARRIVE:
+            served.arrive(received, now)
+        elif kind == Kind.STATE_REQUEST:
+            for message in write_state(served.values, received.message):
+                self._send(received.address, message)
+        elif kind == Kind.HOLD:
+            copy = read_copy(received, served.values.block)
+            if copy is not None:
+                served.hear_late(copy.timestamp, copy.final, copy.flat)
+
+    def _start_what_can(self, now: float) -> None:
+        for number, takeover in list(self._takeovers.items()):
+            if takeover.block.owner(self._gone, self._terms.world_size) != self._rank:
+                continue
+            takeover.open(now)
+            if takeover.is_over(self._live, self._terms.takeover_s, now):
+                del self._takeovers[number]
+                self._take_over(takeover, now)
+
+    def _take_over(self, takeover: Takeover, now: float) -> None:
+        block, copy = takeover.block, takeover.newest()
+        tensors = block.tensors(copy.flat)
+        updater = self._updaters[block.optimizer].sibling(
+            dict(zip(block.indices, tensors, strict=True))
+        )
+        served = self._add(BlockValues(block, tensors, updater), timestamp=copy.timestamp)
+        self.counts.takeovers += 1
+        self._warn(block, copy)
+        served.note_final(takeover.final)
+        for received in takeover.kept():
+            self._serve(served, received, now)
+
+    def _warn(self, block: ParameterBlock, copy: Copy) -> None:
+        _log.warning(
+            "rank %d serves block %d from now on, which was served by rank %d until that was gone: "
+            "it goes on from version %d, the newest that a rank held, and the state of its "
+            "optimizer (momentum, moments) starts anew",
+            self._rank,
+            block.number,
+            block.home,
+            copy.timestamp,
+        )

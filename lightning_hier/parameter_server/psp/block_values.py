@@ -1,0 +1,80 @@
+"""The values of a block on its server, and their update."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.psp.plan import ParameterBlock
+from lightning_hier.parameter_server.psp.round import Round
+from lightning_hier.parameter_server.updater import Hyperparameters, ParameterStates, Updater
+
+_log = logging.getLogger(__name__)
+
+
+class BlockValues:
+    """Parameters of a block on the host, in their own dtypes, and the Updater that moves them.
+
+    Args:
+        block: what it is.
+        tensors: the values, in the block's order; changed in place.
+        updater: over these tensors.
+
+    """
+
+    def __init__(self, block: ParameterBlock, tensors: list[Tensor], updater: Updater) -> None:
+        self.block = block
+        self._tensors = tensors
+        self._updater = updater
+        self._flat: Tensor | None = None
+
+    def flat(self) -> Tensor:
+        """The values of now, flat, in the block's dtype; a copy that is never changed."""
+        if self._flat is None:
+            self._flat = torch.cat([one.reshape(-1).to(self.block.dtype) for one in self._tensors])
+        return self._flat
+
+    def adopt(self, flat: Tensor) -> None:
+        """Take other values."""
+        for tensor, value in zip(self._tensors, self.block.tensors(flat), strict=True):
+            tensor.copy_(value)
+        self._flat = None
+
+    def state(self) -> ParameterStates:
+        """The optimizer's state, by index of the parameter in the optimizer; copies."""
+        return self._updater.state()
+
+    def load(self, states: ParameterStates) -> None:
+        """Take over the optimizer's state of these parameters."""
+        self._updater.load(states)
+
+    def update(
+        self, ended: Round, *, rate_factor: float, hyperparameters: Hyperparameters | None
+    ) -> bool:
+        """``w <- w - rate_factor * lr * Updater(g / d)``, and whether that was done.
+
+        It is undone if NaN or inf come of it: values stay as they were, and the optimizer's state,
+        which may have taken part in it, starts anew.
+        """
+        mean, before = ended.mean(), self.flat()
+        if not is_finite(mean):
+            return False
+        pieces = mean.split([tensor.numel() for tensor in self._tensors])
+        gradients = [
+            piece if ended.takes_part(place) else None for place, piece in enumerate(pieces)
+        ]
+        self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)
+        self._flat = None
+        if is_finite(self.flat()):
+            return True
+        _log.warning(
+            "an update of block %d is not finite: its values stay as they were, and the state of "
+            "its optimizer starts anew",
+            self.block.number,
+        )
+        self.adopt(before)
+        self._updater.reset()
+        return False

@@ -1,0 +1,162 @@
+"""PSP-SGD on one rank: its worker, its server, and the waits between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.engine import Snapshot
+from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.block_server import BlockServer
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.served_block import Send, Terms
+from lightning_hier.parameter_server.psp.state_collector import StateCollector
+from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.updater import hyperparameters
+
+
+class PSPEngine:
+    """An :class:`~lightning_hier.parameter_server.engine.Engine` after Algorithm 1 of psp_sgd.
+
+    Args:
+        rank: of this process.
+        optimizers: of the user; their parameters hold the same values on all ranks.
+        client: of the rank's main thread.
+        reply: of the rank's server port: sends to an address that came with a message.
+        terms: what all servers go by.
+        pull_rule: b and tau_2.
+
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        optimizers: Sequence[Optimizer],
+        client: Client,
+        reply: Send,
+        terms: Terms,
+        pull_rule: PullRule,
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._client = client
+        self._terms = terms
+        blocks = plan_blocks(optimizers, terms.world_size)
+        self._planned = {parameter for block in blocks for parameter in block.parameters}
+        self._server = BlockServer(rank, blocks, optimizers, terms, reply)
+        self._worker = Worker(
+            blocks,
+            terms.world_size,
+            client.send,
+            pull_rule=pull_rule,
+            warmup_steps=terms.warmup_steps,
+        )
+        self._collector = StateCollector(blocks, terms.world_size, client.send)
+        client.on(Kind.BLOCK, self._handle)
+        client.on(Kind.FINAL, self._handle)
+        client.on(Kind.STATE, self._handle_state)
+        client.on_gone(self._handle_gone)
+
+    @property
+    def duties(self) -> Sequence[Duty]:
+        """What the rank's servant has to do."""
+        return [self._server]
+
+    @property
+    def behind(self) -> int:
+        """How many steps this worker may leave out to be where the others are."""
+        return self._worker.behind
+
+    def step(self, optimizer: int) -> None:
+        """Push the gradients that lie in ``.grad``, and wait for enough blocks.
+
+        Raises:
+            PeerError: a rank that can't be done without is missing.
+            QuorumError: too few ranks are left.
+            RuntimeError: a parameter that was frozen at the start has a gradient.
+
+        """
+        own = self._optimizers[optimizer]
+        for group in own.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in self._planned:
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(parameter.shape)} was frozen when training "
+                        "started, so no server has it: parameters can't be unfrozen under psp"
+                    )
+        self._worker.push(optimizer, hyperparameters(own), time.monotonic())
+        self._pull(optimizer)
+
+    def abstain(self, optimizer: int) -> None:
+        """End a step without a gradient, and wait for enough blocks; raises as :meth:`step`."""
+        self._worker.abstain(optimizer, time.monotonic())
+        self._pull(optimizer)
+
+    def skip(self, optimizer: int) -> None:
+        """Leave out a step that the others have made already."""
+        self._worker.skip(optimizer)
+
+    def rendezvous(self) -> None:
+        """Put the global model into the parameters, in place; the same bits on all ranks.
+
+        Every rank that is there must call it. Raises as :meth:`step`.
+        """
+        self._worker.arrive(time.monotonic())
+        self._wait(lambda now: self._worker.is_dispersed(), self._worker.missing)
+        self._worker.take_global()
+
+    def snapshot(self) -> Snapshot:
+        """State of all servers. Any rank may call it; the others go on."""
+        self._collector.ask(time.monotonic())
+        self._wait(lambda now: self._collector.is_complete(), self._collector.missing)
+        states = [self._collector.states(index) for index in range(len(self._optimizers))]
+        return Snapshot(self._collector.values(), states)
+
+    def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
+        """Take over the state of an optimizer, before training starts."""
+        self._server.load(optimizer, dict(state))
+
+    def metrics(self) -> dict[str, float]:
+        """What this rank's server and worker have counted, by name."""
+        return self._server.counts.metrics() | self._worker.counts.metrics()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _pull(self, optimizer: int) -> None:
+        self._worker.counts.waiting_s += self._wait(
+            lambda now: self._worker.is_pulled(optimizer, now),
+            lambda: self._worker.missing(optimizer),
+        )
+        self._worker.pull(optimizer)
+
+    def _wait(self, is_over: Callable[[float], bool], missing: Callable[[], str]) -> float:
+        # Ranks that are gone, and blocks that came while this one computed, are seen first.
+        while self._client.poll():
+            pass
+
+        def done() -> bool:
+            now = time.monotonic()
+            self._worker.tick(now)
+            self._collector.tick(now)
+            return is_over(now)
+
+        return self._client.wait(done, missing)
+
+    def _handle(self, received: Received) -> None:
+        self._worker.handle(received, time.monotonic())
+
+    def _handle_state(self, received: Received) -> None:
+        self._collector.handle(received, time.monotonic())
+
+    def _handle_gone(self, rank: int) -> None:
+        now = time.monotonic()
+        self._worker.peer_gone(rank, now)
+        self._collector.peer_gone(rank, now)
+        self._terms.rule.check_quorum(self._terms.world_size, self._client.lost())

@@ -1,0 +1,136 @@
+"""What a worker holds of one block, and what it has asked of the block's server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.psp import staging
+from lightning_hier.parameter_server.psp.plan import ParameterBlock
+
+_LONGEST_SILENCE_S = 30.0
+
+
+class HeldBlock:
+    """One block on a worker.
+
+    A message may be lost, by a broken connection or a full queue. So a request is remembered until
+    it is answered, and put again after a while: a gradient as ABSTAIN, which costs no traffic and
+    asks for the same. If it was the gradient that was lost, the round does without it.
+
+    Args:
+        block: what it is.
+        send: to a rank; False if it could not be sent.
+        ask_again_s: after so many seconds of silence a request is put again, later less often.
+
+    Attributes:
+        timestamp: version of the values in the parameters.
+        fresh: newer values, not yet in the parameters.
+        request: what has been asked and not been answered.
+        final: number of the last rendezvous that has ended for this block.
+        owner: rank that serves the block.
+
+    """
+
+    def __init__(
+        self, block: ParameterBlock, send: Callable[[int, Message], bool], *, ask_again_s: float
+    ) -> None:
+        self.block = block
+        self.timestamp = 0
+        self.fresh: Message | None = None
+        self.request: Message | None = None
+        self.final = 0
+        self.owner = block.home
+        self._send = send
+        self._ask_again_s = ask_again_s
+        self._silence_s = ask_again_s
+        self._asked_at = 0.0
+        self._unsent: list[Message] = []
+        self._held_out_at: float | None = None
+
+    @property
+    def newest(self) -> int:
+        """Timestamp of the newest values that have come."""
+        return self.timestamp if self.fresh is None else self.fresh.timestamp
+
+    def ask(self, request: Message, now: float) -> bool:
+        """Put a request in place of the one before.
+
+        Returns:
+            False if the one before is given up: it was a gradient that could not be sent.
+
+        """
+        given_up = [one for one in self._unsent if one.kind == Kind.PUSH]
+        self._unsent = [one for one in self._unsent if one.kind == Kind.HOLD]
+        self.request = request
+        self._queue(request, now)
+        return not given_up
+
+    def tick(self, now: float) -> None:
+        """Send what could not be sent, and put a request again that has not been answered."""
+        if self._held_out_at is not None and now - self._held_out_at >= _LONGEST_SILENCE_S:
+            self._hold_out(now)
+        self._flush()
+        silent = self.request is not None and now - self._asked_at >= self._silence_s
+        if self.request is not None and silent and not self._unsent:
+            self._silence_s = min(2 * self._silence_s, _LONGEST_SILENCE_S)
+            self._asked_at = now
+            again = self.request
+            if again.kind == Kind.PUSH:
+                facts = {"final": self.final}
+                again = replace(again, kind=Kind.ABSTAIN, facts=facts, payload=None)
+            self._send(self.owner, again)
+
+    def move(self, owner: int, now: float) -> None:
+        """Speak to another server: first of what this worker holds, then of what it has asked."""
+        self.owner = owner
+        self._unsent = [] if self.request is None else [self.request]
+        self._hold_out(now)
+        self._queue(None, now)
+
+    def take_block(self, message: Message) -> bool:
+        """Keep values if they are newer; tell whether they answer the request."""
+        self._held_out_at = None
+        if message.timestamp > self.newest:
+            self.fresh = message
+        answers = self.request is not None and message.timestamp > self.request.timestamp
+        if answers:
+            self.request = None
+        return answers
+
+    def take_final(self, message: Message, number: int) -> None:
+        """Keep the values at a rendezvous, whatever has come before."""
+        self.fresh, self.request, self.final = message, None, number
+        self._held_out_at = None
+
+    def write(self) -> None:
+        """Copy fresh values into the parameters, in place."""
+        if self.fresh is not None and self.fresh.payload is not None:
+            staging.write_(self.fresh.payload, self.block.parameters)
+            self.timestamp = self.fresh.timestamp
+        self.fresh = None
+
+    def _hold_out(self, now: float) -> None:
+        """Tell the server what this worker holds: it can't start before it knows."""
+        self._held_out_at = now
+        facts = {"final": self.final}
+        hold = Message(Kind.HOLD, self.block.number, self.newest, facts, self._held())
+        self._unsent = [hold, *(one for one in self._unsent if one.kind != Kind.HOLD)]
+
+    def _held(self) -> Tensor:
+        if self.fresh is not None and self.fresh.payload is not None:
+            return self.fresh.payload.clone()
+        return staging.to_host(self.block.parameters, self.block.dtype)
+
+    def _queue(self, message: Message | None, now: float) -> None:
+        self._asked_at, self._silence_s = now, self._ask_again_s
+        if message is not None:
+            self._unsent.append(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent and self._send(self.owner, self._unsent[0]):
+            self._unsent.pop(0)

@@ -1,0 +1,85 @@
+"""A device's sum of gradients, which its node takes away (eq. 3): none is lost or taken twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_hier.parameter_server.two_stage.shared_file import ByteLock
+from lightning_hier.parameter_server.two_stage.words import DeviceWords
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a node has got from one accumulator.
+
+    Attributes:
+        count: gradients in the sum.
+        lost: gradients thrown away, because their device died in the middle of an addition.
+
+    """
+
+    count: int
+    lost: int = 0
+
+
+class Accumulator:
+    """One device's sum, in shared memory.
+
+    A short lock makes an addition and a taking exclude each other, each a pass or two over memory.
+    Nobody holds it while it waits for the network. There is one sum for each device, not one for
+    the node, because two devices that add to the same floats at once would lose gradients; and not
+    two for each device, since a device meets the node here once a push, for a moment, and a second
+    one would cost the size of the model again.
+
+    A device that dies while it adds leaves ``adding`` set. Part of its last gradient is in the sum
+    then and part is not, so the sum is thrown away whole.
+    """
+
+    def __init__(self, total: Tensor, words: DeviceWords, lock: ByteLock) -> None:
+        self._total = total
+        self._words = words
+        self._lock = lock
+
+    @property
+    def pending(self) -> int:
+        """Gradients that have been added and not taken."""
+        return self._words.added - self._words.taken
+
+    def add(self, gradient: Tensor, limit_s: float) -> bool:
+        """Add a gradient. The device alone may call it.
+
+        Returns False, with nothing changed, if the node held the lock for ``limit_s`` seconds.
+        """
+        with self._lock.held(limit_s) as locked:
+            if locked:
+                words = self._words
+                words.adding = 1
+                if words.added == words.taken:
+                    self._total.copy_(gradient)  # what the node has taken is still in there
+                else:
+                    self._total.add_(gradient)
+                words.added += 1
+                words.adding = 0
+            return locked
+
+    def take(self, out: Tensor, *, fresh: bool, limit_s: float) -> Taken | None:
+        """Move the sum to ``out``: written if ``fresh``, otherwise added. The node alone may call.
+
+        Returns None, with nothing changed, if the device held the lock for ``limit_s`` seconds: it
+        was stopped in the middle of an addition.
+        """
+        with self._lock.held(limit_s) as locked:
+            if not locked:
+                return None
+            words = self._words
+            count = self.pending
+            if words.adding:
+                words.adding = 0
+                words.taken = words.added
+                return Taken(0, lost=count)
+            if count:
+                (out.copy_ if fresh else out.add_)(self._total)
+                words.taken = words.added
+            return Taken(count)

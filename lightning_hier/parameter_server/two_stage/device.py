@@ -1,0 +1,190 @@
+"""A device: it updates its node's replica without a lock, and adds up its gradients (eq. 2, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.two_stage.host_copy import HostCopy
+from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
+from lightning_hier.parameter_server.two_stage.master_model import shaped
+from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import Updater, hyperparameters
+
+# At an epoch's end a node waits for its turn and then for the other nodes, each for two time limits
+# at most. It knows who is missing, so it speaks first.
+_WAITS = 5
+
+
+@dataclass
+class DeviceCounts:
+    """Totals of one device.
+
+    Attributes:
+        gradients: added.
+        nonfinite: kept out of replica and accumulator.
+        refreshes: copies of the replica taken.
+        waiting_seconds: for a new replica or at a rendezvous, in which nothing was computed.
+
+    """
+
+    gradients: int = 0
+    nonfinite: int = 0
+    refreshes: int = 0
+    waiting_seconds: float = 0.0
+
+
+class Device:
+    """One rank's training of one optimizer's parameters. Used by the rank's main thread.
+
+    The replica is updated by a copy of the user's optimizer, with state (momentum, moments) of this
+    device's own: devices see different gradients, and sharing state would need locks. It starts
+    empty, is not saved, and stays when the master's model replaces the replica.
+
+    Args:
+        number: of the device in its node.
+        ranks: devices of the node.
+        replica: of the node.
+        optimizer: of the user; read for its hyperparameters before each step, never changed.
+        parameters: this rank's own copies; values are written in place.
+        client: of the main thread.
+        lifeline: the ranks without which this one can't go on.
+        settings: of the run.
+
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        replica: Replica,
+        optimizer: Optimizer,
+        parameters: Sequence[Parameter],
+        client: Client,
+        lifeline: Lifeline,
+        settings: TwoStageSettings,
+    ) -> None:
+        self._ranks = list(ranks)
+        self._replica = replica
+        self._own = replica.devices[number]
+        self._accumulator = replica.accumulators[number]
+        self._optimizer = optimizer
+        self._updater = Updater(optimizer, shaped(replica.weights, parameters))
+        self._host = HostCopy(parameters, replica.weights.dtype)
+        self._client = client
+        self._lifeline = lifeline
+        self._settings = settings
+        self._seen = 0
+        self._since_refresh = 0
+        self.counts = DeviceCounts()
+
+    def step(self) -> None:
+        """Make a step with the gradients in ``.grad``; refresh the parameters where it is time.
+
+        Raises:
+            PeerError: the node or the master is gone, or did not answer in time.
+
+        """
+        self._look_around()
+        flat, gradients = self._host.read_gradients()
+        if not is_finite(flat):
+            self.counts.nonfinite += 1
+            self._end_step()
+            return
+        if not self._warming_up:
+            # Before the sum: what the master answers with must not be updated by it again.
+            self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
+        if not self._accumulator.add(flat, self._settings.timeout_s):
+            raise PeerError(self._missing("the node's lock on this device's sum"))
+        self.counts.gradients += 1
+        self._end_step()
+
+    def abstain(self) -> None:
+        """Make a step without a gradient. Errors as in :meth:`step`."""
+        self._look_around()
+        self._end_step()
+
+    def arrive(self) -> None:
+        """Tell the node that this device adds no more until all have met."""
+        self._own.arrived += 1
+
+    def settle(self) -> None:
+        """Take the master's model once all nodes have arrived.
+
+        It returns when all devices of this node have their copy: before that, none of them may
+        update the replica.
+
+        Raises:
+            PeerError: somebody did not come in time.
+
+        """
+        number = self._own.arrived
+        self._wait(lambda: self._replica.node.finals >= number, "all nodes at the epoch's end")
+        self._refresh()
+        self._own.settled = number
+        self._wait(lambda: not self._unsettled(number), "the copies of the other devices")
+
+    def _look_around(self) -> None:
+        self._client.poll()
+        self._lifeline.check()
+
+    @property
+    def _warming_up(self) -> bool:
+        return self._own.steps < self._settings.warmup_steps
+
+    def _end_step(self) -> None:
+        together = self._warming_up
+        self._own.steps += 1
+        self._since_refresh += 1
+        if together:
+            self._wait(lambda: self._replica.node.installed > self._seen, "the step of all devices")
+        elif not self._settings.double_buffering:
+            self._wait(lambda: not self._must_wait(), "the master's answer")
+        renewed = self._replica.node.installed > self._seen
+        if renewed or self._since_refresh >= self._settings.refresh_period:
+            self._refresh()
+
+    def _must_wait(self) -> bool:
+        # In this order: a push is under way before its sums are taken.
+        full = self._replica.pending >= self._settings.push_period
+        return full or self._replica.exchanging
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        # Read first: a replica that is replaced meanwhile is copied again at the next step.
+        self._seen = self._replica.node.installed
+        self._host.write_values(self._replica.weights)
+        self._since_refresh = 0
+        self.counts.refreshes += 1
+
+    def _unsettled(self, number: int) -> list[int]:
+        gone = self._client.gone()
+        devices = zip(self._ranks, self._replica.devices, strict=True)
+        return [rank for rank, own in devices if own.settled < number and rank not in gone]
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        def look() -> bool:
+            if done():
+                return True
+            self._lifeline.check()
+            return False
+
+        limit_s = _WAITS * self._settings.timeout_s
+        missing = partial(self._missing, what)
+        self.counts.waiting_seconds += self._client.wait(look, missing, limit_s=limit_s)
+
+    def _missing(self, what: str) -> str:
+        return (
+            f"waited for {what}, in the node of ranks {self._ranks[0]} to {self._ranks[-1]}: look "
+            f"at the logs of rank {self._ranks[0]}, which exchanges with the master, and of rank "
+            f"0, which is the master; ranks that are slow but healthy need a larger timeout"
+        )

@@ -1,0 +1,209 @@
+"""Two-stage ASGD on one rank: a device, on a group's first rank the node, on rank 0 the master."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.engine import Snapshot
+from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.two_stage.device import Device
+from lightning_hier.parameter_server.two_stage.exchange import MASTER, Exchange
+from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
+from lightning_hier.parameter_server.two_stage.master import Master
+from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.node import Node
+from lightning_hier.parameter_server.two_stage.opening import AllGather, open_replicas
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import hyperparameters
+
+
+class TwoStageASGD:
+    """An engine (see :class:`lightning_hier.parameter_server.engine.Engine`).
+
+    Making it is a collective of the world: every rank must. The models must be the same on all
+    ranks; their present values are the first of the master.
+
+    Args:
+        optimizers: of the user. They are read for their hyperparameters, and copied for the
+            replica and for the master. Parameters that do not require gradients are left out.
+        rank: this rank.
+        world_size: number of ranks, a multiple of ``group_size``.
+        group_size: devices of a node: consecutive ranks, on one host.
+        exchange: all-gather over the world, of what JSON can say.
+        ports: of this rank.
+        client: of the main thread.
+        settings: of the run.
+
+    Raises:
+        RuntimeError: on every rank, if the ranks of a group can't share memory.
+
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        *,
+        rank: int,
+        world_size: int,
+        group_size: int,
+        exchange: AllGather,
+        ports: Ports,
+        client: Client,
+        settings: TwoStageSettings,
+    ) -> None:
+        parts = [_trainable(optimizer) for optimizer in optimizers]
+        self._optimizers = list(optimizers)
+        self._client = client
+        self._first = rank - rank % group_size
+        self._ranks = range(self._first, self._first + group_size)
+        self._replicas = open_replicas(parts, group_size=group_size, rank=rank, exchange=exchange)
+        self._node = self._make_node(ports, settings) if rank == self._first else None
+        self._master: Master | None = None
+        if rank == MASTER:
+            models = [MasterModel(*both) for both in zip(optimizers, parts, strict=True)]
+            nodes = range(0, world_size, group_size)
+            self._master = Master(models, nodes, ports.server.send, settings)
+        check_node = (lambda: None) if self._node is None else self._node.check
+        self._devices = [
+            Device(
+                rank - self._first,
+                self._ranks,
+                replica,
+                optimizer,
+                parameters,
+                client,
+                Lifeline(self._first, replica, client, check_node),
+                settings,
+            )
+            for replica, optimizer, parameters in zip(
+                self._replicas, optimizers, parts, strict=True
+            )
+        ]
+        if self._node is not None:
+            self._node.start()
+
+    @property
+    def duties(self) -> Sequence[Duty]:
+        """The master, on rank 0."""
+        return [] if self._master is None else [self._master]
+
+    @property
+    def behind(self) -> int:
+        """Always 0: a node's pace is its own, and no step is left out."""
+        return 0
+
+    def step(self, optimizer: int) -> None:
+        """Update the replica with the gradients in ``.grad``, add them up, and take new values.
+
+        Raises:
+            PeerError: the group's first rank or the master is gone or late.
+
+        """
+        self._tell_hyperparameters(optimizer)
+        self._devices[optimizer].step()
+
+    def abstain(self, optimizer: int) -> None:
+        """Make a step without a gradient."""
+        self._tell_hyperparameters(optimizer)
+        self._devices[optimizer].abstain()
+
+    def skip(self, optimizer: int) -> None:
+        """Never asked for, since no device is behind."""
+
+    def rendezvous(self) -> None:
+        """Flush all sums, wait for all nodes, and take the master's model: the same on all ranks.
+
+        Every rank that is there must call it, as often as the others.
+
+        Raises:
+            PeerError: somebody did not come in time.
+
+        """
+        for device in self._devices:
+            device.arrive()
+        for device in self._devices:
+            device.settle()
+
+    def snapshot(self) -> Snapshot:
+        """The master's models and the state of its optimizers, of this moment. Rank 0 only.
+
+        What devices and nodes have not pushed yet is not in it, nor the devices' own state.
+
+        Raises:
+            RuntimeError: on another rank.
+
+        """
+        if self._master is None:
+            raise RuntimeError(f"rank {MASTER} holds the master's model; ask for it there")
+        copies = [model.snapshot() for model in self._master.models]
+        values = {own: value for held, _ in copies for own, value in held.items()}
+        return Snapshot(values, [state for _, state in copies])
+
+    def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
+        """Give the master the state of an optimizer, before training. Other ranks need it not."""
+        if self._master is not None:
+            self._master.models[optimizer].load(state)
+
+    def metrics(self) -> dict[str, float]:
+        """What is counted on this rank since the start, by name."""
+        found: dict[str, float] = {}
+        for index, device in enumerate(self._devices):
+            prefix = f"hier/two_stage/{index}" if len(self._devices) > 1 else "hier/two_stage"
+            own = {"device": asdict(device.counts)}
+            if self._node is not None:
+                own["node"] = asdict(self._node.exchanges[index].counts)
+            if self._master is not None:
+                own["master"] = asdict(self._master.parts[index].counts)
+                own["master"]["version"] = self._master.models[index].version
+            for who, counts in own.items():
+                found |= {f"{prefix}/{who}/{name}": float(n) for name, n in counts.items()}
+        return found
+
+    def close(self) -> None:
+        """End the node's thread and let go of the shared memory."""
+        try:
+            if self._node is not None:
+                self._node.stop()
+        finally:
+            for replica in self._replicas:
+                replica.close()
+
+    def _make_node(self, ports: Ports, settings: TwoStageSettings) -> Node:
+        client = self._client.beside(ports.open_client("node"))
+        exchanges = [
+            Exchange(
+                index,
+                replica,
+                self._ranks,
+                partial(client.send, MASTER),
+                client.gone,
+                settings,
+                hyperparameters(optimizer),
+            )
+            for index, (replica, optimizer) in enumerate(
+                zip(self._replicas, self._optimizers, strict=True)
+            )
+        ]
+        return Node(client, exchanges, self._replicas)
+
+    def _tell_hyperparameters(self, optimizer: int) -> None:
+        if self._node is not None:
+            told = hyperparameters(self._optimizers[optimizer])
+            self._node.exchanges[optimizer].hyperparameters = told
+
+
+def _trainable(optimizer: Optimizer) -> list[Parameter]:
+    return [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]

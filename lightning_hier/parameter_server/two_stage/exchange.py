@@ -1,0 +1,256 @@
+"""A node's side of the exchange with the master, for one optimizer. It sends by what it is given.
+
+When its devices have added enough gradients, it takes their sums and pushes the total. The answer
+is the master's model, which replaces the replica. There is one push under way at a time; what
+devices add meanwhile goes with the next one, which then may hold more than ``push_period``
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import Hyperparameters
+
+MASTER = 0
+# A device that takes longer for an addition is stopped: its sum waits for the next push.
+_TAKING_LIMIT_S = 1.0
+# The master knows who is missing, so it speaks first, after one time limit from when it was asked.
+_WAITS = 2
+# An answer this late, compared with others, may have been lost on the way.
+_LATE = 10.0
+_EARLIEST_REMINDER_S = 5.0
+
+
+@dataclass
+class ExchangeCounts:
+    """Totals of one node.
+
+    Attributes:
+        pushes: answered by the master.
+        gradients: in those pushes.
+        lost: gradients lost with a device that died in the middle of an addition.
+        overflowed: gradients whose sum was not finite, and was thrown away.
+        staleness_sum: versions of the master that passed between a node's model and its push.
+        seconds: from a push to its answer.
+        reminders: messages sent again.
+
+    """
+
+    pushes: int = 0
+    gradients: int = 0
+    lost: int = 0
+    overflowed: int = 0
+    staleness_sum: int = 0
+    seconds: float = 0.0
+    reminders: int = 0
+
+
+@dataclass
+class _Question:
+    """A message that the master has not answered yet."""
+
+    message: Message
+    number: int
+    asked: float
+    remind: float
+    sent: bool = False
+
+
+class Exchange:
+    """Driven by the node's thread: ``advance`` when time passes, ``handle`` when a message comes.
+
+    Args:
+        block: number of the optimizer.
+        replica: of the node.
+        ranks: devices of the node.
+        send: to the master.
+        gone: ranks that are gone.
+        settings: of the run.
+        hyperparameters: of the user's optimizer at the start.
+
+    Attributes:
+        hyperparameters: sent with the next push; set by the first device's thread.
+        counts: totals.
+
+    """
+
+    def __init__(
+        self,
+        block: int,
+        replica: Replica,
+        ranks: Sequence[int],
+        send: Callable[[Message], bool],
+        gone: Callable[[], set[int]],
+        settings: TwoStageSettings,
+        hyperparameters: Hyperparameters,
+    ) -> None:
+        self._block = block
+        self._replica = replica
+        self._ranks = list(ranks)
+        self._send = send
+        self._gone = gone
+        self._settings = settings
+        self._question: _Question | None = None
+        self._pushes = 0
+        self._version = 0
+        self._rounds = 0
+        self._patience_s = _EARLIEST_REMINDER_S
+        self._given_up: set[int] = set()
+        self.hyperparameters = hyperparameters
+        self.counts = ExchangeCounts()
+
+    def advance(self, now: float) -> None:
+        """Push, tell the master that the node has arrived, or wait for its answer.
+
+        Raises:
+            PeerError: the master is gone, or has not answered in time.
+
+        """
+        if self._question is not None:
+            self._ask_again(self._question, now)
+        elif self._warming_up and self._all_made_step():
+            self._push(now, together=True)
+        elif self._pending() >= self._least():
+            self._push(now, together=False)
+        elif self._all_arrived():
+            number = self._replica.node.finals + 1
+            self._ask(Message(Kind.ARRIVE, self._block, number), number, now)
+
+    def handle(self, message: Message, now: float) -> None:
+        """Take the master's answer.
+
+        Raises:
+            PeerError: another node is missing, for which this one has waited too long.
+
+        """
+        question = self._question
+        if message.kind == Kind.ORDER:
+            raise PeerError(_missing(message.facts, self._settings.timeout_s))
+        expected = Kind.BLOCK if question and question.message.kind == Kind.PUSH else Kind.FINAL
+        if question is None or message.payload is None or message.kind != expected:
+            return
+        if message.facts.get("number") != question.number:
+            return  # the answer to a reminder, after the one to the message itself
+        self._question = None
+        self._version = message.timestamp
+        self._replica.install(message.payload)
+        if message.kind == Kind.FINAL:
+            self._replica.node.finals = question.number
+        else:
+            self._count_answer(question, message, now)
+
+    def _pending(self) -> int:
+        accumulators = self._replica.accumulators
+        return sum(own.pending for i, own in enumerate(accumulators) if i not in self._given_up)
+
+    @property
+    def _warming_up(self) -> bool:
+        return self._rounds < self._settings.warmup_steps
+
+    def _least(self) -> float:
+        """How many gradients make a push: the last one of an epoch may be short."""
+        if self._all_arrived():
+            return 1
+        return inf if self._warming_up else self._settings.push_period
+
+    def _living(self) -> list[int]:
+        gone = self._gone()
+        return [i for i, rank in enumerate(self._ranks) if rank not in gone]
+
+    def _has_arrived(self, device: int) -> bool:
+        return self._replica.devices[device].arrived > self._replica.node.finals
+
+    def _all_arrived(self) -> bool:
+        return all(self._has_arrived(device) for device in self._living())
+
+    def _all_made_step(self) -> bool:
+        """Whether every device has made its next step of the warm-up, those that still train."""
+        made = {i: self._replica.devices[i].steps > self._rounds for i in self._living()}
+        return any(made.values()) and all(made[i] or self._has_arrived(i) for i in made)
+
+    @torch.no_grad()
+    def _push(self, now: float, *, together: bool) -> None:
+        self._replica.node.begun += 1
+        total, count = self._take_sums()
+        if not together and total is None:
+            self._replica.node.installed = self._replica.node.begun
+            return
+        self._rounds += together
+        self._pushes += 1
+        facts = {
+            "number": self._pushes,
+            "count": count,
+            "together": together,
+            "hyperparameters": self.hyperparameters,
+        }
+        message = Message(Kind.PUSH, self._block, self._version, facts, total)
+        self._ask(message, self._pushes, now)
+
+    def _take_sums(self) -> tuple[Tensor | None, int]:
+        total, count = torch.empty_like(self._replica.weights), 0
+        for device, accumulator in enumerate(self._replica.accumulators):
+            if device in self._given_up:
+                continue
+            taken = accumulator.take(total, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
+            if taken is not None:
+                count += taken.count
+                self.counts.lost += taken.lost
+            elif self._ranks[device] in self._gone():
+                # Stopped in the middle of an addition. Should it wake up, its sum is of no use.
+                self._given_up.add(device)
+                self.counts.lost += accumulator.pending
+        if count and not is_finite(total):
+            self.counts.overflowed += count
+            count = 0
+        return (total, count) if count else (None, 0)
+
+    def _ask(self, message: Message, number: int, now: float) -> None:
+        self._question = _Question(message, number, asked=now, remind=now)
+        self._ask_again(self._question, now)
+
+    def _ask_again(self, question: _Question, now: float) -> None:
+        if MASTER in self._gone():
+            raise PeerError(f"rank {MASTER}, the master of two-stage ASGD, is gone")
+        limit = _WAITS * self._settings.timeout_s
+        if now - question.asked > limit:
+            raise PeerError(
+                f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit:g} s: "
+                f"look at its log"
+            )
+        if question.remind <= now:
+            self.counts.reminders += question.sent
+            question.sent |= self._send(question.message)
+            if question.sent:
+                question.remind = now + min(self._patience_s, self._settings.timeout_s / 4)
+
+    def _count_answer(self, question: _Question, answer: Message, now: float) -> None:
+        seconds = now - question.asked
+        self._patience_s = max(self._patience_s, _LATE * seconds)
+        self.counts.pushes += 1
+        self.counts.gradients += int(question.message.facts["count"])
+        self.counts.staleness_sum += int(answer.facts.get("staleness", 0))
+        self.counts.seconds += seconds
+
+
+def _missing(facts: Any, limit_s: float) -> str:
+    named = ", ".join(str(rank) for rank in facts.get("missing", []))
+    waited_for = {
+        "turn": f"its turn to push, but the node of rank {named} has not pushed",
+        "rendezvous": f"the end of an epoch, which the node of rank {named} has not reached",
+    }.get(str(facts.get("place")), f"the node of rank {named}")
+    return (
+        f"a node of two-stage ASGD waited {limit_s:g} s for {waited_for}: look at the log of rank "
+        f"{named}; nodes that are slow but healthy need a larger timeout"
+    )

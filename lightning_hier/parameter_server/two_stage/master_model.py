@@ -1,0 +1,99 @@
+"""The master's model of one optimizer's parameters, and its update (eq. 4 and 5)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.two_stage.opening import read_values_
+from lightning_hier.parameter_server.two_stage.replica import shared_dtype
+from lightning_hier.parameter_server.updater import Hyperparameters, Updater
+
+
+class MasterModel:
+    """W, and a copy of the user's optimizer that updates it.
+
+    The servant's thread applies pushes; the main thread of the same rank copies the state. A lock
+    keeps the two apart, for as long as one of them takes.
+
+    Args:
+        optimizer: of the user; it is copied.
+        parameters: those that are trained; their present values are the first W.
+
+    Attributes:
+        version: updates so far.
+
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
+        self._parameters = list(parameters)
+        numel = sum(parameter.numel() for parameter in parameters)
+        self._weights = torch.empty(numel, dtype=shared_dtype(parameters))
+        read_values_(parameters, self._weights)
+        self._updater = Updater(optimizer, shaped(self._weights, parameters))
+        self._lock = threading.Lock()
+        self.version = 0
+
+    def __len__(self) -> int:
+        """Number of elements."""
+        return self._weights.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of W and of the sums."""
+        return self._weights.dtype
+
+    @torch.no_grad()
+    def apply(
+        self,
+        total: Tensor,
+        count: int,
+        *,
+        rate_factor: float,
+        hyperparameters: Hyperparameters,
+    ) -> None:
+        """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
+
+        For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
+
+        Args:
+            total: sum of ``count`` gradients, 1-D; read only.
+            count: gradients in it, at least 1.
+            rate_factor: multiplies the learning rate.
+            hyperparameters: of the optimizer's groups, as the node has them.
+
+        """
+        mean = (total / count).split([parameter.numel() for parameter in self._parameters])
+        with self._lock:
+            self._updater.step(mean, rate_factor=rate_factor, hyperparameters=hyperparameters)
+            self.version += 1
+
+    def copy(self) -> Tensor:
+        """W, 1-D."""
+        with self._lock:
+            return self._weights.clone()
+
+    def snapshot(self) -> tuple[dict[Parameter, Tensor], Mapping[int, Any]]:
+        """Copies of W, by parameter, and of the optimizer's state, of one moment."""
+        with self._lock:
+            weights = self._weights.clone()
+            state = self._updater.state()
+        values = shaped(weights, self._parameters)
+        return {own: values[own].to(own.dtype) for own in self._parameters}, state
+
+    def load(self, state: Mapping[int, Any]) -> None:
+        """Take over the ``state`` of an optimizer's state_dict."""
+        with self._lock:
+            self._updater.load(state)
+
+
+def shaped(flat: Tensor, parameters: Sequence[Parameter]) -> dict[Parameter, Tensor]:
+    """Views of ``flat`` in the shapes of the parameters."""
+    pieces = flat.split([parameter.numel() for parameter in parameters])
+    return {own: piece.view_as(own) for own, piece in zip(parameters, pieces, strict=True)}

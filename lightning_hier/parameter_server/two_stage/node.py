@@ -1,0 +1,51 @@
+"""The thread of a group's first rank that exchanges with the master, so that devices need not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from lightning_hier.parameter_server.background import Background
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.two_stage.exchange import Exchange
+from lightning_hier.parameter_server.two_stage.replica import Replica
+
+# The devices' counters are looked at this often; a message from the master is taken at once.
+_PAUSE_S = 0.003
+
+
+class Node(Background):
+    """Drives the exchanges of all optimizers.
+
+    Args:
+        client: of the node's thread alone.
+        exchanges: one for each optimizer, in their order.
+        replicas: as many; on a failure they get a note for the devices.
+
+    """
+
+    def __init__(
+        self, client: Client, exchanges: Sequence[Exchange], replicas: Sequence[Replica]
+    ) -> None:
+        super().__init__("node")
+        self.exchanges = list(exchanges)
+        self._client = client
+        self._replicas = list(replicas)
+        for kind in (Kind.BLOCK, Kind.FINAL, Kind.ORDER):
+            client.on(kind, self._hand_over)
+
+    def _turn(self) -> None:
+        for exchange in self.exchanges:
+            exchange.advance(time.monotonic())
+        self._client.poll(_PAUSE_S)
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        for replica in self._replicas:
+            replica.fail(str(error))
+
+    def _hand_over(self, received: Received) -> None:
+        if received.message.block < len(self.exchanges):
+            self.exchanges[received.message.block].handle(received.message, time.monotonic())

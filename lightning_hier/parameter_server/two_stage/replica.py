@@ -1,0 +1,112 @@
+"""What the ranks of a group share: the node's replica, accumulators and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_hier.parameter_server.two_stage.accumulator import Accumulator
+from lightning_hier.parameter_server.two_stage.shared_file import SharedFile
+from lightning_hier.parameter_server.two_stage.words import (
+    BYTES_OF_LINE,
+    WORDS_OF_LINE,
+    DeviceWords,
+    NodeWords,
+)
+
+_PAGE = 4096
+_LONGEST_NOTE = 2048
+
+
+def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    """In which replica, sums and master are kept: float32, or what holds all tensors exactly."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def file_size(devices: int, numel: int, dtype: torch.dtype) -> int:
+    """Bytes of the file of a group: a replica, and an accumulator for each device."""
+    return _head(devices) + (1 + devices) * _room(numel, dtype)
+
+
+class Replica:
+    """One process's map of its node's replica of one optimizer's parameters.
+
+    Devices update ``weights`` without a lock (Hogwild, eq. 2). A float is written whole, but two
+    devices may overwrite each other's update of an element, and one that is under way while the
+    node puts new weights in may leave a few elements at their old values. Accumulators are exact.
+
+    Args:
+        path: a file of `file_size` bytes.
+        devices: devices of the node.
+        numel: elements of all parameters.
+        dtype: as by `shared_dtype`.
+
+    Attributes:
+        weights: w of the node, 1-D.
+        node: counters of the node.
+        devices: counters of each device.
+        accumulators: of each device.
+
+    """
+
+    def __init__(self, path: Path, *, devices: int, numel: int, dtype: torch.dtype) -> None:
+        self._file = file = SharedFile(path)
+        head, room = _head(devices), _room(numel, dtype)
+        words = file.words(WORDS_OF_LINE * (1 + devices))
+        self._note = file.text(BYTES_OF_LINE * (1 + devices), _LONGEST_NOTE)
+        self.weights = file.tensor(dtype, numel, head)
+        self.node = NodeWords(words, 0)
+        self.devices = [DeviceWords(words, 1 + device) for device in range(devices)]
+        self.accumulators = [
+            Accumulator(file.tensor(dtype, numel, head + (1 + i) * room), own, file.lock(i))
+            for i, own in enumerate(self.devices)
+        ]
+
+    @property
+    def pending(self) -> int:
+        """Gradients of all devices that have not been taken for a push."""
+        return sum(accumulator.pending for accumulator in self.accumulators)
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether a push is under way whose answer is not in the replica yet."""
+        return self.node.begun > self.node.installed
+
+    def install(self, weights: Tensor) -> None:
+        """Replace the replica by ``weights``. The node alone may call it."""
+        self.weights.copy_(weights)
+        self.node.installed = self.node.begun
+
+    def fail(self, reason: str) -> None:
+        """Leave the node's devices a note on why it does not go on."""
+        text = reason.encode()[:_LONGEST_NOTE]
+        self._note[: len(text)] = text
+        self.node.note_length = len(text)
+
+    @property
+    def failure(self) -> str | None:
+        """The note on why the node does not go on; None: it does."""
+        length = self.node.note_length
+        return bytes(self._note[:length]).decode(errors="replace") if length else None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def _head(devices: int) -> int:
+    return _rounded_up(BYTES_OF_LINE * (1 + devices) + _LONGEST_NOTE)
+
+
+def _room(numel: int, dtype: torch.dtype) -> int:
+    return _rounded_up(numel * dtype.itemsize)
+
+
+def _rounded_up(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE

@@ -1,0 +1,43 @@
+"""What a user sets of two-stage ASGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStageSettings:
+    """Settings of one run; all ranks must have the same.
+
+    Attributes:
+        push_period: N, mini-batches of all devices of a node between two of its pushes.
+        order_locking: take the nodes' pushes in the order of their first ones (3.1).
+        double_buffering: devices go on while the node exchanges with the master (3.2).
+        hierarchical_lr: gamma = eta / n at the master (eq. 5); False: gamma = eta.
+        refresh_period: mini-batches of a device after which it copies the replica (N_c in the
+            paper, there in samples). It also does when the master's answer is in the replica.
+        warmup_steps: first so many steps of every device are made together: the master applies
+            the mean of all devices' gradients, and nobody goes on before.
+        timeout_s: limit of every wait, in seconds.
+
+    Raises:
+        ValueError: a value outside its range.
+
+    """
+
+    push_period: int = 4
+    order_locking: bool = True
+    double_buffering: bool = True
+    hierarchical_lr: bool = True
+    refresh_period: int = 1
+    warmup_steps: int = 0
+    timeout_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, least in (("push_period", 1), ("refresh_period", 1), ("warmup_steps", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")

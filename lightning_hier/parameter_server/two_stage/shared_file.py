@@ -1,0 +1,140 @@
+"""A file in shared memory that the ranks of a group map, and short locks on its bytes."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+FOLDER = Path("/dev/shm")
+_FIRST_PAUSE_S = 2e-5
+_LONGEST_PAUSE_S = 1e-3
+
+
+def create_file(size: int, folder: Path = FOLDER) -> Path:
+    """Make a file of ``size`` zero bytes in a folder of its own that this user alone may open.
+
+    Its pages are set aside at once: a file that grew later would end a process by a signal where
+    the memory is used up.
+
+    Raises:
+        OSError: there is no room; the message says how much is needed.
+
+    """
+    private = Path(tempfile.mkdtemp(prefix="lightning-hier-", dir=folder))
+    path = private / "replica"
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        remove_file(path)
+        raise OSError(
+            error.errno,
+            f"a node's replica and the accumulators of its devices need {size / 2**20:.0f} MiB of "
+            f"shared memory in {folder}, which has {shutil.disk_usage(folder).free / 2**20:.0f} "
+            f"MiB left ({error.strerror}); containers get more by --shm-size",
+        ) from error
+    return path
+
+
+def remove_file(path: Path) -> None:
+    """Take a file of `create_file` and its folder out of the file system. Maps of it stay."""
+    path.unlink(missing_ok=True)
+    path.parent.rmdir()
+
+
+class SharedFile:
+    """This process's map of a file in shared memory.
+
+    It is mapped once in a process: the kernel drops a process's locks on a file when any
+    descriptor of that file is closed.
+
+    Args:
+        path: of an existing file; it may be removed once it is mapped.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._map = mmap.mmap(self._handle, 0)
+
+    def close(self) -> None:
+        """Give up the locks. The map itself goes with the last tensor that lies in it."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def tensor(self, dtype: torch.dtype, numel: int, offset: int) -> Tensor:
+        """Elements that begin at byte ``offset``, 1-D; all processes see one memory."""
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
+
+    def words(self, count: int) -> memoryview:
+        """The first ``count`` 64-bit integers of the file."""
+        return memoryview(self._map)[: 8 * count].cast("q")
+
+    def text(self, offset: int, size: int) -> memoryview:
+        """``size`` bytes from ``offset``."""
+        return memoryview(self._map)[offset : offset + size]
+
+    def lock(self, byte: int) -> ByteLock:
+        """The lock on a byte. Threads of one process must share the object."""
+        return ByteLock(self._handle, byte)
+
+
+class ByteLock:
+    """Excludes other processes and other threads for a moment.
+
+    A record lock of the kernel: it is released when its process dies, however it dies, and
+    processes that were forked meanwhile (DataLoader's workers) do not hold it too, as they would
+    one of ``flock``. Record locks do not exclude threads of one process: a mutex does.
+    """
+
+    def __init__(self, handle: int, byte: int) -> None:
+        self._handle = handle
+        self._byte = byte
+        self._mutex = threading.Lock()
+
+    @contextmanager
+    def held(self, limit_s: float) -> Iterator[bool]:
+        """Hold the lock in the body of ``with``; False if it was not to be had in ``limit_s``."""
+        until = time.monotonic() + limit_s
+        if not self._mutex.acquire(timeout=limit_s):
+            yield False
+            return
+        try:
+            locked = self._lock_until(until)
+            try:
+                yield locked
+            finally:
+                if locked:
+                    fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, self._byte)
+        finally:
+            self._mutex.release()
+
+    def _lock_until(self, until: float) -> bool:
+        # The kernel knows no limit for this wait, so it is asked again and again.
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte)
+                return True
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() >= until:
+                    return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)

@@ -1,0 +1,125 @@
+"""Which ranks are still there, seen at connections that carry nothing but heartbeats.
+
+Heartbeats have connections of their own: on one with payloads they would wait behind them, and a
+peer at the end of a slow line would look frozen. ZeroMQ's threads answer them, so a rank that
+computes is not taken for a dead one.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Mapping
+
+import zmq
+
+from lightning_hier.parameter_server.sockets import Context, Unconnected
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class Watch:
+    """Who is lost and who has left. Both are for good: nobody comes back.
+
+    A rank is lost when its connection breaks, because it has died or does not answer heartbeats,
+    and has not come back for the time of grace. Time in which :meth:`poll` was not called counts
+    for one heartbeat at most, so that a rank that was itself stopped does not take all others
+    for dead when it goes on.
+
+    Args:
+        context: of the sockets.
+        sockets: one for each other rank, with heartbeats; the watch connects and owns them.
+        heartbeat_s: between two heartbeats, in seconds.
+        grace_s: how long a rank may be away, in seconds.
+
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        sockets: Mapping[int, Unconnected],
+        *,
+        heartbeat_s: float,
+        grace_s: float,
+    ) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._grace_s = grace_s
+        self._lock = threading.Lock()
+        self._lost: dict[int, str] = {}
+        self._left: set[int] = set()
+        self._polled_at: float | None = None
+        self._peers = {rank: _Peer(context, rank, socket) for rank, socket in sockets.items()}
+
+    def lost(self) -> dict[int, str]:
+        """Ranks that have been lost, and why. From any thread."""
+        with self._lock:
+            return dict(self._lost)
+
+    def left(self) -> set[int]:
+        """Ranks that have said that they leave. From any thread."""
+        with self._lock:
+            return set(self._left)
+
+    def note_left(self, rank: int) -> None:
+        """Note that a rank has said that it leaves. From the thread that polls."""
+        if rank not in self._peers:  # lost before, left before, or this rank itself
+            return
+        self._peers.pop(rank).close()
+        with self._lock:
+            self._left.add(rank)
+
+    def poll(self) -> None:
+        """See what has changed, without waiting. Always from one thread, several times a second."""
+        now = time.monotonic()
+        elapsed_s = 0.0 if self._polled_at is None else now - self._polled_at
+        self._polled_at = now
+        for rank, peer in list(self._peers.items()):
+            peer.note_events(min(elapsed_s, self._heartbeat_s))
+            if peer.away_s > self._grace_s:
+                self._peers.pop(rank).close()
+                with self._lock:
+                    self._lost[rank] = peer.reason(self._grace_s)
+
+    def close(self) -> None:
+        """Close all sockets. After the thread that polls has ended."""
+        for peer in self._peers.values():
+            peer.close()
+        self._peers.clear()
+
+
+class _Peer:
+    """The watched connection with one rank."""
+
+    def __init__(self, context: Context, rank: int, unconnected: Unconnected) -> None:
+        self._socket = unconnected.socket
+        self._events = context.socket(zmq.PAIR)
+        self._events.linger = 0
+        endpoint = f"inproc://watch-{rank}"
+        # Before it connects, or a handshake may have been made that nobody has seen.
+        self._socket.monitor(endpoint, _EVENTS)
+        self._events.connect(endpoint)
+        unconnected.connect()
+        self._connected = False
+        self._was_connected = False
+        self.away_s = 0.0
+
+    def note_events(self, elapsed_s: float) -> None:
+        """Bring the state up to date; ``elapsed_s`` seconds have passed since the last time."""
+        while self._events.poll(0):
+            number, _ = struct.unpack("=HI", self._events.recv_multipart()[0])
+            self._connected = number == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._was_connected |= self._connected
+        self.away_s = 0.0 if self._connected else self.away_s + elapsed_s
+
+    def reason(self, grace_s: float) -> str:
+        """Why the rank is lost."""
+        if self._was_connected:
+            return f"its connection broke and has not come back for {grace_s:g} s"
+        return f"it could not be reached for {grace_s:g} s after the start"
+
+    def close(self) -> None:
+        """Close the sockets; the monitor first, without which a context never ends."""
+        self._socket.disable_monitor()
+        self._events.close()
+        self._socket.close(linger=0)

@@ -1,0 +1,196 @@
+"""Messages as frames: a fixed binary header, facts as JSON, and raw bytes of the tensor.
+
+A large payload travels in several *parts*, each a ZeroMQ message of three frames with a header of
+its own, so that encryption, transfer and decryption of one push go on at the same time and the
+memory of the parts is used again and again. The facts go with the first part.
+
+The header has the machine's byte order, as the tensor has; its magic number reads differently on a
+machine with the other order, so that such a message is refused rather than misread. Nothing is
+pickled. Decoding raises :class:`MalformedMessage` for anything that :func:`encode` cannot have made
+and looks at sizes before it looks at contents.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
+
+MAGIC = 0x4C485053  # "LHPS"
+VERSION = 1
+# magic, version, kind, dtype, nothing, block, timestamp, sequence, elements, offset in bytes
+HEADER = struct.Struct("=IBBBxIqQQQ")
+FRAMES = 3
+# Measured: with parts of 1 to 4 MiB a push of 90 MB is twice as fast as in one part.
+PART_BYTES = 2**21
+
+_NO_PAYLOAD = 0
+# bool is not among them: a byte other than 0 and 1 would be an undefined truth value.
+_DTYPES = {
+    1: torch.uint8,
+    2: torch.int8,
+    3: torch.int16,
+    4: torch.int32,
+    5: torch.int64,
+    6: torch.float16,
+    7: torch.bfloat16,
+    8: torch.float32,
+    9: torch.float64,
+    10: torch.complex64,
+    11: torch.complex128,
+    12: torch.float8_e4m3fn,
+    13: torch.float8_e5m2,
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+Frames = tuple[bytes, bytes, memoryview]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of a message as it came in.
+
+    Attributes:
+        message: without its payload; the facts are those of the first part.
+        sequence: number of the part on its connection.
+        dtype: of the payload; None if the message has none.
+        nbytes: of the whole payload.
+        offset: where in it this part begins, in bytes.
+        raw: a view of the frame that came in.
+
+    """
+
+    message: Message
+    sequence: int
+    dtype: torch.dtype | None
+    nbytes: int
+    offset: int
+    raw: memoryview
+
+    def continues(self, other: Part) -> bool:
+        """Whether both can be parts of one message."""
+        mine, its = self.message, other.message
+        return (mine.kind, mine.block, mine.timestamp, self.dtype, self.nbytes) == (
+            (its.kind, its.block, its.timestamp, other.dtype, other.nbytes)
+        )
+
+
+def encode(
+    message: Message, sequence: int, limits: Limits, part_bytes: int = PART_BYTES
+) -> list[Frames]:
+    """The frames of each part of a message; the last of them is a view of the payload's memory.
+
+    Args:
+        message: what to send.
+        sequence: number of its first part on the connection, counting from 1.
+        limits: of what the peers accept.
+        part_bytes: of payload in one part.
+
+    Raises:
+        ValueError: the peer would refuse the message: its payload is not a 1-D contiguous tensor
+            on the CPU of a dtype that can be sent, or something in it is too large.
+        TypeError: JSON can't say the facts.
+
+    """
+    facts = json.dumps(message.facts).encode() if message.facts else b""
+    if len(facts) > limits.facts_bytes:
+        raise ValueError(f"facts must be at most {limits.facts_bytes} bytes, got {len(facts)}")
+    payload = message.payload
+    if payload is None:
+        code, count, raw = _NO_PAYLOAD, 0, memoryview(b"")
+    else:
+        _require_sendable(payload, limits)
+        code, count, raw = _CODES[payload.dtype], payload.numel(), _bytes_of(payload)
+    fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)
+    parts: list[Frames] = []
+    for offset in range(0, max(1, raw.nbytes), part_bytes):
+        try:
+            header = HEADER.pack(*fields, sequence + len(parts), count, offset)
+        except struct.error as error:
+            raise ValueError(
+                f"block {message.block} or timestamp {message.timestamp} does not fit: {error}"
+            ) from error
+        parts.append((header, b"" if offset else facts, raw[offset : offset + part_bytes]))
+    return parts
+
+
+def decode(frames: Sequence[memoryview | bytes], limits: Limits) -> Part:
+    """One part of a message.
+
+    Raises:
+        MalformedMessage: the frames are none, or larger than ``limits``.
+
+    """
+    if len(frames) != FRAMES:
+        raise MalformedMessage(f"{len(frames)} frames instead of {FRAMES}")
+    header, facts, raw = (memoryview(frame) for frame in frames)
+    if header.nbytes != HEADER.size:
+        raise MalformedMessage(f"a header of {header.nbytes} bytes instead of {HEADER.size}")
+    magic, version, kind, code, block, timestamp, sequence, count, offset = HEADER.unpack(header)
+    if magic != MAGIC or version != VERSION:
+        raise MalformedMessage(f"magic {magic:#x} and version {version}, not ours")
+    try:
+        known = Kind(kind)
+    except ValueError:
+        raise MalformedMessage(f"unknown kind {kind}") from None
+    dtype, nbytes = _whole_payload(code, count, limits)
+    if offset + raw.nbytes > nbytes or (nbytes and not raw.nbytes):
+        raise MalformedMessage(f"{raw.nbytes} bytes at {offset} of a payload of {nbytes}")
+    if offset and facts.nbytes:
+        raise MalformedMessage(f"facts at {offset} of a payload")
+    message = Message(known, block, timestamp, _read_facts(facts, limits))
+    return Part(message, sequence, dtype, nbytes, offset, raw)
+
+
+def _require_sendable(payload: Tensor, limits: Limits) -> None:
+    if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
+        raise ValueError(
+            "a payload must be a 1-D contiguous tensor on the CPU, "
+            f"got shape {tuple(payload.shape)} on {payload.device}"
+        )
+    if payload.dtype not in _CODES:
+        raise ValueError(f"a payload can't be of {payload.dtype}")
+    if payload.nbytes > limits.payload_bytes:
+        raise ValueError(
+            f"a payload must be at most {limits.payload_bytes} bytes, got {payload.nbytes}"
+        )
+
+
+def _bytes_of(payload: Tensor) -> memoryview:
+    # By way of uint8, since NumPy has no bfloat16.
+    return payload.detach().view(torch.uint8).numpy().data
+
+
+def _whole_payload(code: int, count: int, limits: Limits) -> tuple[torch.dtype | None, int]:
+    if code == _NO_PAYLOAD:
+        if count:
+            raise MalformedMessage(f"{count} elements without a dtype")
+        return None, 0
+    dtype = _DTYPES.get(code)
+    if dtype is None:
+        raise MalformedMessage(f"unknown dtype {code}")
+    nbytes = count * dtype.itemsize
+    if nbytes > limits.payload_bytes:
+        raise MalformedMessage(f"a payload of {nbytes} bytes, more than {limits.payload_bytes}")
+    return dtype, nbytes
+
+
+def _read_facts(facts: memoryview, limits: Limits) -> Mapping[str, Any]:
+    if facts.nbytes > limits.facts_bytes:
+        raise MalformedMessage(f"facts of {facts.nbytes} bytes, more than {limits.facts_bytes}")
+    if not facts.nbytes:
+        return {}
+    try:
+        value = json.loads(bytes(facts))
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"facts are not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MalformedMessage(f"facts are a {type(value).__name__}, not an object")
+    return value

@@ -1,0 +1,107 @@
+"""PSP-SGD by its name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning.pytorch as pl
+from torch.distributed.constants import default_pg_timeout
+from typing_extensions import override
+
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.strategies.server_strategy import ParameterServerStrategy
+
+if TYPE_CHECKING:
+    from lightning_hier.parameter_server.client import Client
+    from lightning_hier.parameter_server.engine import Engine
+    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.parameter_server.psp.served_block import Terms
+
+
+class PSPStrategy(ParameterServerStrategy):
+    """Parameter servers that wait for some of the workers, and workers for some of the servers.
+
+    PSP-SGD (psp_sgd, Algorithm 1): the parameters lie in as many blocks as there are ranks, and
+    each rank serves one. A server updates its block by ``d * eta * Updater(sum / d)`` as soon as d
+    gradients are enough; a worker goes on as soon as enough blocks have come. With the defaults
+    nobody goes on without the others: synchronous SGD at the learning rate times the number of
+    workers, without a collective.
+
+    A rank that is late catches up: it leaves out the batches of steps that the others have made
+    without it (under automatic optimisation; the loss of such a batch reads 0), so all ranks make
+    the same number of steps. A rank that dies is done without as long as ``min_pushes`` are left.
+
+    Args:
+        min_pushes: c, gradients that a server needs: ``"all"``, a number of workers, or a fraction
+            of them (of the ranks at the start, rounded up).
+        min_pulled: b, fraction of the blocks that a worker needs, rounded up. The other blocks
+            keep their values.
+        push_timeout_s: tau_1, seconds that a server goes on waiting for the other workers once it
+            has enough.
+        pull_timeout_s: tau_2, seconds that a worker goes on waiting for the other blocks once it
+            has enough.
+        linear_scaling: multiply the learning rate by the number of gradients of an update (the
+            linear scaling rule). Off: the mean gradient at the learning rate as it is, as in DDP.
+        warmup_steps: first so many steps of every optimizer wait for all ranks and take the mean
+            gradient at the learning rate as it is.
+        timeout: limit of every wait, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
+
+    Raises:
+        ValueError: a value outside its range.
+
+    """
+
+    strategy_name = "psp"
+
+    def __init__(
+        self,
+        *,
+        min_pushes: Literal["all"] | int | float = "all",
+        min_pulled: float = 1.0,
+        push_timeout_s: float = 0.0,
+        pull_timeout_s: float = 0.0,
+        linear_scaling: bool = True,
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        # Nobody is nearer than the others: every rank is a group of its own.
+        super().__init__(group_size=1, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs)
+        self.push_rule = PushRule(min_pushes, push_timeout_s)
+        self.pull_rule = PullRule(min_pulled, pull_timeout_s)
+        self.linear_scaling = linear_scaling
+
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "push_rule": repr(self.push_rule),
+            "pull_rule": repr(self.pull_rule),
+            "linear_scaling": self.linear_scaling,
+        }
+
+    @override
+    def _problem(self) -> str | None:
+        return self.push_rule.objection(self.world_size)
+
+    @override
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+        from lightning_hier.parameter_server.psp.engine import PSPEngine
+
+        optimizers = trainer.strategy.optimizers
+        return PSPEngine(
+            self.global_rank, optimizers, client, ports.server.send, self._terms(), self.pull_rule
+        )
+
+    def _terms(self) -> Terms:
+        from lightning_hier.parameter_server.psp.served_block import Terms
+
+        return Terms(
+            rule=self.push_rule,
+            world_size=self.world_size,
+            linear_scaling=self.linear_scaling,
+            warmup_steps=self.warmup_steps,
+            limit_s=self._limit.total_seconds(),
+        )

@@ -1,0 +1,42 @@
+"""Mistakes with parameter servers that are found before training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch.strategies import ParallelStrategy
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.updater import objection
+
+RESUMES = (
+    "training goes on from the servers' parameters and optimizer state. Gradients that were under "
+    "way when it was written are not in it."
+)
+
+
+def strategy_problem(strategy: ParallelStrategy) -> str | None:
+    """What about the strategy's settings can't be combined with parameter servers, or None."""
+    if strategy._layer_sync is not None:
+        return (
+            "sync_batchnorm=True can't be combined with parameter servers: every batch would wait "
+            "for all ranks. Leave it out: statistics are averaged when the model is looked at."
+        )
+    return None
+
+
+def optimizer_problem(optimizers: Sequence[Optimizer]) -> str | None:
+    """What about the optimizers can't be combined with parameter servers, or None."""
+    seen: set[int] = set()
+    for optimizer in optimizers:
+        problem = objection(optimizer)
+        if problem is not None:
+            return problem
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if own & seen:
+            return (
+                "two optimizers share a parameter, which can't be: each parameter lies on one "
+                "server, with one optimizer. Divide the parameters among the optimizers."
+            )
+        seen |= own
+    return None

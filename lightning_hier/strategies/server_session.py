@@ -1,0 +1,174 @@
+"""What exists on one rank while one Trainer fits with parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.collectives import LiveCollectives
+from lightning_hier.parameter_server.engine import Engine
+from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.strategies.global_buffers import GlobalBuffers
+from lightning_hier.strategies.sigterm import QuietTermination
+from lightning_hier.strategies.step_gradients import StepGradients
+from lightning_hier.strategies.validation import IsolatedValidation
+
+BuildEngine = Callable[[Ports, Client], Engine]
+
+
+class ServerSession:
+    """Ports, servant, client and engine of a rank, and changes to a Trainer.
+
+    Args:
+        ports: of this rank; closed with the session.
+        build: makes the engine.
+        rank: of this rank.
+        world_size: number of ranks.
+        timeout_s: limit of every wait.
+
+    """
+
+    def __init__(
+        self, ports: Ports, build: BuildEngine, *, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        self._ports = ports
+        self._rank = rank
+        self._world_size = world_size
+        leading = MeetingDuty(world_size, ports.server.send, limit_s=timeout_s)
+        duties = [leading]
+        self._servant = Servant(ports.server, ports.watch, duties)
+        # Twice: the servants, who know who is missing, speak first.
+        self._client = Client(ports.open_client("main"), self._servant, timeout_s=2 * timeout_s)
+        self.engine = build(ports, self._client)
+        self._servant.add(self.engine.duties)
+        self._client.on_gone(self._note_gone)
+        self.collectives = LiveCollectives(Meetings(rank, world_size, self._client))
+        self._buffers: GlobalBuffers | None = None
+        self._gradients: list[StepGradients] = []
+        self._termination: QuietTermination | None = None
+        self._at_end = ExitStack()
+        self._shown = False
+        self.started = False
+
+    @property
+    def shown(self) -> bool:
+        """Whether the module holds the global model, buffers included."""
+        return self._shown
+
+    def begin(self, trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> None:
+        """Take gradients away from the optimizers and quieten the Trainer."""
+        module = trainer.lightning_module
+        self._buffers = GlobalBuffers(module, self.collectives)
+        for index, optimizer in enumerate(optimizers):
+            taking = StepGradients(optimizer, partial(self.engine.step, index))
+            self._gradients.append(taking)
+            self._at_end.callback(taking.remove)
+        device = trainer.strategy.root_device
+        self._termination = QuietTermination(trainer, self._note_termination)
+        for change in (self._termination, IsolatedValidation(trainer, device)):
+            change.install()
+            self._at_end.callback(change.remove)
+
+    def start(self, module: torch.nn.Module) -> None:
+        """Serve and train ``module``. From now on nothing waits for the process group."""
+        self._servant.start()
+        self.started = True
+        # Not before: in the sanity check of validation nobody leads a meeting yet.
+        self._gather_metrics_among_the_living(module)
+
+    def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
+        """Make a step of an optimizer: ``run`` computes the gradients and steps the optimizer."""
+        taking = self._gradients[optimizer]
+        taking.taken = False
+        result = run()
+        if not taking.taken:
+            # There was no gradient, or gradient scaling found it not finite.
+            self.engine.abstain(optimizer)
+        return result
+
+    def show(self) -> None:
+        """Put the global model into the module. Every rank that is there must call it."""
+        if self._shown or self._buffers is None:
+            return
+        self.engine.rendezvous()
+        self._buffers.show()
+        self._shown = True
+
+    def hide(self) -> None:
+        """Train on, with this rank's own buffers."""
+        if self._shown and self._buffers is not None:
+            self._buffers.hide()
+            self._shown = False
+
+    def finish(self) -> None:
+        """Leave the global model in the module."""
+        self.show()
+        if self._buffers is not None:
+            self._buffers.keep()
+
+    def at_end(self, take_back: Callable[[], None]) -> None:
+        """Have :meth:`close` call this too."""
+        self._at_end.callback(take_back)
+
+    def living(self) -> list[int]:
+        """Ranks that are still there."""
+        return [rank for rank in range(self._world_size) if rank not in self._servant.gone()]
+
+    def lost(self) -> dict[int, str]:
+        """Ranks that have been lost, and why."""
+        return self._servant.lost()
+
+    def metrics(self) -> dict[str, float]:
+        """What engine and ports have to log, by name."""
+        refused = {
+            f"hier/refused/{reason}": float(count)
+            for reason, count in self._ports.refusals().items()
+        }
+        return self.engine.metrics() | refused
+
+    def close(self, *, orderly: bool) -> None:
+        """Stop serving, and take back what was changed.
+
+        Args:
+            orderly: wait for the others first, and tell them. Otherwise this rank counts as lost.
+
+        """
+        self._at_end.close()
+        try:
+            if orderly and self.started:
+                self._servant.part()
+                self.collectives.barrier()
+                for rank in self.living():
+                    self._client.send(rank, Message(Kind.BYE))
+            if self.started:
+                self._servant.stop()
+        finally:
+            self.engine.close()
+            self._ports.close()
+
+    def _note_gone(self, rank: int) -> None:
+        reason = self._servant.lost().get(rank)
+        if reason is not None and self._rank == min(self.living()):
+            rank_zero_warn(f"rank {rank} is lost: {reason}")
+
+    def _note_termination(self) -> None:
+        if self._termination is not None:
+            self._termination.stop()
+
+    def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
+        """Have torchmetrics' metrics exchange their states by meetings instead of collectives."""
+        for child in module.modules():
+            if getattr(child, "dist_sync_fn", ...) is None:
+                child.dist_sync_fn = self.collectives.gather  # type: ignore[assignment]
+                self._at_end.callback(setattr, child, "dist_sync_fn", None)

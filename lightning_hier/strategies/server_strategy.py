@@ -1,0 +1,221 @@
+"""What strategies with parameter servers share: Lightning's hooks, driven by an engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.constants import default_pg_timeout
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
+from lightning_hier.comm.leaving import stay_at_exit
+from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.comm.traffic import Tier
+from lightning_hier.strategies import checks, server_checks
+from lightning_hier.strategies.initial_model import share_initial_model
+from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
+from lightning_hier.strategies.live_strategy import LiveStrategy
+
+if TYPE_CHECKING:
+    from lightning_hier.parameter_server.client import Client
+    from lightning_hier.parameter_server.engine import Engine, Snapshot
+    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.strategies.server_session import ServerSession
+
+
+class ParameterServerStrategy(LiveStrategy, ABC):
+    """Training where updates are made by servers inside the ranks.
+
+    The user's optimizer is the servers' Updater: it is copied for them, and finds no gradients
+    on the worker. Nothing waits for a collective of the process group while a Trainer fits.
+
+    Args:
+        group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
+            ``"world"``. Traffic is counted by it.
+        warmup_steps: first so many steps of every optimizer average gradients exactly over all
+            ranks.
+        timeout: limit of every wait, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``; those for DDP itself have no effect,
+            since the module is not wrapped.
+
+    Raises:
+        ValueError: a value outside its range, or a combination that can't work.
+
+    """
+
+    strategy_name = "parameter_server"
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
+        )
+        self._snapshot: Snapshot | None = None
+        self._counted: dict[str, float] = {}
+        self._failed = False
+
+    @abstractmethod
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+        """Make what this rank does. Every rank must call it."""
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            raise_everywhere(server_checks.strategy_problem(self), self.root_device)
+            checks.check_run(trainer, resumes=server_checks.RESUMES)
+        super().setup(trainer)
+        if fitting:
+            problem = server_checks.optimizer_problem(self.optimizers)
+            raise_everywhere(problem, self.root_device)
+            require_same(checks.optimizer_settings(self.optimizers), self.root_device)
+            self._session = self._open_session(trainer)
+            self._session.begin(trainer, self.optimizers)
+            lifecycle = GlobalModelLifecycle(self._session)
+            self._session.at_end(surround_callbacks(trainer, lifecycle, HierarchyMetrics(self)))
+
+    @override
+    def configure_ddp(self) -> None:
+        """Equalise the ranks' models; the module is not wrapped."""
+        share_initial_model(self._module, self.communicators)
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._running.start(self._module)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a batch, or leave it out to be where the others are.
+
+        The loss of a batch that was left out is 0. Lightning has no other way to say so: it takes
+        None for a mistake where there are several ranks.
+        """
+        if self._leaves_out:
+            return torch.zeros((), device=self.root_device, requires_grad=True)
+        return super().training_step(*args, **kwargs)
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: pl.LightningModule | Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute a gradient, push it to the servers and pull parameters."""
+        index = self._index(optimizer)
+        if self._leaves_out:
+            result = closure()
+            self._running.engine.skip(index)
+            return result
+        step = partial(super().optimizer_step, optimizer, closure, model, **kwargs)
+        return self._running.step(index, step)
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """State of the module; while it trains, with the servers' parameters where it is saved."""
+        state = super().lightning_module_state_dict()
+        if self._live is None or not self.is_global_zero:
+            return state
+        self._snapshot = self._live.engine.snapshot()
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        held = {names[id(own)]: value for own, value in self._snapshot.values.items()}
+        return {name: held.get(name, value) for name, value in state.items()}
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """State of an optimizer, with the servers' state where it is saved."""
+        state: dict[str, Any] = super().optimizer_state(optimizer)
+        if self._snapshot is not None:
+            state["state"] = dict(self._snapshot.optimizer_states[self._index(optimizer)])
+        return state
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Give the servers their part of the optimizers' state, and the workers the settings."""
+        for index, state in enumerate(checkpoint["optimizer_states"]):
+            self.optimizers[index].load_state_dict({**state, "state": {}})
+            self._running.engine.load(index, state["state"])
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        self._failed = True
+        stay_at_exit()
+
+    @override
+    def teardown(self) -> None:
+        self.metrics()  # what has been counted outlives the session
+        session, self._session, self._snapshot = self._session, None, None
+        if session is not None:
+            if session.lost():
+                stay_at_exit()
+            session.close(orderly=not self._failed)
+        super().teardown()
+
+    def forget_groups(self) -> None:
+        """Drop every reference to a process group, at the end of the process."""
+        super().forget_groups()
+        self._session = None
+
+    def metrics(self) -> dict[str, float]:
+        """Everything that is counted, under the names by which it is logged.
+
+        Of this rank; no communication.
+        """
+        if self._session is not None:
+            self._counted = self._session.metrics()
+        return self.traffic.metrics() | self._counted
+
+    def _open_session(self, trainer: pl.Trainer) -> ServerSession:
+        # Here, so that importing the package does not load ZeroMQ.
+        from lightning_hier.parameter_server.ports import open_ports
+        from lightning_hier.strategies.server_session import ServerSession
+
+        size = self._ranks_per_group()
+
+        def tier_of(rank: int) -> Tier:
+            return "group" if rank // size == self.global_rank // size else "across"
+
+        ports = open_ports(
+            self.global_rank,
+            self.world_size,
+            lambda value: gather_json(value, self.root_device),
+            traffic=self.traffic,
+            tier_of=tier_of,
+        )
+        return ServerSession(
+            ports,
+            partial(self._build_engine, trainer),
+            rank=self.global_rank,
+            world_size=self.world_size,
+            timeout_s=self._limit.total_seconds(),
+        )
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether the others have made the steps to which this rank's next batches belong."""
+        return self._running.engine.behind > 0 and self._module.automatic_optimization
+
+    @property
+    def _running(self) -> ServerSession:
+        if self._session is None:
+            raise RuntimeError("there is a session only while the Trainer fits")
+        return self._session

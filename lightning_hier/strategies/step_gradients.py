@@ -1,0 +1,57 @@
+"""Takes the gradients of a step away from the user's optimizer, without wrapping it.
+
+Under a parameter server the update happens elsewhere. The optimizer is still stepped as always, so
+that its hooks run, schedulers see it step and gradient scaling works; it only finds no gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class StepGradients:
+    """A hook before the step of one optimizer.
+
+    Args:
+        optimizer: of the user.
+        take: called when the gradients are complete (unscaled and clipped), still in ``.grad``.
+
+    Attributes:
+        taken: whether a step has been made since this was last set to False. Gradient scaling
+            leaves out the steps whose gradients are not finite.
+
+    """
+
+    def __init__(self, optimizer: Optimizer, take: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self._take = take
+        self._handle = optimizer.register_step_pre_hook(self._before_step)
+        self.taken = False
+
+    def remove(self) -> None:
+        """Let the optimizer step by itself again."""
+        self._handle.remove()
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        # torch passes the optimizer itself as the first of the arguments.
+        own, *rest = args
+        closure = rest.pop(0) if rest else kwargs.pop("closure", None)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if any(parameter.grad is not None for parameter in self._parameters()):
+            self._take()
+            self.taken = True
+            for parameter in self._parameters():
+                parameter.grad = None
+        return (own, None if closure is None else lambda: result, *rest), kwargs
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [one for group in self._optimizer.param_groups for one in group["params"]]

@@ -1,0 +1,123 @@
+"""What all strategies share: ranks in groups, and settings on which all ranks agree."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed.constants import default_pg_timeout
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.leaving import destroy_groups_at_exit
+from lightning_hier.comm.tiers import GroupSize, RankLayout, ranks_per_group
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.strategies import checks
+
+
+class TieredStrategy(DDPStrategy, ABC):
+    """A strategy whose ranks make up groups.
+
+    Args:
+        group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
+            ``"world"``. It must divide the number of ranks.
+        warmup_steps: first so many steps of every optimizer average gradients exactly over all
+            ranks.
+        timeout: limit of every wait, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
+
+    Raises:
+        ValueError: a value outside its range, or a combination that can't work.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
+        ddp_kwargs = checks.without_taken(ddp_kwargs)
+        super().__init__(timeout=timeout, **ddp_kwargs)
+        checks.check_group_size(group_size)
+        checks.check_warm_up(warmup_steps)
+        self.group_size: GroupSize = group_size
+        self.warmup_steps = warmup_steps
+        self.traffic = Traffic()
+        self._communicators: Communicators | None = None
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """What else must be the same on all ranks, by name."""
+
+    @abstractmethod
+    def _problem(self) -> str | None:
+        """What can't work with this number of ranks, or None."""
+
+    @property
+    def communicators(self) -> Communicators:
+        """Process groups and rank layout; there once the environment has been set up."""
+        if self._communicators is None:
+            raise RuntimeError("the process groups are made when the Trainer starts to run")
+        return self._communicators
+
+    @property
+    def layout(self) -> RankLayout:
+        """Which rank is in which group."""
+        return self.communicators.layout
+
+    @override
+    def setup_environment(self) -> None:
+        destroy_groups_at_exit(self)
+        super().setup_environment()
+        if self._communicators is not None:
+            return  # a Trainer that validates or tests after fitting keeps its process groups
+        raise_everywhere(self._problem(), self.root_device)
+        own = {
+            "strategy": type(self).__name__,
+            "group_size": self._ranks_per_group(),
+            "warmup_steps": self.warmup_steps,
+        }
+        require_same(own | self._settings(), self.root_device)
+        self._communicators = Communicators.build(
+            RankLayout.two_tiers(self._ranks_per_group(), self.world_size),
+            device=self.root_device,
+            timeout=self._limit,
+            traffic=self.traffic,
+        )
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        batches = self._module.trainer.num_training_batches
+        require_same({"number of training batches": str(batches)}, self.root_device)
+
+    def forget_groups(self) -> None:
+        """Drop every reference to a process group, at the end of the process."""
+        self._communicators = None
+
+    def _ranks_per_group(self) -> int:
+        return ranks_per_group(self.group_size, self.num_processes, self.world_size)
+
+    def _index(self, optimizer: Optimizer) -> int:
+        """Place of an optimizer, as the module or as Lightning holds it, among the strategy's."""
+        inner = getattr(optimizer, "_optimizer", optimizer)
+        return next(i for i, own in enumerate(self.optimizers) if own in (inner, optimizer))
+
+    @property
+    def _module(self) -> pl.LightningModule:
+        if self.lightning_module is None:
+            raise RuntimeError("the strategy has not been connected with a module")
+        return self.lightning_module
+
+    @property
+    def _limit(self) -> timedelta:
+        return self._timeout or default_pg_timeout

@@ -1,0 +1,106 @@
+"""Two-stage ASGD by its name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from torch.distributed.constants import default_pg_timeout
+from typing_extensions import override
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.tiers import GroupSize, RankLayout
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.strategies.server_strategy import ParameterServerStrategy
+
+if TYPE_CHECKING:
+    from lightning_hier.parameter_server.client import Client
+    from lightning_hier.parameter_server.engine import Engine
+    from lightning_hier.parameter_server.ports import Ports
+
+
+class TwoStageASGDStrategy(ParameterServerStrategy):
+    """Asynchronous SGD in shared memory inside groups, and through a master across them.
+
+    Two-stage ASGD (two_stage_asgd 3). The ranks of a group update one replica of the model in
+    shared memory, without locks and each at its own pace, by the user's optimizer (eq. 2). After
+    ``push_period`` mini-batches of the group its first rank pushes the sum of their gradients to
+    the master on rank 0 (eq. 3, 4), which applies it by a copy of the user's optimizer at the rate
+    eta / push_period, and sends its model back.
+
+    A rank that dies costs its group only its share of the work, the first rank of a group the whole
+    group. Without rank 0 nobody can go on.
+
+    Args:
+        group_size: ranks of a group, which must lie on one host: a number, ``"node"`` (the devices
+            of one host) or ``"world"``.
+        push_period: N, mini-batches of all ranks of a group between two pushes.
+        order_locking: the master takes pushes in the order in which the first ones came (3.1).
+        double_buffering: ranks go on with the old replica while the first of the group exchanges
+            models with the master (3.2). Off: they wait.
+        hierarchical_lr: the master's rate is eta / N (eq. 5). Off: eta.
+        refresh_period: mini-batches of a rank after which it copies the replica into its module.
+        warmup_steps: first so many steps are made together, by the mean gradient of all ranks.
+        timeout: limit of every wait, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
+
+    Raises:
+        ValueError: a value outside its range.
+
+    """
+
+    strategy_name = "two_stage_asgd"
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        push_period: int = 4,
+        order_locking: bool = True,
+        double_buffering: bool = True,
+        hierarchical_lr: bool = True,
+        refresh_period: int = 1,
+        warmup_steps: int = 0,
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
+        )
+        self.settings = TwoStageSettings(
+            push_period=push_period,
+            order_locking=order_locking,
+            double_buffering=double_buffering,
+            hierarchical_lr=hierarchical_lr,
+            refresh_period=refresh_period,
+            warmup_steps=warmup_steps,
+            timeout_s=self._limit.total_seconds(),
+        )
+
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return {"settings": repr(self.settings)}
+
+    @override
+    def _problem(self) -> str | None:
+        try:
+            RankLayout.two_tiers(self._ranks_per_group(), self.world_size)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    @override
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+        from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
+
+        return TwoStageASGD(
+            trainer.strategy.optimizers,
+            rank=self.global_rank,
+            world_size=self.world_size,
+            group_size=self._ranks_per_group(),
+            exchange=lambda value: gather_json(value, self.root_device),
+            ports=ports,
+            client=client,
+            settings=self.settings,
+        )

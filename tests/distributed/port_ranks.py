@@ -1,0 +1,154 @@
+"""Ports opened for tests: by real ranks, or by all ranks of a job inside one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.parameter_server import addresses
+from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.ports import Ports, Received, Watch, open_ports
+
+WAIT_S = 20.0
+
+
+def apart(rank: int) -> Any:
+    """Let this process take itself for a host of its own, so that it speaks over tcp."""
+    return mock.patch.object(addresses, "host_identity", lambda: f"host {rank}")
+
+
+def open_rank(*, tcp: bool = False, **settings: Any) -> tuple[Ports, Traffic]:
+    """This rank's ports in a job of `run_ranks`; with `tcp` every rank is a host of its own."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    rank, traffic = dist.get_rank(), Traffic()
+    with ExitStack() as stack:
+        if tcp:
+            stack.enter_context(apart(rank))
+        ports = open_ports(
+            rank,
+            dist.get_world_size(),
+            lambda value: gather_json(value, torch.device("cpu")),
+            traffic=traffic,
+            tier_of=lambda peer: "across",
+            **settings,
+        )
+    return ports, traffic
+
+
+class Serving:
+    """A thread that polls a rank's server and watch, and answers by `reply` where there is one."""
+
+    def __init__(self, ports: Ports, reply: Callable[[Received], Any] | None = None) -> None:
+        self.received: list[Received] = []
+        self._ports = ports
+        self._reply = reply
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def senders(self, kind: Kind) -> set[int]:
+        """The ranks that a message of this kind has come from."""
+        return {r.sender for r in list(self.received) if r.message.kind == kind}
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopping.set()
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            received = self._ports.server.receive(0.02)
+            self._ports.watch.poll()
+            if received is not None:
+                self.received.append(received)
+                if self._reply is not None:
+                    self._reply(received)
+
+
+def wait_until(done: Callable[[], Any], what: str) -> None:
+    """Wait, but not for ever."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def poll_until_lost(watch: Watch) -> None:
+    """Do what a servant does until a rank is lost."""
+
+    def poll() -> bool:
+        watch.poll()
+        return bool(watch.lost())
+
+    wait_until(poll, "the loss of a rank")
+
+
+def counted(ports: Ports, reason: str, at_least: int = 1) -> None:
+    """Wait until a rank has refused something for a reason."""
+    wait_until(lambda: ports.refusals().get(reason, 0) >= at_least, f"{reason} to be counted")
+
+
+class _Table:
+    """The process group of ranks that are threads."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size, timeout=WAIT_S)
+        self._values: list[Any] = [None] * world_size
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+
+@contextmanager
+def opened(
+    world_size: int, *, tcp: bool = False, ranks_per_host: int = 1, **settings: Any
+) -> Iterator[list[Ports]]:
+    """The ports of all ranks of a job, in this process, closed at the end.
+
+    With `tcp` they take themselves for ranks of several hosts, so many on each.
+    """
+    table = _Table(world_size)
+    names = threading.local()
+
+    def open_one(rank: int) -> Ports:
+        names.host = f"host {rank // ranks_per_host}"
+        return open_ports(
+            rank,
+            world_size,
+            partial(table.exchange, rank),
+            traffic=Traffic(),
+            tier_of=lambda peer: "across",
+            **settings,
+        )
+
+    with ExitStack() as stack:
+        if tcp:
+            stack.enter_context(mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}))
+            stack.enter_context(
+                mock.patch.object(addresses, "host_identity", lambda: str(names.host))
+            )
+        with ThreadPoolExecutor(world_size) as pool:
+            found = list(pool.map(open_one, range(world_size)))
+        for ports in found:
+            stack.callback(ports.close)
+        yield found

@@ -1,0 +1,120 @@
+"""One rank of the test of ports between emulated hosts; torchrun starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import zmq
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Ports
+from tests.distributed.port_ranks import WAIT_S, Serving, open_rank, wait_until
+
+_LINK = "eth0"
+_CPU = torch.device("cpu")
+
+
+def main(folder: Path) -> None:
+    """Speak with everybody, on the interface that was named and on the one that leads there."""
+    dist.init_process_group("gloo")
+    assert os.environ.pop("GLOO_SOCKET_IFNAME") == _LINK
+    reports = [_speak_with_everybody()]
+    os.environ["NCCL_SOCKET_IFNAME"] = "eth"
+    reports.append(_speak_with_everybody())
+    _cut_that_is_forgiven()
+    _cut_that_is_not()
+    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(reports))
+
+
+def _speak_with_everybody() -> dict[str, Any]:
+    """Where this rank serves, and by which way it reaches each of the others."""
+    ports, _ = open_rank()
+    rank = dist.get_rank()
+    client = ports.open_client("main")
+    with Serving(ports) as serving:
+        for peer in range(4):
+            assert client.send(peer, Message(Kind.PUSH, payload=torch.full((100_000,), rank)))
+        wait_until(lambda: len(serving.received) == 4, "a push of everybody")
+        for received in serving.received:
+            assert received.message.payload is not None
+            assert received.message.payload[-1] == received.sender
+        assert serving.senders(Kind.PUSH) == {0, 1, 2, 3}
+        assert not ports.refusals()
+        served_at = _only_at_the_job_s_address(ports)
+        gather_json("all have looked", _CPU)
+    assert not ports.watch.lost()
+    endpoints = [client._sockets[peer].get_string(zmq.LAST_ENDPOINT) for peer in range(4)]
+    ports.close()
+    return {"served_at": served_at, "ways": [text.partition(":")[0] for text in endpoints]}
+
+
+def _far() -> tuple[int, int]:
+    return (2, 3) if dist.get_rank() < 2 else (0, 1)
+
+
+def _only_at_the_job_s_address(ports: Ports) -> str:
+    endpoint = ports._register.own.tcp
+    assert endpoint is not None
+    address, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
+    socket.create_connection((address, int(port)), timeout=5).close()
+    try:
+        socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return address
+    raise AssertionError("the server can be reached at the loopback")
+
+
+def _cut_that_is_forgiven() -> None:
+    ports, _ = open_rank(heartbeat_s=0.1, grace_s=WAIT_S)
+    client = ports.open_client("main")
+    with Serving(ports) as serving:
+        client.send(_far()[0], Message(Kind.ABSTAIN))
+        gather_json("all are connected", _CPU)
+        if dist.get_rank() == 2:
+            _link("down")
+        time.sleep(1.0)
+        for peer in _far():
+            assert client.send(peer, Message(Kind.PUSH, payload=torch.zeros(100_000)))
+        if dist.get_rank() == 2:
+            _link("up")
+        wait_until(lambda: serving.senders(Kind.PUSH) == set(_far()), "what was sent meanwhile")
+        gather_json("all have heard", _CPU)
+    assert not ports.watch.lost()
+    ports.close()
+
+
+def _cut_that_is_not() -> None:
+    ports, _ = open_rank(heartbeat_s=0.1, grace_s=1.0)
+    near = dist.get_rank() ^ 1
+    client = ports.open_client("main")
+    with Serving(ports) as serving:
+        gather_json("all are there", _CPU)
+        if dist.get_rank() == 2:
+            _link("down")
+        wait_until(lambda: set(ports.watch.lost()) == set(_far()), "the loss of the other host")
+        assert client.send(near, Message(Kind.PUSH))
+        wait_until(lambda: serving.senders(Kind.PUSH) == {near}, "the rank of this host")
+        if dist.get_rank() == 2:
+            time.sleep(1.0)  # until the other host has noticed too
+            _link("up")
+        gather_json("the cut is over", _CPU)
+        assert set(ports.watch.lost()) == set(_far())
+    ports.close()
+
+
+def _link(state: str) -> None:
+    subprocess.run(["ip", "link", "set", _LINK, state], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

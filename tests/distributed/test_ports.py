@@ -1,0 +1,290 @@
+"""Ports between real ranks, and what is promised of memory, counts and closing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import zmq
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.ports import Ports, Received
+from tests.distributed.port_ranks import WAIT_S, Serving, open_rank, opened, wait_until
+from tests.ranks import run_ranks
+
+_LARGE = 1_000_000  # elements of float32
+
+
+def _everyone_to_everyone(tcp: bool) -> dict[str, float]:
+    ports, traffic = open_rank(tcp=tcp)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    client = ports.open_client("main")
+
+    def echo(received: Received) -> None:
+        message = received.message
+        assert message.payload is not None
+        assert message.facts == {"from": received.sender}
+        assert message.payload[-1] == received.sender
+        ports.server.send(
+            received.address,
+            Message(Kind.BLOCK, message.block, message.timestamp + 1, payload=message.payload * 2),
+        )
+
+    with Serving(ports, echo):
+        for peer in range(world_size):
+            payload = torch.full((_LARGE,), float(rank))
+            assert client.send(peer, Message(Kind.PUSH, peer, 41, {"from": rank}, payload))
+        answers = [client.receive(WAIT_S) for _ in range(world_size)]
+        senders = sorted(answer.sender for answer in answers if answer is not None)
+        assert senders == list(range(world_size))
+        for answer in answers:
+            assert answer is not None and answer.message.payload is not None
+            assert answer.message.kind == Kind.BLOCK
+            assert (answer.message.block, answer.message.timestamp) == (answer.sender, 42)
+            assert torch.equal(answer.message.payload, torch.full((_LARGE,), 2.0 * rank))
+        gather_json("all have been served", torch.device("cpu"))
+    assert not ports.refusals() and not ports.watch.lost()
+    ports.close()
+    return {name: value for name, value in traffic.metrics().items() if value}
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_everyone_to_everyone(tcp: bool) -> None:
+    """And what is counted is what leaves the rank: nothing for the message to itself."""
+    facts = len(b'{"from": 0}')
+    for counts in run_ranks(_everyone_to_everyone, 3, tcp):
+        assert counts["hier/across/push/payload_bytes"] == 2 * (4 * _LARGE + facts)
+        assert counts["hier/across/block/payload_bytes"] == 2 * 4 * _LARGE
+        assert counts["hier/across/push/calls"] == counts["hier/across/block/calls"] == 2
+
+
+def test_rank_alone_speaks_to_itself_without_a_copy() -> None:
+    with opened(1) as [ports]:
+        client = ports.open_client("main")
+        payload = torch.arange(_LARGE)
+        assert client.send(0, Message(Kind.PUSH, payload=payload))
+        received = ports.server.receive(WAIT_S)
+        assert received is not None and received.message.payload is not None
+        assert received.message.payload.data_ptr() == payload.data_ptr()
+        # The memory is free for the next message, however long the receiver keeps this one.
+        assert client.send(0, Message(Kind.PUSH, payload=payload))
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_sent_memory_is_released_and_received_memory_lives_as_long_as_its_payload(
+    tcp: bool,
+) -> None:
+    with opened(2, tcp=tcp) as [ports, other]:
+        client = ports.open_client("main")
+        payload = torch.arange(_LARGE)
+        storage = weakref.ref(payload.untyped_storage())
+        assert client.send(1, Message(Kind.PUSH, payload=payload))
+        del payload
+        received = other.server.receive(WAIT_S)
+        assert received is not None and received.message.payload is not None
+        taken = received.message.payload
+        del received
+        gc.collect()
+        assert torch.equal(taken, torch.arange(_LARGE))
+        wait_until(lambda: storage() is None, "the sender's memory")
+
+
+def test_ranks_of_one_host_speak_over_ipc_and_those_of_two_over_tcp() -> None:
+    with opened(4, tcp=True, ranks_per_host=2) as found:
+        for rank, ports in enumerate(found):
+            client = ports.open_client("main")
+            for peer in range(4):
+                assert client.send(peer, Message(Kind.PUSH, timestamp=rank))
+        for rank, ports in enumerate(found):
+            got = [ports.server.receive(WAIT_S) for _ in range(4)]
+            assert sorted(r.message.timestamp for r in got if r is not None) == [0, 1, 2, 3]
+            ways = [
+                _way(client_socket) for client_socket in ports._clients["main"]._sockets.values()
+            ]
+            near = rank ^ 1
+            expected = ["inproc" if p == rank else "ipc" if p == near else "tcp" for p in range(4)]
+            assert ways == expected
+            assert not ports.refusals()
+
+
+def _way(client_socket: zmq.Socket) -> str:
+    return client_socket.get_string(zmq.LAST_ENDPOINT).partition(":")[0]
+
+
+def _clients_of_one_rank(ports: Ports, other: Ports) -> None:
+    main, exchange = ports.open_client("main"), ports.open_client("exchange")
+    assert main.send(1, Message(Kind.PUSH, timestamp=1))
+    assert exchange.send(1, Message(Kind.PUSH, timestamp=2))
+    for _ in range(2):
+        received = other.server.receive(WAIT_S)
+        assert received is not None and received.sender == 0
+        assert other.server.send(
+            received.address, Message(Kind.BLOCK, timestamp=received.message.timestamp)
+        )
+    for client, timestamp in ((main, 1), (exchange, 2)):
+        answer = client.receive(WAIT_S)
+        assert answer is not None and answer.message.timestamp == timestamp
+
+
+def test_each_client_of_a_rank_gets_its_own_replies() -> None:
+    with opened(2) as [ports, other]:
+        _clients_of_one_rank(ports, other)
+        with pytest.raises(ValueError, match="'main' is open already"):
+            ports.open_client("main")
+
+
+def test_queue_of_a_peer_that_does_not_read_is_limited() -> None:
+    """By bytes for payloads and by number for the rest; nothing blocks, and it goes on after."""
+    payload = torch.zeros(_LARGE, dtype=torch.uint8)
+    limits = Limits(queued_bytes=5 * payload.nbytes, queued_messages=50)
+    with opened(2, limits=limits) as [ports, other]:
+        client = ports.open_client("main")
+        sent = 0
+        while client.send(1, Message(Kind.PUSH, timestamp=sent, payload=payload)):
+            sent += 1
+            assert sent < 100
+        for number in range(sent):
+            received = other.server.receive(WAIT_S)
+            assert received is not None and received.message.timestamp == number
+        wait_until(
+            lambda: client.send(1, Message(Kind.PUSH, timestamp=sent, payload=payload)),
+            "room in the queue",
+        )
+        small = 0
+        while client.send(1, Message(Kind.MEET)):
+            small += 1
+            assert small < 100_000
+        assert small >= 1
+
+
+def test_one_message_may_be_larger_than_the_queue() -> None:
+    with opened(2, limits=Limits(queued_bytes=1)) as [ports, other]:
+        client = ports.open_client("main")
+        assert client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
+        assert other.server.receive(WAIT_S) is not None
+
+
+def test_last_words_arrive_after_the_sender_has_closed() -> None:
+    with opened(2) as [ports, other]:
+        client = ports.open_client("main")
+        client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
+        client.send(1, Message(Kind.BYE))
+        ports.close()
+        received = other.server.receive(WAIT_S)
+        assert received is not None and received.message.kind == Kind.PUSH
+        assert other.server.receive(0.5) is None
+        assert other.watch.left() == {0} and not other.watch.lost()
+
+
+def test_who_has_left_is_not_spoken_to_but_still_heard() -> None:
+    with opened(2) as [ports, other]:
+        client, leaving = ports.open_client("main"), other.open_client("main")
+        client.send(1, Message(Kind.PUSH))
+        received = other.server.receive(WAIT_S)
+        assert received is not None
+        other.server.send(received.address, Message(Kind.FINAL, payload=torch.zeros(_LARGE)))
+        leaving.send(0, Message(Kind.BYE))
+        wait_until(lambda: ports.server.receive(0.01) or ports.watch.left(), "the farewell")
+        assert not client.send(1, Message(Kind.PUSH))
+        last = client.receive(WAIT_S)
+        assert last is not None and last.message.kind == Kind.FINAL
+
+
+def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
+    """It ends with messages in every queue; the wait for ZeroMQ is a limited one."""
+    with opened(3) as [ports, *_]:
+        client = ports.open_client("main")
+        for peer in range(3):
+            for _ in range(20):
+                client.send(peer, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
+        begun = time.monotonic()
+        ports.close()
+        ports.close()
+        assert time.monotonic() - begun < WAIT_S
+        assert ports._site.context.closed
+
+
+def test_socket_lies_in_a_private_folder_that_goes_with_the_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        with opened(2):
+            folders = list(Path(place).iterdir())
+            assert len(folders) == 2
+            for folder in folders:
+                assert folder.stat().st_mode & 0o777 == 0o700
+                assert [entry.is_socket() for entry in folder.iterdir()] == [True]
+        assert not list(Path(place).iterdir())
+
+
+_FORGETFUL = """
+from lightning_hier.parameter_server.addresses import Offer
+from lightning_hier.parameter_server.message import Limits
+from lightning_hier.parameter_server.refusals import Refusals
+from lightning_hier.parameter_server.site import Site
+
+site = Site(2, Limits(), Refusals())
+print(site.bind(0, [Offer("here"), Offer("here")]).ipc)
+"""
+
+
+def test_process_that_closes_nothing_ends_and_leaves_no_folder() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _FORGETFUL], capture_output=True, text=True, timeout=120, check=True
+    )
+    place = Path(ended.stdout.strip().removeprefix("ipc://"))
+    assert place.name == "server" and not place.parent.exists()
+
+
+def test_socket_is_found_a_shorter_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with opened(2) as [ports, other]:
+        ports.open_client("main").send(1, Message(Kind.PUSH))
+        assert other.server.receive(WAIT_S) is not None
+        assert not list(deep.iterdir())
+
+
+def _open_and_close(times: int) -> int:
+    for _ in range(times):
+        ports, _ = open_rank(tcp=True)
+        ports.close()
+    gather_json("closed", torch.device("cpu"))
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_ports_opened_again_and_again_leave_nothing_open() -> None:
+    assert run_ranks(_open_and_close, 2, 8) == pytest.approx(
+        run_ranks(_open_and_close, 2, 2), abs=2
+    )
+
+
+def _cannot_bind(tcp: bool) -> None:
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "none0"
+    open_rank(tcp=tcp)
+
+
+def test_rank_that_cannot_be_reached_is_an_error_on_all() -> None:
+    for error in run_ranks(_cannot_bind, 3, True, expect_failure=True):
+        assert "rank 1: GLOO_SOCKET_IFNAME=none0 is none of the interfaces" in error
+
+
+@pytest.mark.parametrize("name", ["heartbeat_s", "grace_s"])
+def test_times_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match="must be positive, got"):
+        with opened(1, **{name: 0.0}):
+            pass

@@ -1,0 +1,191 @@
+"""Ranks that die, freeze, come back or leave, as the others see them through their ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import zmq
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.sockets import Unconnected
+from lightning_hier.parameter_server.watch import Watch
+from tests.distributed.port_ranks import (
+    WAIT_S,
+    Serving,
+    open_rank,
+    opened,
+    poll_until_lost,
+    wait_until,
+)
+from tests.ranks import rank_outcomes, run_ranks
+
+# Long enough for ranks that share a busy core.
+_QUICK = {"heartbeat_s": 0.25, "grace_s": 2.0}
+_PATIENT = {"heartbeat_s": 0.1, "grace_s": WAIT_S}
+
+
+def _killed_rank(tcp: bool) -> dict[str, Any]:
+    ports, _ = open_rank(tcp=tcp, **_QUICK)
+    rank = dist.get_rank()
+    client = ports.open_client("main")
+    folders = gather_json(_folder(ports), torch.device("cpu"))
+    payload = torch.zeros(1_000_000)
+    with Serving(ports) as serving:
+        wait_until(lambda: client.send(1, Message(Kind.PUSH, payload=payload)), "room")
+        if rank == 1:
+            wait_until(lambda: len(serving.senders(Kind.PUSH)) == 3, "a push of everybody")
+            os.kill(os.getpid(), signal.SIGKILL)
+        waits = []
+        while 1 not in ports.watch.lost():
+            begun = time.monotonic()
+            client.send(1, Message(Kind.PUSH, payload=payload))
+            waits.append(time.monotonic() - begun)
+            time.sleep(0.005)
+            assert len(waits) < 10_000
+        assert not client.send(1, Message(Kind.PUSH))
+        assert client.send(2 - rank, Message(Kind.PUSH))  # the other one that lives
+        wait_until(lambda: any(r.sender == 2 - rank for r in serving.received), "the other's push")
+        lost = ports.watch.lost()
+    ports.close()
+    return {
+        "lost": lost,
+        "longest": max(waits),
+        "total": len(waits) * 0.005,
+        "folder": folders[1],
+    }
+
+
+def _folder(ports: Ports) -> str:
+    return str(Path(str(ports._register.own.ipc).removeprefix("ipc://")).parent)
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_killed_rank_is_lost_and_nobody_blocks(tcp: bool) -> None:
+    outcomes = rank_outcomes(_killed_rank, 3, tcp)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for survivor in (outcomes[0], outcomes[2]):
+        assert survivor.error is None, survivor.traceback
+        lost = survivor.result["lost"]
+        assert list(lost) == [1]
+        assert "its connection broke and has not come back for 2 s" in lost[1]
+        # One send to a dead peer is quick beside the time that all of them took.
+        assert survivor.result["longest"] < survivor.result["total"]
+        if not tcp:
+            assert not Path(survivor.result["folder"]).exists()
+
+
+def _frozen_rank(settings: dict[str, float], frozen_s: float) -> tuple[set[int], set[int]]:
+    """Rank 1 stops for a while; returns whom this rank has lost, meanwhile and at the end."""
+    ports, _ = open_rank(**settings)
+    rank = dist.get_rank()
+    pids = gather_json(os.getpid(), torch.device("cpu"))
+    with Serving(ports) as serving:
+        client = ports.open_client("main")
+        client.send(1, Message(Kind.ABSTAIN))
+        if rank == 1:
+            wait_until(lambda: len(serving.senders(Kind.ABSTAIN)) == 3, "a word of everybody")
+        gather_json("all are connected", torch.device("cpu"))
+        meanwhile: set[int] = set()
+        if rank == 0:
+            os.kill(pids[1], signal.SIGSTOP)
+            try:
+                if frozen_s:
+                    time.sleep(frozen_s)
+                else:
+                    wait_until(lambda: 1 in ports.watch.lost(), "the loss of the frozen rank")
+                meanwhile = set(ports.watch.lost())
+            finally:
+                os.kill(pids[1], signal.SIGCONT)
+        gather_json("the frozen one goes on", torch.device("cpu"))
+        if frozen_s:
+            assert client.send(1, Message(Kind.PUSH))
+            if rank == 1:
+                wait_until(lambda: len(serving.senders(Kind.PUSH)) == 3, "a push of everybody")
+            time.sleep(5 * settings["heartbeat_s"])
+        gather_json("all have looked", torch.device("cpu"))
+    lost = set(ports.watch.lost())
+    ports.close()
+    return meanwhile, lost
+
+
+def test_frozen_rank_is_lost_and_does_not_take_the_others_for_lost() -> None:
+    (meanwhile, at_end), (_, of_frozen), _ = run_ranks(_frozen_rank, 3, _QUICK, 0.0)
+    assert meanwhile == at_end == {1}
+    assert of_frozen == set()
+
+
+def test_rank_that_comes_back_within_grace_is_not_lost() -> None:
+    """It is frozen for ten heartbeats, so that its connections have been given up meanwhile."""
+    for meanwhile, at_end in run_ranks(_frozen_rank, 3, _PATIENT, 1.0):
+        assert meanwhile == at_end == set()
+
+
+def test_rank_that_was_never_there_is_lost(tmp_path: Path) -> None:
+    with zmq.Context() as context:
+        unconnected = Unconnected(context.socket(zmq.DEALER), f"ipc://{tmp_path}/none")
+        watch = Watch(context, {3: unconnected}, **_QUICK)
+        poll_until_lost(watch)
+        assert watch.lost() == {3: "it could not be reached for 2 s after the start"}
+        watch.close()
+
+
+def test_who_has_said_farewell_has_left_and_is_not_lost() -> None:
+    with opened(3, **_QUICK) as [ports, leaving, dying]:
+        client = leaving.open_client("main")
+        for peer in (0, 2):
+            assert client.send(peer, Message(Kind.BYE))
+        leaving.close()
+        dying.close()
+        with Serving(ports):
+            wait_until(ports.watch.lost, "the loss of the one that said nothing")
+        assert list(ports.watch.lost()) == [2]
+        assert ports.watch.left() == {1}
+
+
+def test_words_of_a_rank_that_is_lost_are_still_read() -> None:
+    with opened(2, **_QUICK) as [ports, other]:
+        client = ports.open_client("main")
+        client.send(1, Message(Kind.PUSH))
+        received = other.server.receive(WAIT_S)
+        assert received is not None
+        assert other.server.send(received.address, Message(Kind.BLOCK, payload=torch.ones(9)))
+        other.close()
+        with Serving(ports):
+            wait_until(ports.watch.lost, "the loss")
+        last = client.receive(WAIT_S)
+        assert last is not None and last.message.kind == Kind.BLOCK
+        assert client.receive(0.0) is None
+
+
+def test_reply_to_a_rank_that_is_gone_is_not_sent() -> None:
+    with opened(2, limits=Limits(queued_messages=10)) as [ports, other]:
+        client = ports.open_client("main")
+        client.send(1, Message(Kind.PUSH))
+        received = other.server.receive(WAIT_S)
+        assert received is not None
+        ports.close()
+        wait_until(
+            lambda: not other.server.send(received.address, Message(Kind.BLOCK)), "the refusal"
+        )
+
+
+def test_pause_of_the_poller_is_not_held_against_others() -> None:
+    """Peers that went away during it have the whole time of grace from then on."""
+    with opened(2, heartbeat_s=0.1, grace_s=2.0) as [ports, other]:
+        ports.watch.poll()
+        other.close()
+        time.sleep(0.5)
+        ports.watch.poll()
+        time.sleep(2.5)
+        ports.watch.poll()
+        assert not ports.watch.lost()
+        poll_until_lost(ports.watch)

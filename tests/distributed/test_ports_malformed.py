@@ -1,0 +1,130 @@
+"""What ranks must not say: nonsense, anything too large, anything twice, and halves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.wire import encode
+from tests.distributed.port_ranks import WAIT_S, Serving, counted, opened, wait_until
+
+
+def _frames(sequence: int, **fields: Any) -> list[bytes]:
+    """One push in one part."""
+    message = Message(Kind.PUSH, **fields)
+    [part] = encode(message, sequence, Limits())
+    return [bytes(frame) for frame in part]
+
+
+_WORD = _frames(1)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b"", b"", b""],
+        _WORD[:2],
+        [*_WORD, b""],
+        [b"x" + _WORD[0][1:], *_WORD[1:]],
+        [_WORD[0], b"{", b""],
+        [_frames(1, payload=torch.zeros(9))[0], b"", bytes(37)],
+        _frames(1, payload=torch.zeros(300)),
+    ],
+    ids=["none", "empty", "two", "four", "magic", "json", "overlong", "oversized"],
+)
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_malformed_message_of_a_rank_is_dropped(tcp: bool, frames: Sequence[bytes]) -> None:
+    """And what the rank says next on the same connection is heard."""
+    limits = Limits(payload_bytes=1000)
+    with opened(2, tcp=tcp, limits=limits) as [ports, other], Serving(ports) as serving:
+        client = other.open_client("main")
+        client._sockets[0].send_multipart(list(frames) or [b""])
+        counted(ports, "malformed")
+        assert client.send(0, Message(Kind.ARRIVE))
+        wait_until(lambda: serving.received, "the next message")
+        assert [r.message.kind for r in serving.received] == [Kind.ARRIVE]
+        assert ports.refusals() == {"malformed": 1}
+
+
+def test_frame_far_beyond_the_limit_is_not_even_read() -> None:
+    """ZeroMQ cuts the connection, which builds itself again."""
+    limits = Limits(payload_bytes=1000, facts_bytes=1000)
+    with opened(2, limits=limits) as [ports, other], Serving(ports) as serving:
+        client = other.open_client("main")
+        client._sockets[0].send_multipart(_frames(1, payload=torch.zeros(100_000)))
+        wait_until(
+            lambda: client.send(0, Message(Kind.ARRIVE)) and serving.received, "the next message"
+        )
+        assert {r.message.kind for r in serving.received} == {Kind.ARRIVE}
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_message_that_comes_again_is_dropped(tcp: bool) -> None:
+    with opened(2, tcp=tcp) as [ports, other], Serving(ports) as serving:
+        client = other.open_client("main")
+        for sequence, timestamp in ((1, 1), (3, 2), (3, 3), (2, 4), (1, 5), (4, 6)):
+            client._sockets[0].send_multipart(_frames(sequence, timestamp=timestamp))
+        wait_until(lambda: len(serving.received) >= 3, "what is new")
+        assert [r.message.timestamp for r in serving.received] == [1, 2, 6]
+        assert ports.refusals() == {"replayed": 3}
+
+
+def test_message_that_is_cut_off_is_given_up() -> None:
+    """The next one is whole, and parts that continue nothing are malformed."""
+    payload = torch.arange(100, dtype=torch.uint8)
+    with opened(2) as [ports, other], Serving(ports) as serving:
+        raw = other.open_client("main")._sockets[0]
+
+        def send(sequence: int, which: slice) -> None:
+            for frames in encode(Message(Kind.PUSH, payload=payload), sequence, Limits(), 30)[
+                which
+            ]:
+                raw.send_multipart(frames)
+
+        send(1, slice(0, 2))
+        send(5, slice(0, 4))
+        send(9, slice(1, 3))
+        send(13, slice(0, 4))
+        wait_until(lambda: len(serving.received) == 2, "the whole ones")
+        for received in serving.received:
+            assert received.message.payload is not None
+            assert torch.equal(received.message.payload, payload)
+        assert ports.refusals() == {"truncated": 1, "malformed": 2}
+
+
+def test_replies_that_are_malformed_or_come_again_are_dropped() -> None:
+    with opened(2) as [ports, other]:
+        client = other.open_client("main")
+        client.send(0, Message(Kind.PUSH))
+        received = ports.server.receive(WAIT_S)
+        assert received is not None
+        for frames in (_frames(1, timestamp=1), _WORD, [b"?"], _frames(2, timestamp=2)):
+            ports.server._socket.send_multipart([received.address, *frames])
+        for timestamp in (1, 2):
+            answer = client.receive(WAIT_S)
+            assert answer is not None and answer.message.timestamp == timestamp
+        assert other.refusals() == {"replayed": 1, "malformed": 1}
+
+
+def test_each_reason_is_said_once_for_each_peer(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), opened(3) as [ports, *others]:
+        with Serving(ports):
+            for other in others:
+                raw = other.open_client("main")._sockets[0]
+                for frames in ([b"?"], [b"?"], _WORD, _WORD, _WORD):
+                    raw.send_multipart(frames)
+            counted(ports, "malformed", 4)
+            counted(ports, "replayed", 4)
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert said == [
+        "refused from rank 1: malformed (1 frames instead of 3)",
+        "refused from rank 1: replayed (PUSH 1 after 1)",
+        "refused from rank 2: malformed (1 frames instead of 3)",
+        "refused from rank 2: replayed (PUSH 1 after 1)",
+    ]

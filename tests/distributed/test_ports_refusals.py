@@ -1,0 +1,203 @@
+"""Connections that must not come in: strangers, impostors, and nonsense."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+import zmq
+
+from lightning_hier.parameter_server.credentials import (
+    Contact,
+    Credentials,
+    Refused,
+    Register,
+    routing_id,
+)
+from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.wire import encode
+from tests.distributed.port_ranks import WAIT_S, Serving, counted, opened, wait_until
+
+_WORD = [bytes(frame) for frame in encode(Message(Kind.PUSH), 1, Limits())[0]]
+
+
+@contextmanager
+def _stranger(
+    endpoint: str | None, name: bytes, keys: Credentials | None = None, server_key: str = ""
+) -> Iterator[zmq.Socket]:
+    """A socket of somebody's own, in a context of its own."""
+    assert endpoint is not None
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.routing_id = name
+        if keys is not None:
+            dealer.curve_serverkey = server_key.encode()
+            dealer.curve_publickey = keys.public_key.encode()
+            dealer.curve_secretkey = keys.secret_key.encode()
+        dealer.connect(endpoint)
+        yield dealer
+
+
+def _still_serves(ports: Ports, serving: Serving, name: str = "honest") -> None:
+    """A rank's own message arrives, as the only one."""
+    assert ports.open_client(name).send(0, Message(Kind.ARRIVE))
+    wait_until(lambda: serving.received, "an honest message")
+    assert [r.message.kind for r in serving.received] == [Kind.ARRIVE]
+
+
+def test_key_that_is_no_rank_s_is_refused() -> None:
+    with opened(2, tcp=True) as [ports, other], Serving(ports) as serving:
+        own = ports._register.own
+        name = routing_id(other._register.own, "false")
+        with _stranger(own.tcp, name, Credentials.make(), own.public_key) as dealer:
+            dealer.send_multipart(_WORD)
+            counted(ports, "unknown_key")
+        _still_serves(other, serving)
+
+
+def test_one_rank_s_key_with_another_s_name_is_refused() -> None:
+    with opened(3, tcp=True) as [ports, other, third], Serving(ports) as serving:
+        own = ports._register.own
+        name = routing_id(other._register.own, "false")
+        with _stranger(own.tcp, name, third._site.credentials, own.public_key) as dealer:
+            dealer.send_multipart(_WORD)
+            counted(ports, "impostor")
+        _still_serves(other, serving)
+        assert ports.refusals() == {"impostor": 1}
+
+
+def test_no_encryption_is_refused_between_hosts() -> None:
+    with opened(2, tcp=True) as [ports, other], Serving(ports) as serving:
+        name = routing_id(other._register.own, "false")
+        with _stranger(ports._register.own.tcp, name) as dealer:
+            dealer.send_multipart(_WORD)
+            counted(ports, "handshake")
+        _still_serves(other, serving)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"me", b"0123456789abcdef0123456789abcdef/1/main", b"/1/", b"x/99/main", b"x/\xb2/main"],
+)
+def test_no_token_is_refused_inside_a_host(name: bytes) -> None:
+    with opened(2) as [ports, other], Serving(ports) as serving:
+        with _stranger(ports._register.own.ipc, name) as dealer:
+            dealer.send_multipart(_WORD)
+            counted(ports, "stranger")
+        _still_serves(other, serving)
+        assert ports.refusals() == {"stranger": 1}
+
+
+def test_server_with_another_key_gets_nothing() -> None:
+    """Whoever takes over the address of a server can't read what is sent there."""
+    with opened(2, tcp=True) as [ports, other], zmq.Context() as context:
+        endpoint = other._register.own.tcp
+        assert endpoint is not None
+        other.close()
+        false, keys = context.socket(zmq.ROUTER), Credentials.make()
+        false.linger = 0
+        false.curve_publickey = keys.public_key.encode()
+        false.curve_secretkey = keys.secret_key.encode()
+        false.curve_server = True
+        false.bind(endpoint)
+        ports.open_client("main").send(1, Message(Kind.PUSH))
+        assert not false.poll(500)
+        false.close()
+
+
+_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16 + 1 + 31)
+_NOISE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff" * 5000,
+    bytes(5000),
+    random.Random(0).randbytes(3000),
+    _GREETING,
+    _GREETING + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x02" + b"\xff" * 9,
+    _GREETING[:20],
+    b"\x01\x00\x05hello",
+    b"",
+]
+
+
+@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
+def test_noise_on_a_bare_socket_changes_nothing(tcp: bool) -> None:
+    with opened(2, tcp=tcp) as [ports, other], Serving(ports) as serving:
+        for noise in _NOISE:
+            with _bare_socket(ports) as bare, suppress(OSError):
+                bare.sendall(noise)
+                bare.shutdown(socket.SHUT_WR)
+                bare.settimeout(WAIT_S)
+                while bare.recv(4096):
+                    pass
+        _still_serves(other, serving)
+        assert ports.refusals().keys() <= {"handshake", "stranger"}
+        assert sum(ports.refusals().values()) >= 1
+
+
+@contextmanager
+def _bare_socket(ports: Ports) -> Iterator[socket.socket]:
+    own = ports._register.own
+    if own.tcp is not None:
+        address, port = own.tcp.removeprefix("tcp://").rsplit(":", 1)
+        with socket.create_connection((address, int(port))) as bare:
+            yield bare
+    elif own.ipc is not None:
+        with socket.socket(socket.AF_UNIX) as bare:
+            bare.connect(own.ipc.removeprefix("ipc://"))
+            yield bare
+
+
+def test_port_is_bound_to_one_address_only() -> None:
+    with opened(2, tcp=True) as [ports, _]:
+        endpoint = ports._register.own.tcp
+        assert endpoint is not None and endpoint.startswith("tcp://127.0.0.1:")
+        port = int(endpoint.rsplit(":", 1)[1])
+        socket.create_connection(("127.0.0.1", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+
+
+def test_nothing_is_bound_to_the_network_where_all_ranks_share_a_host() -> None:
+    with opened(2) as [ports, _]:
+        assert ports._register.own.tcp is None
+        assert stat.S_ISSOCK(os.stat(str(ports._register.own.ipc).removeprefix("ipc://")).st_mode)
+
+
+_TOKEN = "0" * 32
+_REGISTER = Register(0, [Contact(rank, "ab"[rank // 2], _TOKEN, f"k{rank}") for rank in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("address", "authenticated", "outcome"),
+    [
+        (f"{_TOKEN}/1/main", None, 1),
+        (f"{_TOKEN}/2/main", "2", 2),
+        (f"{_TOKEN}/2/main", None, "impostor"),  # of the other host, inside this one
+        (f"{_TOKEN}/1/main", "2", "impostor"),
+        (f"{_TOKEN}/4/main", None, "stranger"),
+        (f"{_TOKEN}/-1/main", None, "stranger"),
+        (f"{_TOKEN}/\u00b2/main", None, "stranger"),  # a digit, but no number
+        (f"{_TOKEN[1:]}/1/main", None, "stranger"),
+        ("1/main", None, "stranger"),
+        ("", None, "stranger"),
+    ],
+)
+def test_who_sends(address: str, authenticated: str | None, outcome: int | str) -> None:
+    name = address.encode("latin-1")
+    if isinstance(outcome, int):
+        assert _REGISTER.sender(name, authenticated) == outcome
+    else:
+        with pytest.raises(Refused) as refused:
+            _REGISTER.sender(name, authenticated)
+        assert refused.value.reason == outcome
+
+
+def test_secret_key_does_not_show() -> None:
+    keys = Credentials.make()
+    assert keys.secret_key not in repr(keys)

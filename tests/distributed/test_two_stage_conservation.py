@@ -1,0 +1,102 @@
+"""Every gradient reaches the master once, while real processes race: whole numbers, exact sums."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.distributed.two_stage_world import World, two_stage_world
+from tests.ranks import rank_outcomes, run_ranks
+
+SEGMENT = 50_000
+
+
+def _record_pushes(world: World) -> Tensor:
+    """On rank 0: the sum of all that the master applies, with the number of gradients behind it."""
+    master = world.engine._master
+    if master is None:
+        return torch.zeros(0)
+    model = master.models[0]
+    seen = torch.zeros(len(model) + 1, dtype=torch.float64)
+
+    def apply(total: Tensor, count: int, **kwargs: Any) -> None:
+        seen[:-1] += total
+        seen[-1] += count
+        model.version += 1
+
+    model.apply = apply  # type: ignore[method-assign]
+    return seen
+
+
+def _race(
+    steps: int, group_size: int, victim: int | None, settings: dict[str, Any]
+) -> tuple[Tensor, dict[str, float], float]:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    parameter = nn.Parameter(torch.zeros(world_size * SEGMENT))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    with two_stage_world([optimizer], group_size, **settings) as world:
+        seen = _record_pushes(world)
+        dist.barrier()  # no node may push before the master records
+        total = 0.0
+        for step in range(steps):
+            value = float((7 * step + rank) % 5 + 1)
+            gradient = torch.zeros_like(parameter)
+            gradient[rank * SEGMENT : (rank + 1) * SEGMENT] = value
+            parameter.grad = gradient
+            if rank == victim and step == steps // 2:
+                threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            world.engine.step(0)
+            total += value
+        if rank == victim:
+            time.sleep(60)
+        world.engine.rendezvous()
+        return seen, world.engine.metrics(), total
+
+
+def _segments(seen: Tensor) -> list[Tensor]:
+    return list(seen[:-1].split(SEGMENT))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "group_size", "settings"),
+    [
+        (3, 3, {"push_period": 2}),
+        (4, 2, {"push_period": 3, "order_locking": False}),
+        (4, 2, {"push_period": 3, "double_buffering": False}),
+    ],
+)
+def test_no_gradient_is_lost_or_counted_twice(
+    world_size: int, group_size: int, settings: dict[str, Any]
+) -> None:
+    results = run_ranks(_race, world_size, 80, group_size, None, settings)
+    seen, metrics, _ = results[0]
+    for segment, (_, _, total) in zip(_segments(seen), results, strict=True):
+        assert torch.equal(segment, torch.full_like(segment, total))
+    assert seen[-1] == 80 * world_size
+    assert metrics["hier/two_stage/master/version"] > 10  # they did race
+    nodes = range(0, world_size, group_size)
+    pushed = [results[node][1]["hier/two_stage/node/gradients"] for node in nodes]
+    assert sum(pushed) == 80 * world_size
+
+
+def test_killed_device_loses_whole_gradients_and_nobody_elses() -> None:
+    """It is killed somewhere in its steps, perhaps in the middle of an addition."""
+    outcomes = rank_outcomes(_race, 3, 80, 3, 1, {"push_period": 2})
+    assert [outcome.died for outcome in outcomes] == [False, True, False]
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    seen, metrics, _ = outcomes[0].result
+    segments = _segments(seen)
+    for rank in (0, 2):
+        total = outcomes[rank].result[2]
+        assert torch.equal(segments[rank], torch.full_like(segments[rank], total))
+    assert len(segments[1].unique()) == 1  # no gradient came in part
+    assert segments[1][0] > 0
+    assert metrics["hier/two_stage/node/lost"] <= 3

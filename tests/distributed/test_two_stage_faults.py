@@ -1,0 +1,94 @@
+"""Ranks of two-stage ASGD that die or stand still: who goes on, and what the others are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.distributed.two_stage_world import two_stage_world
+from tests.ranks import RankOutcome, rank_outcomes
+
+STEPS = 60
+
+
+def _train(
+    victim: int, fault: str, settings: dict[str, Any], group_size: int = 2
+) -> tuple[Tensor, dict[str, float], float]:
+    rank = int(os.environ["RANK"])
+    parameter = nn.Parameter(torch.ones(100))
+    optimizer = torch.optim.SGD([parameter], lr=0.01)
+    begun = time.monotonic()
+    with two_stage_world([optimizer], group_size, push_period=2, **settings) as world:
+        for step in range(STEPS):
+            parameter.grad = parameter.detach().clone()
+            if rank == victim and step == STEPS // 2:
+                if fault == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(8.0 if fault == "stands still" else 1.0)
+            world.engine.step(0)
+            time.sleep(0.002)
+        world.engine.rendezvous()
+        return parameter.detach().clone(), world.engine.metrics(), time.monotonic() - begun
+
+
+def _all_ended_alike(outcomes: list[RankOutcome]) -> None:
+    assert [outcome.error for outcome in outcomes] == [None] * len(outcomes)
+    models = [outcome.result[0] for outcome in outcomes]
+    assert all(torch.equal(model, models[0]) for model in models)
+    assert models[0].isfinite().all() and models[0].max() < 1.0
+
+
+@pytest.mark.parametrize("double_buffering", [True, False])
+def test_node_goes_on_without_a_device_that_died(double_buffering: bool) -> None:
+    settings = {"double_buffering": double_buffering}
+    outcomes = rank_outcomes(_train, 4, 3, "killed", settings)
+    assert outcomes[3].died
+    _all_ended_alike(outcomes[:3])
+
+
+@pytest.mark.parametrize("order_locking", [True, False])
+def test_group_ends_with_its_first_rank_and_others_go_on(order_locking: bool) -> None:
+    outcomes = rank_outcomes(_train, 4, 2, "killed", {"order_locking": order_locking})
+    assert outcomes[2].died
+    assert outcomes[3].error is not None and outcomes[3].error.startswith("PeerError: rank 2 of")
+    assert "its group can't go on" in outcomes[3].error
+    _all_ended_alike(outcomes[:2])
+
+
+def test_all_end_with_the_master() -> None:
+    outcomes = rank_outcomes(_train, 4, 0, "killed", {})
+    assert outcomes[0].died
+    for outcome in outcomes[1:]:
+        assert outcome.error is not None and outcome.error.startswith("PeerError: rank 0")
+        assert "master" in outcome.error
+
+
+def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None:
+    outcomes = rank_outcomes(_train, 3, 1, "stands still", {"timeout_s": 3.0}, group_size=1)
+    for rank in (0, 2):
+        error = outcomes[rank].error
+        assert error is not None and error.startswith("PeerError")
+        assert "the node of rank 1 has not pushed: look at the log of rank 1" in error or (
+            rank == 2 and "rank 0" in error  # the master's own node was told first
+        )
+
+
+def test_slow_node_holds_up_none_without_an_order() -> None:
+    """The others make all their steps while it sleeps, and wait for it at the epoch's end."""
+    outcomes = rank_outcomes(_train, 2, 1, "slow", {"order_locking": False}, group_size=1)
+    _all_ended_alike(outcomes)
+    waited = outcomes[0].result[1]["hier/two_stage/device/waiting_seconds"]
+    assert waited > outcomes[1].result[1]["hier/two_stage/device/waiting_seconds"]
+
+
+def test_nothing_is_left_in_shared_memory_by_a_killed_job() -> None:
+    before = set(os.listdir("/dev/shm"))
+    outcomes = rank_outcomes(_train, 2, 0, "killed", {})
+    assert outcomes[0].died
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "hier" in name}

@@ -1,0 +1,121 @@
+"""Two-stage ASGD on real ranks against float64 twins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.distributed.two_stage_world import World, two_stage_world
+from tests.equivalence.two_stage_twins import (
+    FEATURES,
+    MasterTwin,
+    NodeTwin,
+    Rule,
+    adam,
+    batch,
+    gradient,
+    plan,
+    sgd,
+    train_waiting,
+)
+from tests.ranks import run_ranks
+
+ETA = 0.1
+START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
+
+
+def _make(name: str, module: nn.Module) -> torch.optim.Optimizer:
+    return getattr(torch.optim, name)(module.parameters(), lr=ETA)
+
+
+def _linear() -> nn.Linear:
+    module = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        module.weight.copy_(START)
+    return module
+
+
+def _step(world: World, module: nn.Linear, optimizer: torch.optim.Optimizer, step: int) -> None:
+    inputs, targets = batch(world.rank, step)
+    optimizer.zero_grad()
+    loss = 0.5 * (module(inputs).squeeze(1) - targets).square().mean()
+    loss.backward()
+    world.engine.step(0)
+
+
+def _train(
+    optimizer_name: str, epochs: list[dict[int, int]], rates: list[float], settings: dict[str, Any]
+) -> dict[str, Any]:
+    module = _linear()
+    optimizer = _make(optimizer_name, module)
+    with two_stage_world([optimizer], 1, double_buffering=False, **settings) as world:
+        ends, step = [], 0
+        for epoch, rate in zip(epochs, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate
+            for _ in range(epoch[world.rank]):
+                _step(world, module, optimizer, step)
+                step += 1
+            world.engine.rendezvous()
+            ends.append(module.weight.detach().reshape(-1).clone())
+        master = world.engine._master
+        return {
+            "ends": ends,
+            "order": master.parts[0].order if master else None,
+            "metrics": world.engine.metrics(),
+        }
+
+
+def _rules(name: str, rate: float) -> Rule:
+    return {"SGD": sgd, "Adam": adam}[name](rate)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("push_period", [1, 4])
+def test_one_node_of_one_device(name: str, push_period: int) -> None:
+    """11 mini-batches: with a period of 4 the last push has 3, at gamma = eta / 3."""
+    [ours] = run_ranks(_train, 1, name, [{0: 11}], [ETA], {"push_period": push_period})
+    master = MasterTwin(START, _rules(name, ETA))
+    node = NodeTwin(START, _rules(name, ETA), rank=0)
+    train_waiting(master, {0: node}, [0], {0: plan(11, push_period)})
+    torch.testing.assert_close(ours["ends"][0], master.weights, rtol=1e-12, atol=1e-12)
+    assert ours["metrics"]["hier/two_stage/master/version"] == master.pushes
+
+
+def test_two_nodes_in_the_order_that_was_locked() -> None:
+    """Two epochs of unequal lengths; the rate changes between them, as by a scheduler."""
+    epochs, rates = [{0: 11, 1: 6}, {0: 5, 1: 9}], [0.1, 0.05]
+    results = run_ranks(_train, 2, "SGD", epochs, rates, {"push_period": 4})
+    order = results[0]["order"]
+    assert sorted(order) == [0, 1]
+    master = MasterTwin(START, sgd(ETA))
+    nodes = {rank: NodeTwin(START, sgd(ETA), rank=rank) for rank in (0, 1)}
+    for number, (epoch, rate) in enumerate(zip(epochs, rates, strict=True)):
+        for twin in (master, *nodes.values()):
+            twin.rule = sgd(rate)
+        train_waiting(master, nodes, order, {rank: plan(n, 4) for rank, n in epoch.items()})
+        for ours in results:
+            torch.testing.assert_close(ours["ends"][number], master.weights, rtol=1e-12, atol=1e-12)
+            assert torch.equal(ours["ends"][number], results[0]["ends"][number])
+
+
+def _warm_up(steps: int) -> Tensor:
+    module = _linear()
+    optimizer = _make("SGD", module)
+    with two_stage_world([optimizer], 2, warmup_steps=steps) as world:
+        for step in range(steps):
+            _step(world, module, optimizer, step)
+        world.engine.rendezvous()
+        return module.weight.detach().reshape(-1).clone()
+
+
+def test_warm_up_is_synchronous_sgd() -> None:
+    """Two nodes of two devices: the mean over all four at every step."""
+    expected = START
+    for step in range(3):
+        gradients = [gradient(expected, *batch(rank, step)) for rank in range(4)]
+        expected = expected - ETA * torch.stack(gradients).mean(0)
+    for ours in run_ranks(_warm_up, 4, 3):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)

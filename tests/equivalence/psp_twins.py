@@ -1,0 +1,112 @@
+"""Float64 twins of PSP-SGD: servers and workers in one process, from the paper's equations.
+
+A twin shares no code with the package. It knows no time: which gradients a server gets for which
+update is told from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Values = list[Tensor]
+# Gradients of the loss of a worker at a step, at given parameters.
+Gradients = Callable[[int, int, Values], Values]
+
+
+@dataclass
+class Sgd:
+    """Updater(g) of SGD with momentum, nesterov momentum and L2 weight decay."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    _velocities: dict[int, Tensor] = field(default_factory=dict)
+
+    def direction(self, index: int, w: Tensor, g: Tensor) -> Tensor:
+        """What the learning rate multiplies, for one parameter."""
+        g = g + self.weight_decay * w
+        v = self.momentum * self._velocities.get(index, torch.zeros_like(g)) + g
+        self._velocities[index] = v
+        return g + self.momentum * v if self.nesterov else v
+
+
+@dataclass
+class Adam:
+    """Updater(g) of Adam (Kingma and Ba 2014, Algorithm 1), with L2 weight decay."""
+
+    lr: float
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    _moments: dict[int, tuple[Tensor, Tensor, int]] = field(default_factory=dict)
+
+    def direction(self, index: int, w: Tensor, g: Tensor) -> Tensor:
+        """What the learning rate multiplies, for one parameter."""
+        g = g + self.weight_decay * w
+        zero = torch.zeros_like(g)
+        m, v, t = self._moments.get(index, (zero, zero, 0))
+        m = self.beta1 * m + (1 - self.beta1) * g
+        v = self.beta2 * v + (1 - self.beta2) * g**2
+        t += 1
+        self._moments[index] = m, v, t
+        return m / (1 - self.beta1**t) / ((v / (1 - self.beta2**t)).sqrt() + self.eps)
+
+
+def descend(w: Values, g: Sequence[Tensor], rule: Sgd | Adam, factor: float = 1.0) -> Values:
+    """``w - factor eta Updater(g)`` (eq. 3)."""
+    return [
+        one - factor * rule.lr * rule.direction(index, one, gradient)
+        for index, (one, gradient) in enumerate(zip(w, g, strict=True))
+    ]
+
+
+def synchronous(
+    start: Values, gradients: Gradients, rule: Sgd | Adam, *, workers: int, steps: int
+) -> Values:
+    """Synchronous SGD (eq. 2 to 5): the mean gradient of all workers at every step."""
+    w = [value.clone() for value in start]
+    for step in range(steps):
+        own = [gradients(worker, step, w) for worker in range(workers)]
+        mean = [torch.stack(same).mean(0) for same in zip(*own, strict=True)]
+        w = descend(w, mean, rule)
+    return w
+
+
+def summed(
+    start: Values, gradients: Gradients, rule: Sgd | Adam, *, workers: int, steps: int
+) -> Values:
+    """One optimizer on the sum of the gradients of all workers."""
+    w = [value.clone() for value in start]
+    for step in range(steps):
+        own = [gradients(worker, step, w) for worker in range(workers)]
+        total = [torch.stack(same).sum(0) for same in zip(*own, strict=True)]
+        w = descend(w, total, rule)
+    return w
+
+
+@dataclass(frozen=True)
+class Push:
+    """A gradient that an update gets: of a worker, at one of its steps, with a version."""
+
+    worker: int
+    step: int
+    version: int
+
+
+def partial(
+    start: Values, gradients: Gradients, rule: Sgd | Adam, updates: Sequence[Sequence[Push]]
+) -> Values:
+    """Server lines 4 to 14 of Algorithm 1, all servers alike: d eta Updater(g / d)."""
+    versions = [[value.clone() for value in start]]
+    for pushes in updates:
+        own = [gradients(push.worker, push.step, versions[push.version]) for push in pushes]
+        d = len(own)
+        g = [torch.stack(same).sum(0) for same in zip(*own, strict=True)]
+        versions.append(descend(versions[-1], [one / d for one in g], rule, factor=d))
+    return versions[-1]

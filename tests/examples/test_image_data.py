@@ -1,0 +1,262 @@
+"""The data of the image example: formats, splits, batches for ranks, augmentation."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from collections import Counter
+from hashlib import md5
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.image.augmentation import Augmentation
+from examples.image.batching import ImageDataset, ImageSampler, mean_and_deviation
+from examples.image.corpora.cifar10 import build_cifar10_corpus
+from examples.image.corpora.digits import build_digits_corpus
+from examples.image.corpora.mnist import build_mnist_corpus, read_idx
+from examples.image.corpus import Corpus, Split, take_out
+from examples.image.data_module import Images
+
+
+def idx(values: np.ndarray) -> bytes:
+    """An idx file of unsigned bytes, as its published description has it."""
+    header = bytes([0, 0, 8, values.ndim]) + b"".join(struct.pack(">I", n) for n in values.shape)
+    return header + values.astype(np.uint8).tobytes()
+
+
+def write_mnist(folder: Path, *, train: int = 12, test: int = 5, compressed: bool = True) -> None:
+    """Images whose every pixel is their number in the file, labelled by its last digit."""
+    for prefix, count in (("train", train), ("t10k", test)):
+        numbers = np.arange(count)
+        images = np.broadcast_to(numbers[:, None, None], (count, 28, 28))
+        for kind, values in (("images-idx3", images), ("labels-idx1", numbers % 10)):
+            content = idx(values)
+            name = f"{prefix}-{kind}-ubyte"
+            if compressed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+            else:
+                (folder / name).write_bytes(content)
+
+
+def split_of(count: int, *, size: int = 4) -> Split:
+    """Images whose every pixel is their number."""
+    numbers = torch.arange(count)
+    images = numbers.to(torch.uint8)[:, None, None, None].expand(count, 1, size, size)
+    return Split(images.contiguous(), numbers % 10)
+
+
+def test_digits_are_divided_without_loss_and_the_same_each_time() -> None:
+    corpus = build_digits_corpus()
+    splits = (corpus.train, corpus.valid, corpus.test)
+    assert [len(split) for split in splits] == [1197, 300, 300]
+    assert corpus.train.images.shape[1:] == (1, 8, 8)
+    assert corpus.train.images.max() == 255 and corpus.channels == 1
+    every = torch.cat([split.images.flatten(1) for split in splits])
+    from sklearn.datasets import load_digits
+
+    wanted = torch.from_numpy(np.rint(load_digits().data * 255 / 16).astype(np.uint8))
+    assert sorted(map(tuple, every.tolist())) == sorted(map(tuple, wanted.tolist()))
+    assert torch.equal(corpus.test.images, build_digits_corpus().test.images)
+    assert not torch.equal(corpus.test.images, build_digits_corpus(split_seed=1).test.images)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_mnist_files_are_read(tmp_path: Path, compressed: bool) -> None:
+    write_mnist(tmp_path, compressed=compressed)
+    corpus = build_mnist_corpus(path=str(tmp_path), valid_images=4)
+    assert [len(s) for s in (corpus.train, corpus.valid, corpus.test)] == [8, 4, 5]
+    for split in (corpus.train, corpus.valid, corpus.test):
+        assert split.images.shape[1:] == (1, 28, 28)
+        assert torch.equal(split.images[:, 0, 3, 7].long() % 10, split.labels)
+    both = torch.cat([corpus.train.images, corpus.valid.images])[:, 0, 0, 0]
+    assert sorted(both.tolist()) == list(range(12))
+
+
+def test_missing_mnist_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte.gz"):
+        build_mnist_corpus(path=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (idx(np.zeros((2, 3))), "unsigned bytes in 1 dimensions"),
+        (b"\x00\x00\x0d\x01" + bytes(8), "begins with 00 00 0d 01"),
+        (idx(np.zeros(5))[:-1], "must hold 5 values"),
+        (idx(np.zeros(5)) + b"x", "must hold 5 values"),
+        (b"\x00\x00", "begins with 00 00"),
+    ],
+)
+def test_damaged_idx_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "labels").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_idx(tmp_path / "labels", dimensions=1)
+
+
+def test_cut_gzip_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "labels.gz").write_bytes(gzip.compress(idx(np.zeros(500)))[:-9])
+    with pytest.raises(ValueError, match=r"labels\.gz can't be decompressed"):
+        read_idx(tmp_path / "labels.gz", dimensions=1)
+
+
+def test_cifar10_is_read_from_the_users_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of the published form, with sums of their own in place of the published ones."""
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+
+    def write(name: str, content: dict) -> str:
+        (folder / name).write_bytes(pickle.dumps(content))
+        return md5((folder / name).read_bytes()).hexdigest()
+
+    def batch(first: int) -> dict:
+        # A row has its 1024 red values first, then green, then blue.
+        rows = [[first + n] * 1024 + [100] * 1024 + [200] * 1024 for n in range(3)]
+        return {"data": np.array(rows, np.uint8), "labels": [first + n for n in range(3)]}
+
+    lists = {
+        "train_list": [["data_batch_1", write("data_batch_1", batch(0))]],
+        "test_list": [["test_batch", write("test_batch", batch(3))]],
+    }
+    names = {"label_names": [str(n) for n in range(10)]}
+    meta = {"filename": "batches.meta", "key": "label_names"}
+    monkeypatch.setattr(CIFAR10, "meta", {**meta, "md5": write("batches.meta", names)})
+    for attribute, files in lists.items():
+        monkeypatch.setattr(CIFAR10, attribute, files)
+    corpus = build_cifar10_corpus(path=str(tmp_path), valid_images=1)
+    assert [len(s) for s in (corpus.train, corpus.valid, corpus.test)] == [2, 1, 3]
+    assert corpus.test.images.shape == (3, 3, 32, 32)
+    assert corpus.test.images[:, :, 5, 9].tolist() == [[n, 100, 200] for n in (3, 4, 5)]
+    assert corpus.test.labels.tolist() == [3, 4, 5]
+
+
+def test_missing_cifar10_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="unpack cifar-10-python.tar.gz"):
+        build_cifar10_corpus(path=str(tmp_path))
+
+
+@given(
+    images=st.integers(1, 300),
+    batch_images=st.integers(1, 20),
+    world_size=st.integers(1, 9),
+    epoch=st.integers(0, 3),
+)
+def test_every_image_is_in_one_batch_and_ranks_have_as_many(
+    images: int, batch_images: int, world_size: int, epoch: int
+) -> None:
+    steps = -(-images // (batch_images * world_size))
+    if steps * world_size > images:
+        with pytest.raises(ValueError, match="take fewer ranks"):
+            ImageSampler(images, batch_images=batch_images, world_size=world_size)
+        return
+    seen: Counter[int] = Counter()
+    sizes = set()
+    for rank in range(world_size):
+        sampler = ImageSampler(
+            images, batch_images=batch_images, rank=rank, world_size=world_size, seed=3
+        )
+        sampler.set_epoch(epoch)
+        draws = list(sampler)
+        assert len(draws) == len(sampler) == steps
+        for draw in draws:
+            assert draw.epoch == epoch
+            seen.update(draw.positions)
+            sizes.add(len(draw.positions))
+    assert seen == Counter(range(images))
+    assert max(sizes) <= batch_images and max(sizes) - min(sizes) <= 1
+
+
+def test_order_is_drawn_from_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int, *, shuffle: bool = True) -> list[int]:
+        sampler = ImageSampler(50, batch_images=8, seed=seed, shuffle=shuffle)
+        sampler.set_epoch(epoch)
+        return [position for draw in sampler for position in draw.positions]
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(*key)) for key in ((1, 0), (1, 1), (2, 0))}) == 3
+    assert order(1, 1, shuffle=False) == list(range(50))
+
+
+def test_train_images_are_normalised_and_others_likewise() -> None:
+    draw = np.random.default_rng(0)
+    values = torch.from_numpy(draw.integers(0, 256, (40, 3, 6, 6)).astype(np.uint8))
+    split = Split(values, torch.zeros(40, dtype=torch.int64))
+    mean, deviation = mean_and_deviation(split)
+    dataset = ImageDataset(split, mean=mean, deviation=deviation)
+    (draws,) = ImageSampler(40, batch_images=40, shuffle=False)
+    images, labels = dataset[draws]
+    assert images.dtype == torch.float32 and labels.shape == (40,)
+    wanted = values.numpy() / 255.0
+    axes = (0, 2, 3)
+    wanted = (wanted - wanted.mean(axes, keepdims=True)) / wanted.std(axes, keepdims=True)
+    np.testing.assert_allclose(images.numpy(), wanted, atol=1e-5)
+
+
+def test_augmentation_moves_and_mirrors_within_its_limits() -> None:
+    """A single bright pixel in the middle tells where an image went."""
+    image = torch.zeros(400, 1, 9, 9, dtype=torch.uint8)
+    image[:, 0, 4, 3] = 255
+    moved = Augmentation(shift=2, mirror=True)(image, np.random.default_rng(0))
+    assert moved.shape == image.shape and image[:, 0, 4, 3].eq(255).all()
+    where = moved.nonzero()
+    assert len(where) == 400
+    assert set(where[:, 2].tolist()) == set(range(2, 7))
+    # From column 3 to 1..5, and those mirrored about column 4 to 3..7.
+    assert set(where[:, 3].tolist()) == set(range(1, 8))
+    again = Augmentation(shift=2, mirror=True)(image, np.random.default_rng(0))
+    assert torch.equal(moved, again)
+
+
+def test_augmentation_is_drawn_anew_each_epoch_for_training_alone() -> None:
+    data = Images(batch_images=64, shift=2, mirror=True)
+    loader = data.train_dataloader()
+    dataset, sampler = loader.dataset, loader.sampler
+    draw = next(iter(sampler))
+    assert torch.equal(dataset[draw].images, dataset[draw].images)
+    assert not torch.equal(dataset[draw].images, dataset[draw._replace(epoch=1)].images)
+    plain = data.val_dataloader().dataset
+    first = next(iter(data.val_dataloader().sampler))
+    assert torch.equal(plain[first].images, plain[first._replace(epoch=1)].images)
+
+
+def test_splits_that_do_not_fit_are_refused() -> None:
+    split = split_of(6)
+    with pytest.raises(ValueError, match="one for each image"):
+        Split(split.images, split.labels[:-1])
+    with pytest.raises(ValueError, match="uint8"):
+        Split(split.images.float(), split.labels)
+    with pytest.raises(ValueError, match="at least one image"):
+        Split(split.images[:0], split.labels[:0])
+    with pytest.raises(ValueError, match="labels of x must be from 0 to 3, got 0 to 5"):
+        Corpus(name="x", num_classes=4, train=split, valid=split, test=split)
+    with pytest.raises(ValueError, match="one size"):
+        Corpus(name="x", num_classes=10, train=split, valid=split_of(3, size=5), test=split)
+    with pytest.raises(ValueError, match="from 1 to 5 may go, got 6"):
+        take_out(split, 6, seed=0)
+
+
+def test_data_module_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="digits, mnist, cifar10, got 'emnist'"):
+        Images(corpus="emnist")
+    with pytest.raises(ValueError, match="the arguments are path, split_seed, valid_images"):
+        Images(corpus="mnist")
+    with pytest.raises(ValueError, match="batch_images must be at least 1"):
+        Images(batch_images=0)
+    with pytest.raises(ValueError, match="shift must be at least 0"):
+        Images(shift=-1)
+
+
+@pytest.mark.needs_data
+def test_mnist_subset_is_read(data_root: Path) -> None:
+    corpus = build_mnist_corpus(path=str(data_root / "mnist"))
+    assert [len(s) for s in (corpus.train, corpus.valid, corpus.test)] == [9000, 1000, 2000]
+    assert set(corpus.test.labels.bincount().tolist()) == {200}

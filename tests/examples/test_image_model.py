@@ -1,0 +1,186 @@
+"""The model of the image example: shapes, sizes, optimizer, what it learns, command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from torch.nn import functional
+
+from examples.image.data_module import Images
+from examples.image.model import ResNetClassifier
+from examples.image.networks import ResidualBlock
+from examples.image.train import main
+from lightning_hier import HierarchicalStrategy
+from tests.ranks import run_ranks
+
+CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "image" / "configs"
+# By hand for the small ones; torchvision's ResNet-50 has 25,557,032 with 1000 classes.
+PARAMETERS = {
+    "digits": 19_706,
+    "mnist": 77_754,
+    "cifar10_resnet50": 25_557_032 - 2049 * 990,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep LightningCLI from warning that the process has arguments of its own."""
+    monkeypatch.setattr("sys.argv", ["train"])
+
+
+def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
+    """Arguments of a run of the digits config that takes a second or two."""
+    return [
+        command,
+        f"--config={CONFIGS / 'digits.yaml'}",
+        "--model.channels=[4]",
+        "--data.batch_images=64",
+        f"--trainer.logger.init_args.save_dir={directory}",
+        "--trainer.max_epochs=1",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        *more,
+    ]
+
+
+@pytest.mark.parametrize(("size", "channels"), [(8, (4, 8)), (28, (4, 8, 8)), (9, (4,))])
+def test_small_network_takes_images_of_any_size(size: int, channels: tuple[int, ...]) -> None:
+    model = ResNetClassifier(num_classes=7, image_channels=3, channels=channels, blocks=2)
+    assert model(torch.zeros(5, 3, size, size)).shape == (5, 7)
+    blocks = [module for module in model.modules() if isinstance(module, ResidualBlock)]
+    assert len(blocks) == 2 * len(channels)
+
+
+def test_a_block_adds_its_input() -> None:
+    """With the last normalisation's scale at 0 a block is its shortcut."""
+    block = ResidualBlock(3, 3)
+    torch.nn.init.zeros_(block.convolutions[-1].weight)
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(block(images), functional.relu(images))
+    assert ResidualBlock(3, 6, stride=2)(torch.randn(2, 3, 9, 9)).shape == (2, 6, 5, 5)
+
+
+@pytest.mark.parametrize("options", [{"blocks": 0}, {"channels": ()}, {"channels": (4, 0)}])
+def test_network_without_layers_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="needs a stage"):
+        ResNetClassifier(**options)
+
+
+def test_networks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="coloured images, got 1"):
+        ResNetClassifier(network="resnet50", image_channels=1)
+    with pytest.raises(ValueError, match="'small' or 'resnet50', got 'vgg'"):
+        ResNetClassifier(network="vgg")
+
+
+def test_optimizer_is_the_papers() -> None:
+    made = ResNetClassifier(learning_rate=0.4).configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    (group,) = optimizer.param_groups
+    assert (group["momentum"], group["weight_decay"]) == (0.9, 1e-4)
+    rates = []
+    for _ in range(90):
+        rates.append(group["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.4] * 30 + [0.04] * 30 + [0.004] * 30)
+
+
+def test_digits_are_learnt_within_seconds() -> None:
+    """One rank, 4 epochs; a guess is right in a tenth of the cases."""
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_epochs=4,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    model = ResNetClassifier(channels=(8, 16), decay_epochs=(3,))
+    data = Images(batch_images=32)
+    trainer.fit(model, data)
+    assert float(trainer.callback_metrics["valid/accuracy"]) > 0.9
+    assert trainer.test(model, data, verbose=False)[0]["test/accuracy"] > 0.9
+
+
+def scores_on_this_rank() -> tuple[float, float, float, float]:
+    """Scores by the Trainer, and over all images of the split at once."""
+    torch.set_num_threads(1)
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=3,
+        strategy=HierarchicalStrategy(group_size="world"),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    model, data = ResNetClassifier(channels=(4,)), Images(batch_images=7)
+    found = trainer.validate(model, data, verbose=False)[0]
+    images, labels = [], []
+    for rank in range(3):
+        sampler = data.val_dataloader().sampler
+        sampler.rank = rank
+        for draw in sampler:
+            batch = data.val_dataloader().dataset[draw]
+            images.append(batch.images)
+            labels.append(batch.labels)
+    with torch.no_grad():
+        logits, wanted = model.eval()(torch.cat(images)), torch.cat(labels)
+    accuracy = (logits.argmax(1) == wanted).float().mean().item()
+    loss = functional.cross_entropy(logits, wanted).item()
+    return found["valid/accuracy"], found["valid/loss"], accuracy, loss
+
+
+def test_scores_weigh_all_images_of_all_ranks_alike() -> None:
+    """300 images on 3 ranks make 45 batches of 6 or 7."""
+    for accuracy, loss, wanted_accuracy, wanted_loss in run_ranks(scores_on_this_rank, 3):
+        assert accuracy == pytest.approx(wanted_accuracy, abs=1e-6)
+        assert loss == pytest.approx(wanted_loss, rel=1e-5)
+
+
+def test_every_config_is_tested() -> None:
+    assert {path.stem for path in CONFIGS.iterdir()} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", f"--config={CONFIGS / name}.yaml", "--print_config"])
+    assert stop.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["trainer"]["use_distributed_sampler"] is False
+    assert printed["model"]["weight_decay"] == 1e-4
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_configs_have_their_sizes(name: str) -> None:
+    config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    image_channels = 3 if name == "cifar10_resnet50" else 1
+    with torch.device("meta"):
+        model = ResNetClassifier(image_channels=image_channels, **config["model"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+
+
+def test_fit_takes_sizes_from_the_data_and_test_gives_accuracy(tmp_path: Path) -> None:
+    cli = main(small_run(tmp_path))
+    assert isinstance(cli.model, ResNetClassifier)
+    assert (cli.model.hparams["num_classes"], cli.model.hparams["image_channels"]) == (10, 1)
+    metrics = cli.trainer.callback_metrics
+    assert {"train/loss", "valid/loss", "valid/accuracy"} <= set(metrics)
+    checkpoint = cli.trainer.checkpoint_callback.best_model_path
+    tested = main(small_run(tmp_path, f"--ckpt_path={checkpoint}", command="test"))
+    assert {"test/loss", "test/accuracy"} <= set(tested.trainer.callback_metrics)
+    loaded = ResNetClassifier.load_from_checkpoint(checkpoint, weights_only=True)
+    for name, value in cli.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name

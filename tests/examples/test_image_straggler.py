@@ -1,0 +1,196 @@
+"""Ranks that are late on purpose, and accuracy over wall time."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from examples.image import step_pause, wall_time
+from examples.image.data_module import Images
+from examples.image.model import ResNetClassifier
+from examples.image.step_pause import Pace, StepPause
+from examples.image.straggler import Straggler
+from examples.image.wall_time import AccuracyOverTime, Point
+from lightning_hier import HierarchicalStrategy, PSPStrategy
+from tests.ranks import run_ranks
+
+SECONDS = 0.02
+
+
+def tiny_trainer(strategy: Any, callbacks: list[pl.Callback]) -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_epochs=2,
+        limit_train_batches=10,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+    )
+
+
+def fit_on_this_rank(fraction: float, seed: int) -> tuple[list[tuple[int, int]], float, float]:
+    """Late batches, seconds slept as it says, and seconds slept as the clock says."""
+    torch.set_num_threads(1)
+    pl.seed_everything(0, verbose=False)
+    measured = 0.0
+    really_sleep = time.sleep
+
+    def sleep(seconds: float) -> None:
+        nonlocal measured
+        begun = time.monotonic()
+        really_sleep(seconds)
+        measured += time.monotonic() - begun
+
+    step_pause.time = SimpleNamespace(  # type: ignore[assignment]
+        sleep=sleep, monotonic=time.monotonic
+    )
+    late = Straggler(rank=1, seconds=SECONDS, fraction=fraction, seed=seed)
+    trainer = tiny_trainer(HierarchicalStrategy(group_size="world"), [late])
+    trainer.fit(ResNetClassifier(channels=(2,)), Images(batch_images=4))
+    return late.late_batches, late.slept_s, measured
+
+
+def test_one_rank_sleeps_at_every_batch() -> None:
+    (none, slept, _), (batches, late_slept, measured) = run_ranks(fit_on_this_rank, 2, 1.0, 0)
+    assert (none, slept) == ([], 0.0)
+    assert batches == [(epoch, batch) for epoch in range(2) for batch in range(10)]
+    assert late_slept == pytest.approx(20 * SECONDS)
+    assert measured >= late_slept
+
+
+def test_late_batches_are_those_that_the_seed_says() -> None:
+    _, (batches, _, _) = run_ranks(fit_on_this_rank, 2, 0.5, 3)
+    twin = Straggler(rank=1, seconds=SECONDS, fraction=0.5, seed=3)
+    everything = [(epoch, batch) for epoch in range(2) for batch in range(10)]
+    assert batches == [here for here in everything if twin.is_late(*here)]
+    assert 0 < len(batches) < 20
+
+
+def late(seed: int, fraction: float, count: int) -> list[bool]:
+    drawing = Straggler(rank=0, seconds=0.0, fraction=fraction, seed=seed)
+    return [drawing.is_late(7, batch) for batch in range(count)]
+
+
+def test_the_fraction_of_late_batches_is_kept() -> None:
+    """Six standard deviations of a binomial share of 4000."""
+    for fraction in (0.0016, 0.25):
+        share = sum(late(0, fraction, 4000)) / 4000
+        assert abs(share - fraction) <= 6 * (fraction * (1 - fraction) / 4000) ** 0.5
+    assert not any(late(0, 0.0, 500)) and all(late(0, 1.0, 500))
+    assert late(1, 0.5, 100) == late(1, 0.5, 100) != late(2, 0.5, 100)
+
+
+def fit_by_halves(seconds: float) -> tuple[list[tuple[int, int]], float]:
+    """One of two gradients is enough: the late rank leaves batches out."""
+    torch.set_num_threads(1)
+    pl.seed_everything(0, verbose=False)
+    late = Straggler(rank=1, seconds=seconds)
+    trainer = tiny_trainer(PSPStrategy(min_pushes=1), [late, Pace(0.02)])
+    trainer.fit(ResNetClassifier(channels=(2,)), Images(batch_images=4))
+    return late.late_batches, late.slept_s
+
+
+def test_a_batch_that_psp_leaves_out_costs_nothing() -> None:
+    _, (batches, slept) = run_ranks(fit_by_halves, 2, 0.2)
+    assert 0 < len(batches) < 20
+    assert slept == pytest.approx(0.2 * len(batches))
+
+
+def started(pause: StepPause, rank: int = 0) -> pl.LightningModule:
+    """A module whose forward pauses, at batch 5 of epoch 7."""
+    trainer: Any = SimpleNamespace(current_epoch=7, global_rank=rank, world_size=2)
+    module = ResNetClassifier(channels=(2,))
+    pause.setup(trainer, module, "fit")
+    pause.on_train_start(trainer, module)
+    pause.on_train_batch_start(trainer, module, None, 5)
+    return module
+
+
+def test_a_pause_comes_once_in_a_batch_and_not_in_validation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(step_pause.time, "sleep", naps.append)
+    pause, images = Straggler(rank=0, seconds=5.0), torch.zeros(2, 1, 8, 8)
+    module = started(pause)
+    module(images)
+    module(images)
+    assert naps == [5.0]
+    trainer: Any = SimpleNamespace(current_epoch=7)
+    pause.on_train_batch_start(trainer, module, None, 6)
+    pause.on_train_batch_end(trainer, module, None, None, 6)
+    module(images)
+    assert naps == [5.0]
+    pause.on_train_batch_start(trainer, module, None, 7)
+    pause.on_train_end(trainer, module)
+    module(images)
+    assert (naps, pause.slept_s, pause.late_batches) == ([5.0], 5.0, [(7, 5)])
+
+
+def test_another_rank_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(step_pause.time, "sleep", naps.append)
+    started(Straggler(rank=1, seconds=5.0))(torch.zeros(2, 1, 8, 8))
+    assert naps == []
+
+
+def test_a_pace_is_kept_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(step_pause.time, "sleep", naps.append)
+    for begun, ended, expected in ((10.0, 10.25, [0.75]), (10.0, 11.5, [])):
+        naps.clear()
+        clock = iter([begun, ended])
+        monkeypatch.setattr(step_pause.time, "monotonic", lambda clock=clock: next(clock))
+        started(Pace(1.0))(torch.zeros(2, 1, 8, 8))
+        assert naps == expected
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        Pace(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": -1, "seconds": 1.0}, "rank must be at least 0, got -1"),
+        ({"rank": 0, "seconds": -0.5}, "seconds must be at least 0, got -0.5"),
+        ({"rank": 0, "seconds": 1.0, "fraction": 1.5}, "fraction must be from 0 to 1, got 1.5"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Straggler(**options)
+
+
+def test_a_late_rank_that_does_not_exist_is_refused() -> None:
+    trainer: Any = SimpleNamespace(world_size=4)
+    with pytest.raises(ValueError, match="smaller than the number of ranks, 4, got 4"):
+        Straggler(rank=4, seconds=1.0).setup(trainer, pl.LightningModule(), "fit")
+
+
+def test_accuracy_is_noted_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 102.5, 104.0])
+    monkeypatch.setattr(wall_time.time, "monotonic", lambda: next(clock))
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(fn=TrainerFn.FITTING), sanity_checking=True, callback_metrics={}
+    )
+    noted, module = AccuracyOverTime(), pl.LightningModule()
+    noted.on_validation_end(trainer, module)
+    noted.on_train_start(trainer, module)
+    trainer.sanity_checking = False
+    for accuracy in (0.25, 0.5):
+        trainer.callback_metrics = {"valid/accuracy": torch.tensor(accuracy)}
+        noted.on_validation_end(trainer, module)
+    trainer.state.fn = TrainerFn.VALIDATING
+    noted.on_validation_end(trainer, module)
+    assert noted.points == [Point(2.5, 0.25), Point(4.0, 0.5)]

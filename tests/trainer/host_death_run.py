@@ -1,0 +1,51 @@
+"""A rank of a job that loses a host: trains, and writes down its model; see test_host_death."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.trainer.fitting import Net, loader, make_trainer, weights
+
+FATAL_STEP = 6
+
+
+class _StopsToDie(Net):
+    """On the last rank, says at a step that it may be killed now, and waits for it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(batchnorm=True)
+        self.folder = folder
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        last = self.trainer.global_rank == self.trainer.world_size - 1
+        if last and self.global_step == FATAL_STEP:
+            (self.folder / "ready").touch()
+            time.sleep(60)
+        time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
+
+
+def main() -> None:
+    """Train by the strategy named second, write into the folder named first."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    limit = timedelta(seconds=60)
+    strategy: Any = lh.TwoStageASGDStrategy(timeout=limit, push_period=2)
+    if name == "psp":
+        strategy = lh.PSPStrategy(timeout=limit, min_pushes=2)
+    model = _StopsToDie(folder)
+    trainer = make_trainer(strategy, max_epochs=2, num_sanity_val_steps=0)
+    trainer.fit(model, loader(10), loader(2))
+    loss = float(trainer.callback_metrics["val_loss"])
+    torch.save((weights(model), loss, trainer.global_step), folder / f"{trainer.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

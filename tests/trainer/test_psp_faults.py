@@ -1,0 +1,110 @@
+"""PSP-SGD with ranks that die or fall silent, at an exact (rank, step), through the Trainer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import RankOutcome, rank_outcomes
+from tests.trainer.fitting import Net, loader, make_trainer, weights
+
+RANKS = 4
+BATCHES = 12
+LIMIT = timedelta(seconds=30)
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+class _Disturbed(Net):
+    """At given (rank, batch) places a rank dies, stands still or raises."""
+
+    def __init__(self, disturbances: dict[tuple[int, int], str]) -> None:
+        super().__init__(batchnorm=True)
+        self.disturbances = disturbances
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        disturbance = self.disturbances.get((_rank(), self.global_step))
+        if disturbance == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if disturbance == "raises":
+            raise ValueError("this rank's own mistake")
+        if disturbance == "sleeps":
+            time.sleep(1.5)
+        # Else the live ranks would have finished before they notice.
+        time.sleep(0.05)
+        return super().training_step(batch, batch_idx)
+
+
+def _run(disturbances: dict[tuple[int, int], str], settings: dict[str, Any]) -> Any:
+    strategy = lh.PSPStrategy(**{"timeout": LIMIT, **settings})
+    model = _Disturbed(disturbances)
+    trainer = make_trainer(strategy, max_epochs=2, num_sanity_val_steps=0)
+    trainer.fit(model, loader(BATCHES), loader(2))
+    loss = float(trainer.callback_metrics["val_loss"])
+    return weights(model), trainer.global_step, loss
+
+
+def _ended_alike(outcomes: list[RankOutcome], dead: set[int]) -> None:
+    living = [outcome for outcome in outcomes if outcome.rank not in dead]
+    for outcome in living:
+        assert outcome.error is None, f"rank {outcome.rank}: {outcome.traceback}"
+        model, steps, loss = outcome.result
+        assert steps == 2 * BATCHES
+        assert torch.isfinite(model).all()
+        assert torch.equal(model, living[0].result[0])
+        assert loss == living[0].result[2]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("step", [0, 5, BATCHES - 1])
+def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
+    where = {(rank, step): "dies"}
+    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2}, timeout_s=90)
+    _ended_alike(outcomes, {rank})
+
+
+def test_rank_that_takes_over_may_die_too() -> None:
+    where = {(1, 3): "dies", (2, 14): "dies"}
+    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2}, timeout_s=90)
+    _ended_alike(outcomes, {1, 2})
+
+
+def test_rank_that_raises_is_done_without() -> None:
+    outcomes = rank_outcomes(_run, RANKS, {(2, 4): "raises"}, {"min_pushes": 3}, timeout_s=90)
+    assert outcomes[2].error == "ValueError: this rank's own mistake"
+    _ended_alike(outcomes, {2})
+
+
+@pytest.mark.parametrize("settings", [{"min_pushes": 3}, {"min_pushes": 3, "min_pulled": 0.75}])
+def test_rank_that_sleeps_comes_back(settings: dict[str, Any]) -> None:
+    outcomes = rank_outcomes(_run, RANKS, {(3, 4): "sleeps"}, settings, timeout_s=90)
+    _ended_alike(outcomes, set())
+
+
+def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
+    outcomes = rank_outcomes(_run, RANKS, {(1, 4): "dies"}, {"min_pushes": "all"}, timeout_s=90)
+    for outcome in outcomes:
+        if outcome.rank != 1:
+            assert outcome.error is not None
+            assert "rank 1" in outcome.error
+            assert "min_pushes" in outcome.error
+
+
+def test_late_rank_that_nobody_can_do_without_is_named_at_the_limit() -> None:
+    settings = {"min_pushes": "all", "timeout": timedelta(seconds=1)}
+    outcomes = rank_outcomes(_run, 3, {(2, 3): "sleeps"}, settings, timeout_s=60)
+    for rank in (0, 1):
+        error = outcomes[rank].error
+        assert error is not None
+        assert error.startswith("PeerError")
+        assert "rank 2" in error

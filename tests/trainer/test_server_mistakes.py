@@ -1,0 +1,138 @@
+"""Mistakes with parameter servers: one clear error on every rank before training."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit, loader, make_trainer
+
+
+def _rank() -> int:
+    return int(os.environ["RANK"])
+
+
+class _Untrained(Net):
+    """Fails if it is asked to train."""
+
+    def __init__(self, optimizers: Callable[[Net], Any] | None = None) -> None:
+        super().__init__()
+        self.make = optimizers
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        raise AssertionError("training has begun")
+
+    def configure_optimizers(self) -> Any:
+        return self.make(self) if self.make else super().configure_optimizers()
+
+
+def _too_many_pushes() -> None:
+    fit(lh.PSPStrategy(min_pushes=5), model=_Untrained())
+
+
+def _settings_differ() -> None:
+    fit(lh.PSPStrategy(min_pulled=0.5 if _rank() else 1.0), model=_Untrained())
+
+
+def _strategies_differ() -> None:
+    fit("psp" if _rank() else "two_stage_asgd", model=_Untrained())
+
+
+def _group_size() -> None:
+    fit(lh.TwoStageASGDStrategy(group_size=3), model=_Untrained())
+
+
+def _lbfgs() -> None:
+    fit("psp", model=_Untrained(lambda net: torch.optim.LBFGS(net.parameters())))
+
+
+def _shared_parameters() -> None:
+    def both(net: Net) -> Any:
+        one, other = list(net.parameters()), list(net.layers[2].parameters())
+        return torch.optim.SGD(one, lr=0.1), torch.optim.SGD(other, lr=0.1)
+
+    model = _Untrained(both)
+    model.automatic_optimization = False
+    fit("psp", model=model)
+
+
+def _sync_batchnorm() -> None:
+    fit("two_stage_asgd", model=_Untrained(), sync_batchnorm=True)
+
+
+def _optimizers_differ() -> None:
+    kind = torch.optim.Adam if _rank() == 1 else torch.optim.SGD
+    fit("psp", model=_Untrained(lambda net: kind(net.parameters(), lr=0.1)))
+
+
+def _batches_differ() -> None:
+    trainer = make_trainer("psp", use_distributed_sampler=False)
+    trainer.fit(_Untrained(), loader(3 if _rank() == 1 else 5))
+
+
+CASES: list[tuple[Callable[[], None], str]] = [
+    (_too_many_pushes, r"min_pushes is 5, but there are only 4 workers"),
+    (_settings_differ, r"pull_rule: .*min_pulled=1.0.* on rank 0; .*min_pulled=0.5.* 1, 2, 3"),
+    (_strategies_differ, r'"TwoStageASGDStrategy" on rank 0; "PSPStrategy" on ranks 1, 2, 3'),
+    (_group_size, r"group_size=3 with 4 ranks; sizes that do: 1, 2, 4"),
+    (_lbfgs, r"LBFGS calls its closure several times"),
+    (_shared_parameters, r"two optimizers share a parameter"),
+    (_sync_batchnorm, r"sync_batchnorm=True can't be combined with parameter servers"),
+    (_optimizers_differ, r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1'),
+    (_batches_differ, r"number of training batches: \"20\" on ranks 0, 2, 3; \"12\" on rank 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"), CASES, ids=[case[0].__name__.strip("_") for case in CASES]
+)
+def test_one_clear_error_on_every_rank(mistake: Callable[[], None], message: str) -> None:
+    errors = run_ranks(mistake, 4, expect_failure=True, timeout_s=40)
+    for error in errors:
+        assert error.startswith("ValueError"), error
+        assert re.search(message, error, re.DOTALL), error
+    assert len(set(errors)) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lh.PSPStrategy(min_pushes=0), "min_pushes must be .*got 0"),
+        (lambda: lh.PSPStrategy(min_pushes=1.5), "min_pushes must be .*got 1.5"),
+        (lambda: lh.PSPStrategy(min_pushes="some"), "min_pushes must be .*got 'some'"),
+        (lambda: lh.PSPStrategy(min_pulled=0.0), "min_pulled .*got 0.0"),
+        (lambda: lh.PSPStrategy(min_pulled=2), "min_pulled .*got 2"),
+        (lambda: lh.PSPStrategy(push_timeout_s=-1), "push_timeout_s .*got -1"),
+        (lambda: lh.PSPStrategy(pull_timeout_s=float("inf")), "pull_timeout_s .*got inf"),
+        (lambda: lh.PSPStrategy(warmup_steps=-1), "warmup_steps .*got -1"),
+        (lambda: lh.TwoStageASGDStrategy(push_period=0), "push_period .*got 0"),
+        (lambda: lh.TwoStageASGDStrategy(refresh_period=0), "refresh_period .*got 0"),
+        (lambda: lh.TwoStageASGDStrategy(group_size=0), "group_size .*got 0"),
+        (lambda: lh.PSPStrategy(ddp_comm_hook=print), "ddp_comm_hook can't be set"),
+    ],
+)
+def test_values_out_of_range(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+class _Unfreezes(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[0].requires_grad_(False)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.layers[0].requires_grad_(True)
+
+
+def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost() -> None:
+    errors = run_ranks(fit, 2, "psp", 6, _Unfreezes(), expect_failure=True, timeout_s=40)
+    assert any("frozen when training started" in error for error in errors)

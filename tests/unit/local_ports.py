@@ -1,0 +1,114 @@
+"""Ports between threads of one process, with the interface of the real ones, for tests."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.message import Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.servant import Duty, Servant
+
+
+class LocalNetwork:
+    """Mailboxes of so many ranks; messages to and from a rank that was cut off are dropped."""
+
+    def __init__(self, world_size: int) -> None:
+        self.servers: list[queue.Queue[Received]] = [queue.Queue() for _ in range(world_size)]
+        self.clients: list[queue.Queue[Received]] = [queue.Queue() for _ in range(world_size)]
+        self.cut_off: dict[int, str] = {}
+        self.refuse: Callable[[int, int, Message], bool] = lambda sender, receiver, message: False
+
+    def deliver(self, box: queue.Queue[Received], sender: int, to: int, message: Message) -> bool:
+        if sender in self.cut_off or to in self.cut_off or self.refuse(sender, to, message):
+            return False
+        box.put(Received(sender, str(sender).encode(), message))
+        return True
+
+
+class LocalServerPort:
+    """The server port of one rank."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self._network, self._rank = network, rank
+
+    def receive(self, timeout_s: float) -> Received | None:
+        return _take(self._network.servers[self._rank], timeout_s)
+
+    def send(self, address: bytes, message: Message) -> bool:
+        to = int(address)
+        return self._network.deliver(self._network.clients[to], self._rank, to, message)
+
+
+class LocalClientPort:
+    """The client port of one rank."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self._network, self._rank = network, rank
+
+    def receive(self, timeout_s: float) -> Received | None:
+        return _take(self._network.clients[self._rank], timeout_s)
+
+    def send(self, rank: int, message: Message) -> bool:
+        return self._network.deliver(self._network.servers[rank], self._rank, rank, message)
+
+
+class LocalWatch:
+    """Knows who was cut off."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self._network, self._rank = network, rank
+
+    def poll(self) -> None: ...
+
+    def lost(self) -> dict[int, str]:
+        return {r: why for r, why in self._network.cut_off.items() if r != self._rank}
+
+    def left(self) -> set[int]:
+        return set()
+
+
+def _take(box: queue.Queue[Received], timeout_s: float) -> Received | None:
+    try:
+        return box.get(timeout=max(timeout_s, 0.0)) if timeout_s > 0 else box.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def on_every_rank(
+    network: LocalNetwork,
+    duties: Callable[[int, LocalServerPort], list[Duty]],
+    work: Callable[[int, Client], Any],
+    *,
+    timeout_s: float = 10.0,
+) -> list[Any]:
+    """Results of `work(rank, client)` in one thread a rank; an exception is a result too."""
+    world_size = len(network.servers)
+
+    def run(rank: int) -> Any:
+        port: Any = LocalServerPort(network, rank)
+        watch: Any = LocalWatch(network, rank)
+        servant = Servant(port, watch, duties(rank, port))
+        servant.start()
+        client_port: Any = LocalClientPort(network, rank)
+        try:
+            return work(rank, Client(client_port, servant, timeout_s=timeout_s))
+        except Exception as error:
+            return error
+        finally:
+            finished.append(rank)
+            if rank not in network.cut_off:
+                # As in a job: nobody stops serving before everybody has finished.
+                while len(finished) < world_size:
+                    servant.check()
+                    pause.wait(0.01)
+            servant.stop()
+
+    pause = threading.Event()
+    finished: list[int] = []
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(run, range(world_size)))

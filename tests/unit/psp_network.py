@@ -1,0 +1,270 @@
+"""PSP-SGD in one process: ranks, a network that misbehaves on purpose, and a clock of its own.
+
+Everything follows from a seed. Messages are delayed, lose their order and are lost as told; ranks
+compute for as long as told and die when told. Threads and sockets are not in it: servers and
+workers are called as servant and client would call them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+
+from torch import Tensor, optim
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.message import Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.block_server import BlockServer
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
+from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.updater import hyperparameters
+
+MakeOptimizer = Callable[[list[Parameter]], Optimizer]
+# Gradients of a rank at a step, by parameter, from its parameters.
+Gradients = Callable[[int, int, list[Parameter]], Sequence[Tensor | None]]
+_TICK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """How the network and the ranks behave.
+
+    Attributes:
+        latency_s: from and to, in seconds; drawn for each message.
+        loss: share of the messages that are lost.
+        ordered: whether messages between two ends keep their order.
+        compute_s: of each rank, for one gradient.
+        deaths: when ranks die, in seconds.
+        notice_s: from and to: how long a rank takes to see that another has died.
+
+    """
+
+    latency_s: tuple[float, float] = (0.001, 0.001)
+    loss: float = 0.0
+    ordered: bool = True
+    compute_s: Sequence[float] = ()
+    deaths: dict[int, float] = field(default_factory=dict)
+    notice_s: tuple[float, float] = (1.0, 1.0)
+
+
+class Rank:
+    """One rank: its parameters, its server and its worker."""
+
+    def __init__(self, number: int, cluster: Cluster, make: MakeOptimizer) -> None:
+        self.number = number
+        self.parameters = [Parameter(value.clone()) for value in cluster.start]
+        self.optimizer = make(self.parameters)
+        plan = plan_blocks([self.optimizer], cluster.terms.world_size)
+        self.server = BlockServer(
+            number, plan, [self.optimizer], cluster.terms, lambda a, m: cluster.reply(self, a, m)
+        )
+        self.worker = Worker(
+            plan,
+            cluster.terms.world_size,
+            lambda rank, message: cluster.post(self, rank, message),
+            pull_rule=cluster.pull_rule,
+            warmup_steps=cluster.terms.warmup_steps,
+        )
+        self.plan = {block.number: block for block in plan}
+        self.state = "computing"
+        self.steps = 0
+        self.pushed = 0
+        self.inbox: list[Received] = []
+        self.lost: dict[int, str] = {}
+        self.heard: set[int] = set()
+        self.gradients: dict[tuple[int, int], Tensor] = {}
+
+
+class Cluster:
+    """Ranks that train for some steps and meet at the end.
+
+    Args:
+        world_size: number of ranks.
+        start: parameters that all of them start from.
+        make: makes an optimizer.
+        gradients: of a rank at a step.
+        steps: of every rank.
+        weather: how things behave.
+        terms: of the servers, but for the world size; None: the default ones.
+        pull_rule: of the workers.
+        seed: of everything that is drawn.
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        start: Sequence[Tensor],
+        gradients: Gradients,
+        *,
+        steps: int,
+        make: MakeOptimizer = lambda parameters: optim.SGD(parameters, lr=1.0),
+        weather: Weather | None = None,
+        terms: Terms | None = None,
+        pull_rule: PullRule | None = None,
+        rendezvous_every: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.start = list(start)
+        self.terms = replace(terms or Terms(rule=PushRule(), world_size=1), world_size=world_size)
+        self.pull_rule = pull_rule or PullRule()
+        self.weather = weather or Weather()
+        self.now = 0.0
+        self.seen: dict[tuple[int, int], int] = {}
+        self.models: list[dict[int, list[Tensor]]] = []
+        self._gradients = gradients
+        self._steps = steps
+        self._every = rendezvous_every or steps
+        self._random = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._latest: dict[tuple[str, int, int], float] = {}
+        self.ranks = [Rank(number, self, make) for number in range(world_size)]
+        self.dead: set[int] = set()
+
+    def live(self) -> list[Rank]:
+        """Ranks that are there."""
+        return [rank for rank in self.ranks if rank.number not in self.dead]
+
+    def run(self, limit_s: float = 3000.0) -> None:
+        """Let all ranks come to their end; raise if they have not after a time of the clock."""
+        for rank in self.ranks:
+            self._compute(rank)
+        for number, at in self.weather.deaths.items():
+            self._at(at, partial(self._die, number))
+        self._at(_TICK_S, self._tick)
+        while any(rank.state != "done" for rank in self.live()):
+            self.now, _, happen = heapq.heappop(self._events)
+            if self.now > limit_s:
+                raise TimeoutError({rank.number: rank.state for rank in self.live()})
+            happen()
+            self._look()
+
+    def post(self, sender: Rank, to: int, message: Message) -> bool:
+        """From a worker to a server."""
+        if to in sender.lost:
+            return False
+        target = self.ranks[to]
+        address = bytes([sender.number])
+        received = Received(sender.number, address, message)
+        self._deliver("up", sender.number, to, lambda: self._serve(target, received))
+        return True
+
+    def reply(self, sender: Rank, address: bytes, message: Message) -> bool:
+        """From a server to a worker."""
+        target = self.ranks[address[0]]
+        received = Received(sender.number, b"", message)
+        self._deliver("down", sender.number, address[0], lambda: self._hear(target, received))
+        return True
+
+    def _deliver(self, way: str, sender: int, to: int, arrive: Callable[[], None]) -> None:
+        if sender in self.dead or self._random.random() < self.weather.loss:
+            return
+        at = self.now + self._random.uniform(*self.weather.latency_s)
+        if self.weather.ordered:
+            at = max(at, self._latest.get((way, sender, to), 0.0))
+            self._latest[way, sender, to] = at
+        self._at(at, arrive)
+
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), happen))
+
+    def _serve(self, rank: Rank, received: Received) -> None:
+        if rank.number in self.dead or received.sender in rank.lost:
+            return
+        rank.server.handle(received, self.now)
+
+    def _hear(self, rank: Rank, received: Received) -> None:
+        if rank.number in self.dead:
+            return
+        rank.inbox.append(received)
+        self._poll(rank)
+
+    def _tick(self) -> None:
+        for rank in self.live():
+            due = rank.server.deadline()
+            if due is not None and due <= self.now:
+                rank.server.tick(self.now)
+            self._poll(rank)
+        self._at(self.now + _TICK_S, self._tick)
+
+    def _poll(self, rank: Rank) -> None:
+        """What the main thread does while it waits."""
+        if rank.state == "computing":
+            return
+        for number in sorted(rank.lost.keys() - rank.heard):
+            rank.heard.add(number)
+            rank.worker.peer_gone(number, self.now)
+            try:
+                self.terms.rule.check_quorum(len(self.ranks), rank.lost)
+            except QuorumError:
+                rank.state = "done"
+        while rank.inbox:
+            rank.worker.handle(rank.inbox.pop(0), self.now)
+        rank.worker.tick(self.now)
+        if rank.state == "pulling" and rank.worker.is_pulled(0, self.now):
+            rank.worker.pull(0)
+            self._go_on(rank)
+        elif rank.state == "meeting" and rank.worker.is_dispersed():
+            rank.worker.take_global()
+            number = (rank.steps - 1) // self._every
+            while len(self.models) <= number:
+                self.models.append({})
+            self.models[number][rank.number] = [p.detach().clone() for p in rank.parameters]
+            if rank.steps >= self._steps:
+                rank.state = "done"
+            else:
+                self._compute(rank)
+
+    def _compute(self, rank: Rank) -> None:
+        rank.state = "computing"
+        seconds = self.weather.compute_s[rank.number] if self.weather.compute_s else 0.1
+        self._at(self.now + seconds, lambda: self._push(rank))
+
+    def _push(self, rank: Rank) -> None:
+        if rank.number in self.dead:
+            return
+        gradients = self._gradients(rank.number, rank.steps, rank.parameters)
+        for parameter, gradient in zip(rank.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        rank.worker.push(0, hyperparameters(rank.optimizer), self.now)
+        rank.steps += 1
+        rank.pushed += 1
+        rank.state = "pulling"
+        self._poll(rank)
+
+    def _go_on(self, rank: Rank) -> None:
+        if rank.steps % self._every == 0 or rank.steps >= self._steps:
+            rank.worker.arrive(self.now)
+            rank.state = "meeting"
+            self._poll(rank)
+        else:
+            self._compute(rank)
+
+    def _die(self, number: int) -> None:
+        self.dead.add(number)
+        for rank in self.live():
+            seconds = self._random.uniform(*self.weather.notice_s)
+            self._at(self.now + seconds, partial(self._notice, rank, number))
+
+    def _notice(self, rank: Rank, number: int) -> None:
+        rank.lost[number] = "its connection broke"
+        rank.server.peer_gone(number, self.now)
+        self._poll(rank)
+
+    def _look(self) -> None:
+        """See that no block of a server has gone back."""
+        for rank in self.ranks:
+            for number, served in rank.server.served.items():
+                key = rank.number, number
+                assert served.timestamp >= self.seen.get(key, 0), key
+                self.seen[key] = served.timestamp

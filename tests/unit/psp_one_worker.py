@@ -1,0 +1,79 @@
+"""One worker that tests speak to directly, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import optim
+from torch.nn import Parameter
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.worker import Worker
+
+Sent = tuple[int, Kind, int, int]
+
+
+class Harness:
+    """Worker 0 of some ranks with one parameter a block, of two elements."""
+
+    def __init__(self, ranks: int = 4, b: float = 1.0, tau: float = 0.0, **settings: Any) -> None:
+        self.own = [Parameter(torch.zeros(2)) for _ in range(ranks)]
+        self.sent: list[tuple[int, Message]] = []
+        self.closed: set[int] = set()
+        self.now = 0.0
+        blocks = plan_blocks([optim.SGD(self.own, lr=1.0)], ranks)
+        self.worker = Worker(blocks, ranks, self._send, pull_rule=PullRule(b, tau), **settings)
+
+    def push(self, gradient: float = 1.0) -> list[Sent]:
+        for parameter in self.own:
+            parameter.grad = torch.full_like(parameter, gradient)
+        self.sent.clear()
+        self.worker.push(0, [{"lr": 1.0}], self.now)
+        return self.said()
+
+    def block(
+        self, number: int, timestamp: int, value: float = 0.0, *, sender: int | None = None
+    ) -> bool:
+        """Receive a BLOCK; tell whether the worker may go on."""
+        message = Message(Kind.BLOCK, number, timestamp, {}, torch.full((2,), value))
+        self.hear(number if sender is None else sender, message)
+        return self.worker.is_pulled(0, self.now)
+
+    def final(self, number: int, timestamp: int, value: float, *, rendezvous: int = 1) -> None:
+        facts = {"number": rendezvous}
+        self.hear(number, Message(Kind.FINAL, number, timestamp, facts, torch.full((2,), value)))
+
+    def hear(self, sender: int, message: Message) -> None:
+        self.worker.handle(Received(sender, b"", message), self.now)
+
+    def tick(self, now: float) -> list[Sent]:
+        self.now = now
+        self.sent.clear()
+        self.worker.tick(now)
+        return self.said()
+
+    def gone(self, rank: int) -> list[Sent]:
+        self.sent.clear()
+        self.worker.peer_gone(rank, self.now)
+        return self.said()
+
+    def said(self) -> list[Sent]:
+        return [(rank, m.kind, m.block, m.timestamp) for rank, m in self.sent]
+
+    def values(self) -> list[float]:
+        return [float(one.detach()[0]) for one in self.own]
+
+    def _send(self, rank: int, message: Message) -> bool:
+        if rank in self.closed:
+            return False
+        self.sent.append((rank, message))
+        return True
+
+
+def every(kind: Kind, timestamp: int, ranks: Sequence[int] = range(4)) -> list[Sent]:
+    return [(rank, kind, rank, timestamp) for rank in ranks]

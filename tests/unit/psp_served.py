@@ -1,0 +1,129 @@
+"""One served block that tests speak to directly, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.block_values import BlockValues
+from lightning_hier.parameter_server.psp.counts import ServerCounts
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.served_block import ServedBlock, Terms
+from lightning_hier.parameter_server.updater import Updater, hyperparameters
+
+
+class Served:
+    """A block of two parameters, of 3 and 2 elements that start at zero.
+
+    Args:
+        workers: number of ranks.
+        c: min_pushes.
+        tau: push_timeout_s.
+        make: makes the optimizer; SGD at a rate of 1 unless told otherwise.
+        dtype: of the parameters.
+        **terms: further terms.
+
+    """
+
+    def __init__(
+        self,
+        workers: int = 3,
+        *,
+        c: Any = "all",
+        tau: float = 0.0,
+        make: Callable[[Sequence[Parameter]], Optimizer] = lambda own: optim.SGD(own, lr=1.0),
+        dtype: torch.dtype = torch.float64,
+        **terms: Any,
+    ) -> None:
+        own = [Parameter(torch.zeros(3, dtype=dtype)), Parameter(torch.zeros(2, dtype=dtype))]
+        self.optimizer = make(own)
+        self.sent: list[tuple[int, Message]] = []
+        self.live = set(range(workers))
+        self.counts = ServerCounts()
+        (block,) = plan_blocks([self.optimizer], 1)
+        tensors = [parameter.detach().clone() for parameter in own]
+        updater = Updater(self.optimizer, dict(zip(own, tensors, strict=True)))
+        self.block = ServedBlock(
+            BlockValues(block, tensors, updater),
+            timestamp=0,
+            terms=Terms(rule=PushRule(c, tau), world_size=workers, **terms),
+            live=self.live,
+            send=self._send,
+            counts=self.counts,
+        )
+
+    @property
+    def t(self) -> int:
+        """Version of the block."""
+        return self.block.timestamp
+
+    @property
+    def values(self) -> Tensor:
+        """The five elements."""
+        return self.block.values.flat()
+
+    def push(
+        self,
+        worker: int,
+        timestamp: int,
+        gradient: float | Tensor = -1.0,
+        *,
+        now: float = 0.0,
+        lr: float | None = None,
+        **facts: Any,
+    ) -> list[tuple[int, int]]:
+        """Push, and return who has been sent which version."""
+        told = hyperparameters(self.optimizer)
+        if lr is not None:
+            told[0]["lr"] = lr
+        known = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": told}
+        flat = gradient if isinstance(gradient, Tensor) else self.values.new_full((5,), gradient)
+        message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **known, **facts}, flat)
+        return self.hear(self.block.push, worker, message, now)
+
+    def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
+        """Abstain, and return who has been sent which version."""
+        return self.hear(self.block.abstain, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
+
+    def arrive(
+        self, worker: int, timestamp: int, number: int = 1, now: float = 0.0
+    ) -> list[tuple[int, int]]:
+        """Come to a rendezvous, and return who has been sent which version."""
+        message = Message(Kind.ARRIVE, 0, timestamp, {"number": number})
+        return self.hear(self.block.arrive, worker, message, now)
+
+    def leave(self, worker: int, now: float = 0.0) -> list[tuple[int, int]]:
+        """Have a worker gone, and return who has been sent which version."""
+        self.live.discard(worker)
+        self.sent.clear()
+        self.block.leave(worker, now)
+        return self._answers()
+
+    def tick(self, now: float) -> list[tuple[int, int]]:
+        """Let time pass, and return who has been sent which version."""
+        self.sent.clear()
+        self.block.tick(now)
+        return self._answers()
+
+    def hear(
+        self, method: Callable[[Received, float], None], worker: int, message: Message, now: float
+    ) -> list[tuple[int, int]]:
+        """Hand the block any message, and return who has been sent which version."""
+        self.sent.clear()
+        method(Received(worker, bytes([worker]), message), now)
+        return self._answers()
+
+    def _send(self, address: bytes, message: Message) -> bool:
+        self.sent.append((address[0], message))
+        return True
+
+    def _answers(self) -> list[tuple[int, int]]:
+        return [(worker, message.timestamp) for worker, message in self.sent]

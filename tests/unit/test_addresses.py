@@ -1,0 +1,102 @@
+"""Which interface a rank serves at: the one of the job, as the user or the master's name says."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from lightning_hier.parameter_server import addresses
+from lightning_hier.parameter_server.addresses import (
+    Offer,
+    interface_address,
+    job_address,
+    make_offer,
+    named_interface_address,
+    remove_socket_folder,
+    tcp_endpoint,
+)
+
+_LOOPBACK = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, None),
+        ({"GLOO_SOCKET_IFNAME": _LOOPBACK}, "127.0.0.1"),
+        ({"GLOO_SOCKET_IFNAME": f"{_LOOPBACK},other"}, "127.0.0.1"),
+        ({"NCCL_SOCKET_IFNAME": f"={_LOOPBACK}"}, "127.0.0.1"),
+        ({"NCCL_SOCKET_IFNAME": _LOOPBACK[:1]}, "127.0.0.1"),
+        ({"NCCL_SOCKET_IFNAME": "^docker"}, None),
+        ({"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": "none0"}, "127.0.0.1"),
+    ],
+)
+def test_interface_that_the_user_names(environment: dict[str, str], address: str | None) -> None:
+    assert named_interface_address(environment) == address
+
+
+def test_interface_that_is_not_there_is_named_in_the_error() -> None:
+    with pytest.raises(OSError, match="GLOO_SOCKET_IFNAME=none0 is none of the interfaces"):
+        named_interface_address({"GLOO_SOCKET_IFNAME": "none0"})
+    with pytest.raises(OSError, match="none0 has no address"):
+        interface_address("none0")
+
+
+def test_address_of_the_sixth_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interface without an IPv4 address; the one of its own link only does not count."""
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "fe800000000000000000000000000001 02 40 20 80 six0\n"
+        "20010db8000000000000000000000007 02 40 00 80 six0\n"
+    )
+    monkeypatch.setattr(addresses, "_IPV6_TABLE", table)
+    assert interface_address("six0") == "2001:db8::7"
+    assert tcp_endpoint("2001:db8::7") == "tcp://[2001:db8::7]:*"
+    assert tcp_endpoint("10.0.0.7") == "tcp://10.0.0.7:*"
+
+
+def test_offer_follows_the_way_to_the_master() -> None:
+    offer = make_offer({"MASTER_ADDR": "127.0.0.1"})
+    assert (offer.address, offer.master, offer.problem) == ("127.0.0.1", "127.0.0.1", None)
+    offer = make_offer({"MASTER_ADDR": "10.1.1.1", "GLOO_SOCKET_IFNAME": _LOOPBACK})
+    assert (offer.address, offer.master) == ("127.0.0.1", None)
+
+
+def test_offer_without_an_address_says_why() -> None:
+    assert make_offer({}).problem == "neither GLOO_SOCKET_IFNAME nor MASTER_ADDR is set"
+    with pytest.raises(OSError, match="MASTER_ADDR is set"):
+        job_address(0, [make_offer({}), Offer("b", "10.0.0.2", "10.0.0.1")])
+
+
+_FAR = Offer("b", "10.0.0.2", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("offers", "address"),
+    [
+        ([Offer("a", "10.0.0.1", "10.0.0.1"), _FAR], "10.0.0.1"),
+        # On its own host the master's name leads to the loopback.
+        ([Offer("a", "127.0.0.1", "127.0.1.1"), _FAR], "10.0.0.1"),
+        ([Offer("a", "::1", "::1"), Offer("a", "::1", "::1"), _FAR], "10.0.0.1"),
+        # One machine after all, which only looks like two.
+        ([Offer("a", "127.0.0.1", "127.0.0.1"), Offer("b", "127.0.0.1", "127.0.0.1")], "127.0.0.1"),
+        ([Offer("a", "127.0.0.1"), _FAR], "127.0.0.1"),  # as the user has said
+    ],
+)
+def test_address_of_the_job(offers: list[Offer], address: str) -> None:
+    assert job_address(0, offers) == address
+
+
+def test_only_folders_of_sockets_are_removed(tmp_path: Path) -> None:
+    """The name comes from another rank."""
+    other = tmp_path / "other"
+    full = tmp_path / "lightning_hier-full"
+    for folder in (other, full):
+        folder.mkdir()
+        (folder / "file").touch()
+    remove_socket_folder(other)
+    remove_socket_folder(full)
+    remove_socket_folder(tmp_path / "lightning_hier-none")
+    assert (other / "file").exists() and (full / "file").exists()

@@ -1,0 +1,219 @@
+"""Meetings: all ranks that are there hear the same, whoever dies."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.collectives import LiveCollectives
+from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.servant import Duty, Servant
+from tests.unit.local_ports import LocalNetwork, LocalServerPort, LocalWatch, on_every_rank
+
+WORLD = 4
+
+
+def meet_on_all(network: LocalNetwork, work: Any, *, limit_s: float = 10.0) -> list[Any]:
+    world = len(network.servers)
+
+    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
+        return [MeetingDuty(world, port.send, limit_s=limit_s)]
+
+    def attend(rank: int, client: Client) -> Any:
+        return work(rank, Meetings(rank, world, client))
+
+    return on_every_rank(network, duties, attend)
+
+
+def facts(words: dict[int, Any]) -> dict[int, Any]:
+    return {rank: word.facts for rank, word in words.items()}
+
+
+def test_everybody_hears_everybody_meeting_after_meeting() -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        return [facts(meetings.meet([rank, number])) for number in range(20)]
+
+    expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(20)]
+    assert meet_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
+
+
+def test_numbers_of_different_lengths_stay_with_their_ranks() -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        payload = None if rank == 1 else torch.full((rank,), float(rank))
+        return {r: w.payload for r, w in meetings.meet(payload=payload).items()}
+
+    for heard in meet_on_all(LocalNetwork(WORLD), work):
+        assert heard[1] is None
+        for rank in (0, 2, 3):
+            assert heard[rank].tolist() == [float(rank)] * rank
+
+
+@pytest.mark.parametrize("reached", [[], [1], [1, 2], [1, 2, 3]])
+def test_lead_that_dies_while_it_sends_minutes_leaves_all_with_the_same(
+    reached: list[int],
+) -> None:
+    network = LocalNetwork(WORLD)
+
+    def refuse(sender: int, to: int, message: Message) -> bool:
+        # Rank 0's minutes of the second meeting come to some, and then it is dead.
+        if sender == 0 and message.kind == Kind.MINUTES and message.timestamp == 2:
+            if to not in reached:
+                network.cut_off[0] = "killed"
+                return True
+        return False
+
+    network.refuse = refuse
+
+    def work(rank: int, meetings: Meetings) -> Any:
+        heard = [facts(meetings.meet(rank)) for _ in range(2)]
+        if rank == 0:
+            network.cut_off[0] = "killed"
+            return heard
+        return [*heard, facts(meetings.meet(rank))]
+
+    _, *others = meet_on_all(network, work)
+    first, second, third = others[0]
+    assert others == [[first, second, third]] * (WORLD - 1)
+    assert first == {rank: rank for rank in range(WORLD)}
+    assert set(second) in ({0, 1, 2, 3}, {1, 2, 3})
+    assert third == {1: 1, 2: 2, 3: 3}
+
+
+def test_rank_that_dies_before_it_speaks_is_not_waited_for() -> None:
+    network = LocalNetwork(WORLD)
+
+    def work(rank: int, meetings: Meetings) -> Any:
+        if rank == 2:
+            network.cut_off[2] = "killed"
+            return None
+        return facts(meetings.meet(rank))
+
+    results = meet_on_all(network, work)
+    assert [results[rank] for rank in (0, 1, 3)] == [{0: 0, 1: 1, 3: 3}] * 3
+
+
+def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        return None if rank == 3 else meetings.meet(rank)
+
+    results = meet_on_all(LocalNetwork(WORLD), work, limit_s=0.5)
+    for rank in range(3):
+        assert isinstance(results[rank], PeerError)
+        assert "waited too long for rank 3" in str(results[rank])
+
+
+def test_rank_that_was_given_up_is_told() -> None:
+    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
+        return [MeetingDuty(2, port.send, limit_s=5)]
+
+    def work(rank: int, client: Client) -> Any:
+        if rank == 1:
+            client.send(0, Message(Kind.MEET, 0, 1, {"value": 1}))
+            return client.wait(lambda: False, lambda: "an answer", limit_s=5)
+        return None
+
+    results = on_every_rank(_OneSided(2), duties, work)
+    assert isinstance(results[1], PeerError)
+    assert "go on without this one" in str(results[1])
+
+
+class _OneSided(LocalNetwork):
+    """Rank 0 holds rank 1 for lost, yet messages pass."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(world_size)
+        self.cut_off = {1: "silent for 5 s"}
+
+    def deliver(self, box: Any, sender: int, to: int, message: Message) -> bool:
+        kept, self.cut_off = self.cut_off, {}
+        try:
+            return super().deliver(box, sender, to, message)
+        finally:
+            self.cut_off = kept
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [("sum", 6), (None, 6), ("mean", 1.5), ("max", 3), ("min", 0), ("avg", 1.5)],
+)
+def test_reductions(operation: str | None, expected: float) -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        value = torch.tensor([float(rank), 1.0])
+        return LiveCollectives(meetings).reduce(value, operation)[0].item()
+
+    assert meet_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
+
+
+def test_gather_keeps_shapes_and_dtypes() -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        tensor = torch.full((rank, 2), rank, dtype=torch.int64)
+        return [(t.shape, t.dtype) for t in LiveCollectives(meetings).gather(tensor)]
+
+    expected = [((rank, 2), torch.int64) for rank in range(WORLD)]
+    assert meet_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
+
+
+def test_decisions_and_broadcast() -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        live = LiveCollectives(meetings)
+        return (
+            live.decide(rank == 1, all_agree=False),
+            live.decide(rank == 1, all_agree=True),
+            live.decide(True, all_agree=True),
+            live.broadcast(f"from {rank}", 2),
+        )
+
+    assert meet_on_all(LocalNetwork(WORLD), work) == [(True, False, True, "from 2")] * WORLD
+
+
+def test_operation_that_nobody_knows() -> None:
+    def work(rank: int, meetings: Meetings) -> Any:
+        return LiveCollectives(meetings).reduce(torch.zeros(1), "xor")
+
+    (error,) = meet_on_all(LocalNetwork(1), work)
+    assert isinstance(error, ValueError)
+    assert "xor" in str(error)
+
+
+class _Noting:
+    """A duty that notes who is gone."""
+
+    deadline = staticmethod(lambda: None)
+
+    def __init__(self, kinds: set[Kind]) -> None:
+        self.kinds = frozenset(kinds)
+        self.gone: list[int] = []
+
+    def handle(self, received: Any, now: float) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+    def peer_gone(self, rank: int, now: float) -> None:
+        self.gone.append(rank)
+
+
+@pytest.mark.parametrize("parting", [False, True])
+def test_who_leaves_when_the_work_is_done_needs_nobody_to_stand_in(parting: bool) -> None:
+    network = LocalNetwork(3)
+    port: Any = LocalServerPort(network, 0)
+    watch: Any = LocalWatch(network, 0)
+    watch.left = lambda: {1}
+    network.cut_off[2] = "killed"
+    meeting, serving = _Noting({Kind.MEET}), _Noting({Kind.PUSH})
+    servant = Servant(port, watch, [meeting, serving])
+    if parting:
+        servant.part()
+    servant.start()
+    deadline = time.monotonic() + 10
+    while len(meeting.gone) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    servant.stop()
+    assert meeting.gone == [1, 2]
+    assert serving.gone == ([2] if parting else [1, 2])

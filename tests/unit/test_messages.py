@@ -1,0 +1,233 @@
+"""Messages on the wire: everything that can be sent comes back, and nothing else is let in."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_hier.parameter_server.assembly import Assembly, Memory
+from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
+from lightning_hier.parameter_server.wire import HEADER, MAGIC, VERSION, decode, encode
+
+LIMITS = Limits(payload_bytes=1024, facts_bytes=256)
+DTYPES = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+SMALL_FACTS = st.dictionaries(st.text(max_size=5), JSON, max_size=3).filter(
+    lambda facts: len(json.dumps(facts)) <= LIMITS.facts_bytes
+)
+
+
+def _frames(message: Message, sequence: int = 1) -> list[bytes]:
+    [part] = encode(message, sequence, LIMITS)
+    return [bytes(frame) for frame in part]
+
+
+def _assembly() -> Assembly:
+    return Assembly(Memory(4096))
+
+
+def _read(frames: Sequence[memoryview | bytes]) -> Message:
+    message = _assembly().add(decode(frames, LIMITS))
+    assert message is not None
+    return message
+
+
+@given(
+    st.sampled_from(list(Kind)),
+    st.integers(0, 2**32 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**63),
+    SMALL_FACTS,
+    st.one_of(st.none(), st.tuples(st.sampled_from(DTYPES), st.binary(max_size=512))),
+    st.integers(1, 600),
+)
+def test_what_is_sent_comes_back(
+    kind: Kind,
+    block: int,
+    timestamp: int,
+    sequence: int,
+    facts: dict,
+    content: tuple | None,
+    part_bytes: int,
+) -> None:
+    """In one part or in many, of any size."""
+    payload = None
+    if content is not None:
+        dtype, raw = content
+        raw = raw[: len(raw) // dtype.itemsize * dtype.itemsize]
+        payload = torch.tensor(list(raw), dtype=torch.uint8).view(dtype)
+    sent = Message(kind, block, timestamp, facts, payload)
+    parts = [decode(frames, LIMITS) for frames in encode(sent, sequence, LIMITS, part_bytes)]
+    assert [part.sequence for part in parts] == list(range(sequence, sequence + len(parts)))
+    assembly = _assembly()
+    *unfinished, message = [assembly.add(part) for part in parts]
+    assert unfinished == [None] * (len(parts) - 1) and message is not None
+    assert (message.kind, message.block, message.timestamp) == (kind, block, timestamp)
+    assert message.facts == facts
+    if payload is None:
+        assert message.payload is None
+    else:
+        assert message.payload is not None
+        assert message.payload.dtype == payload.dtype and message.payload.dim() == 1
+        # Bytes, since a NaN is not equal to itself.
+        assert torch.equal(message.payload.view(torch.uint8), payload.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_payload_is_not_copied(dtype: torch.dtype) -> None:
+    payload = torch.zeros(96, dtype=torch.uint8).view(dtype)[1:]
+    [frames] = encode(Message(Kind.PUSH, payload=payload), 1, LIMITS)
+    message = _read(frames)
+    assert message.payload is not None
+    assert message.payload.data_ptr() == payload.data_ptr()
+
+
+def test_payload_that_lies_askew_is_made_straight() -> None:
+    values = torch.arange(5, dtype=torch.float64)
+    header, facts, raw = _frames(Message(Kind.PUSH, payload=values))
+    message = _read([header, facts, memoryview(b"x" + raw)[1:]])
+    assert message.payload is not None
+    assert message.payload.data_ptr() % 8 == 0
+    assert torch.equal(message.payload, values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_empty_payload_keeps_its_dtype(dtype: torch.dtype) -> None:
+    message = _read(_frames(Message(Kind.BLOCK, payload=torch.empty(0, dtype=dtype))))
+    assert message.payload is not None
+    assert message.payload.dtype == dtype and message.payload.shape == (0,)
+
+
+def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
+    memory = Memory(kept_bytes=2048)
+
+    def receive(value: int) -> Message:
+        payload = torch.full((1000,), value, dtype=torch.uint8)
+        parts = encode(Message(Kind.PUSH, payload=payload), 1, LIMITS, 300)
+        assembly = Assembly(memory)
+        message = [assembly.add(decode(frames, LIMITS)) for frames in parts][-1]
+        assert message is not None and message.payload is not None
+        return message
+
+    first = receive(1)
+    assert first.payload is not None
+    place, view = first.payload.data_ptr(), first.payload[10:20]
+    del first
+    second = receive(2)  # while a view of the first still looks there
+    assert second.payload.data_ptr() != place
+    assert view.tolist() == [1] * 10
+    del view
+    third = receive(3)
+    assert third.payload.data_ptr() == place
+    assert third.payload.tolist() == [3] * 1000 and second.payload.tolist() == [2] * 1000
+
+
+def test_memory_that_is_kept_is_limited() -> None:
+    memory = Memory(kept_bytes=250)
+    views = [memory.take(100) for _ in range(5)]
+    views.clear()
+    assert sum(map(len, memory._free)) == 200
+
+
+def _header(**changed: int) -> bytes:
+    fields = {
+        "magic": MAGIC,
+        "version": VERSION,
+        "kind": int(Kind.PUSH),
+        "dtype": 8,
+        "block": 0,
+        "timestamp": 0,
+        "sequence": 1,
+        "count": 2,
+        "offset": 0,
+    }
+    return HEADER.pack(*(fields | changed).values())
+
+
+@pytest.mark.parametrize(
+    ("frames", "fault"),
+    [
+        ([], "0 frames"),
+        ([_header(), b""], "2 frames"),
+        ([_header(), b"", bytes(8), b""], "4 frames"),
+        ([_header()[:-1], b"", bytes(8)], "header of 43 bytes"),
+        ([_header() + b"\0", b"", bytes(8)], "header of 45 bytes"),
+        ([_header(magic=0x5350484C), b"", bytes(8)], "magic 0x5350484c"),  # the other byte order
+        ([_header(version=2), b"", bytes(8)], "version 2"),
+        ([_header(kind=0), b"", bytes(8)], "unknown kind 0"),
+        ([_header(kind=200), b"", bytes(8)], "unknown kind 200"),
+        ([_header(dtype=99), b"", bytes(8)], "unknown dtype 99"),
+        ([_header(dtype=0), b"", bytes(8)], "2 elements without a dtype"),
+        ([_header(dtype=0, count=0), b"", bytes(8)], "8 bytes at 0 of a payload of 0"),
+        ([_header(), b"", b""], "0 bytes at 0 of a payload of 8"),
+        ([_header(), b"", bytes(12)], "12 bytes at 0 of a payload of 8"),
+        ([_header(offset=4), b"", bytes(8)], "8 bytes at 4 of a payload of 8"),
+        ([_header(offset=8), b"", b""], "0 bytes at 8 of a payload of 8"),
+        ([_header(offset=4), b"{}", bytes(4)], "facts at 4"),
+        ([_header(offset=4), b"", bytes(4)], "continues nothing"),
+        ([_header(count=2**62 + 2), b"", bytes(8)], "18446744073709551624 bytes, more than 1024"),
+        ([_header(count=300), b"", bytes(1200)], "payload of 1200 bytes, more than 1024"),
+        ([_header(), b"{}" + b" " * 300, bytes(8)], "facts of 302 bytes, more than 256"),
+        ([_header(), b"{", bytes(8)], "not JSON"),
+        ([_header(), b"\xff\xff\xff", bytes(8)], "not JSON"),
+        ([_header(), b"[1]", bytes(8)], "facts are a list"),
+    ],
+)
+def test_malformed(frames: list[bytes], fault: str) -> None:
+    with pytest.raises(MalformedMessage, match=fault):
+        _assembly().add(decode(frames, LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        (Message(Kind.PUSH, payload=torch.zeros(2, 2)), r"shape \(2, 2\)"),
+        (Message(Kind.PUSH, payload=torch.zeros(8)[::2]), "1-D contiguous"),
+        (Message(Kind.PUSH, payload=torch.zeros(4, device="meta")), "on meta"),
+        (Message(Kind.PUSH, payload=torch.zeros(4, dtype=torch.bool)), "torch.bool"),
+        (Message(Kind.PUSH, payload=torch.zeros(257)), "at most 1024 bytes, got 1028"),
+        (Message(Kind.PUSH, facts={"a": "x" * 300}), "facts must be at most 256"),
+        (Message(Kind.PUSH, block=2**32), "block 4294967296"),
+        (Message(Kind.PUSH, block=-1), "block -1"),
+        (Message(Kind.PUSH, timestamp=2**63), "does not fit"),
+    ],
+)
+def test_what_a_peer_would_refuse_is_not_sent(message: Message, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        encode(message, 1, LIMITS)
+
+
+def test_header_is_small_and_fixed() -> None:
+    assert HEADER.size == 44
+    magic, version = struct.unpack_from("=IB", _header())
+    assert (magic, version) == (MAGIC, VERSION)
+
+
+@pytest.mark.parametrize("name", ["payload_bytes", "facts_bytes", "queued_bytes"])
+def test_limits_are_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        Limits(**{name: 0})

@@ -1,0 +1,136 @@
+"""c and tau_1, b and tau_2, and how parameters are cut into blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import optim
+from torch.nn import Parameter
+
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
+
+
+@pytest.mark.parametrize(
+    ("min_pushes", "workers", "needed"),
+    [("all", 7, 7), (3, 7, 3), (1, 7, 1), (1.0, 7, 7), (0.5, 7, 4), (0.9, 32, 29), (0.1, 30, 3)],
+)
+def test_c(min_pushes: Any, workers: int, needed: int) -> None:
+    assert PushRule(min_pushes).needed(workers) == needed
+
+
+@pytest.mark.parametrize(("b", "blocks", "needed"), [(1.0, 5, 5), (0.9, 32, 29), (0.01, 4, 1)])
+def test_b(b: float, blocks: int, needed: int) -> None:
+    assert PullRule(b).needed(blocks) == needed
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, "some", True, None, float("nan")])
+def test_wrong_min_pushes(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="min_pushes"):
+        PushRule(wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, 0.0, -0.5, 1.5, True, float("nan")])
+def test_wrong_min_pulled(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="min_pulled"):
+        PullRule(wrong)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_wrong_timeouts(wrong: float) -> None:
+    with pytest.raises(ValueError, match="push_timeout_s"):
+        PushRule(1, wrong)
+    with pytest.raises(ValueError, match="pull_timeout_s"):
+        PullRule(1.0, wrong)
+
+
+def test_more_pushes_than_workers() -> None:
+    assert PushRule(4).objection(4) is None
+    problem = PushRule(5).objection(4)
+    assert problem is not None and "5" in problem and "4" in problem
+
+
+def test_quorum() -> None:
+    PushRule("all").check_quorum(4, {})
+    PushRule(3).check_quorum(4, {2: "it broke"})
+    with pytest.raises(QuorumError, match="rank 2: it broke; rank 3: silent"):
+        PushRule(3).check_quorum(4, {3: "silent", 2: "it broke"})
+    with pytest.raises(QuorumError, match="'all' needs 4 of 4 workers, and 3 are left"):
+        PushRule("all").check_quorum(4, {2: "it broke"})
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.floats(0, 9), st.floats(0, 9))
+def test_push_rule_and_time(
+    gradients: int, needed: int, silent: int, since: float, now: float
+) -> None:
+    def over(rule: PushRule, enough_since: float | None) -> bool:
+        return rule.is_over(
+            gradients=gradients, needed=needed, silent=silent, enough_since=enough_since, now=now
+        )
+
+    enough = gradients >= needed
+    assert over(PushRule(1, 2.0), None) == (silent == 0)
+    assert over(PushRule(1, 2.0), since) == (silent == 0 or (enough and now >= since + 2.0))
+    assert over(PushRule(1, 0.0), now) == (silent == 0 or enough)
+
+
+@given(st.integers(0, 9), st.integers(1, 9), st.floats(0, 9), st.floats(0, 9))
+def test_pull_rule_and_time(pulled: int, needed: int, since: float, now: float) -> None:
+    found = PullRule(0.5, 2.0).is_over(
+        pulled=pulled, needed=needed, blocks=9, enough_since=since, now=now
+    )
+    assert found == (pulled == 9 or (pulled >= needed and now >= since + 2.0))
+
+
+SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=12)
+
+
+@given(SIZES, SIZES, st.integers(1, 8), st.data())
+def test_every_trained_parameter_is_in_one_block_and_blocks_are_balanced(
+    first: list[int], second: list[int], world_size: int, data: st.DataObject
+) -> None:
+    optimizers, trained = [], []
+    for sizes in (first, second):
+        own = [Parameter(torch.zeros(size)) for size in sizes]
+        frozen = data.draw(st.sets(st.integers(0, len(own) - 1)))
+        for index in frozen:
+            own[index].requires_grad_(False)
+        optimizers.append(optim.SGD(own, lr=0.1))
+        trained.append({index for index in range(len(own)) if index not in frozen})
+    blocks = plan_blocks(optimizers, world_size)
+    assert [block.number for block in blocks] == list(range(2 * world_size))
+    assert [block.home for block in blocks] == 2 * list(range(world_size))
+    for number, (optimizer, expected) in enumerate(zip(optimizers, trained, strict=True)):
+        found = [index for block in blocks if block.optimizer == number for index in block.indices]
+        assert sorted(found) == sorted(expected)
+        for block in blocks[number * world_size : (number + 1) * world_size]:
+            own = optimizer.param_groups[0]["params"]
+            pairs = zip(block.parameters, block.indices, strict=True)
+            assert all(one is own[index] for one, index in pairs)
+    loads = [sum(b.size for b in blocks if b.home == rank) for rank in range(world_size)]
+    assert max(loads) - min(loads) <= max(first + second)
+
+
+def test_block_of_several_dtypes_travels_in_the_widest_and_comes_back_as_it_was() -> None:
+    own = [Parameter(torch.randn(4, dtype=d)) for d in (torch.float16, torch.bfloat16)]
+    (block,) = plan_blocks([optim.SGD(own, lr=0.1)], 1)
+    assert (block.dtype, block.size) == (torch.float32, 8)
+    flat = torch.cat([one.detach().float() for one in own])
+    for one, tensor in zip(own, block.tensors(flat), strict=True):
+        assert one.dtype == tensor.dtype and torch.equal(one, tensor)
+
+
+def test_owner_is_the_next_that_is_there() -> None:
+    own = [Parameter(torch.zeros(1)) for _ in range(4)]
+    blocks = plan_blocks([optim.SGD(own, lr=0.1)], 4)
+    assert [block.owner(set(), 4) for block in blocks] == [0, 1, 2, 3]
+    assert [block.owner({1}, 4) for block in blocks] == [0, 2, 2, 3]
+    assert [block.owner({1, 2}, 4) for block in blocks] == [0, 3, 3, 3]
+    assert [block.owner({3, 0}, 4) for block in blocks] == [1, 1, 2, 1]
+    with pytest.raises(RuntimeError, match="no rank is left"):
+        blocks[0].owner({0, 1, 2, 3}, 4)

@@ -1,0 +1,154 @@
+"""PSP-SGD under schedules that nobody has thought of: what must hold whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.served_block import Terms
+from tests.unit.psp_network import Cluster, Weather
+
+STEPS = 5
+
+
+def marks(world_size: int, blocks: int) -> list[Tensor]:
+    """Parameters that count how often each gradient has been used, one element for each."""
+    return [torch.zeros(world_size * STEPS, dtype=torch.float64) for _ in range(blocks)]
+
+
+def mark(rank: int, step: int, parameters: list[Parameter]) -> list[Tensor]:
+    gradient = torch.zeros_like(parameters[0])
+    gradient[rank * STEPS + step] = -1.0
+    return [gradient.clone() for _ in parameters]
+
+
+def cluster(
+    world_size: int,
+    weather: Weather,
+    *,
+    c: str | int = "all",
+    b: float = 1.0,
+    tau: tuple[float, float] = (0.0, 0.0),
+    every: int = 0,
+    warmup_steps: int = 0,
+    seed: int = 0,
+) -> Cluster:
+    return Cluster(
+        world_size,
+        marks(world_size, world_size),
+        mark,
+        steps=STEPS,
+        weather=weather,
+        terms=Terms(rule=PushRule(c, tau[0]), world_size=world_size, warmup_steps=warmup_steps),
+        pull_rule=PullRule(b, tau[1]),
+        rendezvous_every=every,
+        seed=seed,
+    )
+
+
+@st.composite
+def weathers(draw: st.DrawFn, world_size: int, deaths: int = 0, loss: bool = False) -> Weather:
+    slow = st.sampled_from([0.01, 0.1, 0.1, 1.0, 5.0])
+    ranks = draw(st.permutations(range(world_size)))
+    return Weather(
+        latency_s=draw(st.sampled_from([(0.001, 0.001), (0.0, 0.3), (0.001, 4.0)])),
+        loss=draw(st.sampled_from([0.0, 0.05, 0.3])) if loss else 0.0,
+        ordered=draw(st.booleans()),
+        compute_s=[draw(slow) for _ in range(world_size)],
+        deaths={rank: draw(st.floats(0.0, 12.0)) for rank in ranks[:deaths]},
+        notice_s=draw(st.sampled_from([(0.1, 0.1), (0.0, 3.0), (5.0, 6.0)])),
+    )
+
+
+RULES = st.tuples(st.sampled_from(["all", 1, 2, 3]), st.sampled_from([0.3, 0.5, 1.0]))
+TAUS = st.tuples(st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.5]))
+
+
+def check(run: Cluster) -> None:
+    """What holds after every run."""
+    live = run.live()
+    sure = not (run.weather.deaths and run.weather.loss)
+    # Copies for a successor may be lost too, and with them what only some ranks have been sent.
+    for model in run.models if sure else []:
+        # Of ranks that have died since, a server may have gone with what they had.
+        values = [torch.cat(model[rank.number]) for rank in live if rank.number in model]
+        assert all(torch.equal(one, values[0]) for one in values), "one model on all ranks"
+    final: Sequence[Tensor] = [p.detach() for p in live[0].parameters]
+    for value in final:
+        assert value.isfinite().all()
+        times = value.round()
+        if not run.terms.warmup_steps:  # in which the mean is taken, and not the sum
+            torch.testing.assert_close(value, times, rtol=0, atol=1e-9)
+        assert times.min() >= 0 and times.max() <= 1, "a gradient is used once or not at all"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), RULES, TAUS, st.sampled_from([0, 2]), st.integers(0, 2**31))
+def test_without_deaths_nothing_is_lost_but_what_is_counted(
+    data: st.DataObject,
+    rules: tuple[str | int, float],
+    tau: tuple[float, float],
+    every: int,
+    seed: int,
+) -> None:
+    weather = data.draw(weathers(3))
+    run = cluster(3, weather, c=rules[0], b=rules[1], tau=tau, every=every, seed=seed)
+    run.run()
+    check(run)
+    final = torch.cat([p.detach() for p in run.ranks[0].parameters]).round()
+    counts = [rank.server.counts for rank in run.ranks]
+    used, dropped = sum(c.used for c in counts), sum(c.dropped for c in counts)
+    assert final.sum() == used
+    # What is still under way at the end has come too late for the last rendezvous.
+    assert used + dropped <= 3 * 3 * STEPS
+    if weather.ordered:
+        assert used + dropped == 3 * 3 * STEPS
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data(), RULES, TAUS, st.integers(0, 4), st.integers(0, 2**31))
+def test_lost_messages_cost_gradients_and_time_but_nobody_hangs(
+    data: st.DataObject,
+    rules: tuple[str | int, float],
+    tau: tuple[float, float],
+    warmup: int,
+    seed: int,
+) -> None:
+    weather = data.draw(weathers(3, loss=True))
+    run = cluster(3, weather, c=rules[0], b=rules[1], tau=tau, warmup_steps=warmup, seed=seed)
+    run.run()
+    check(run)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from([1, 2]),
+    st.sampled_from([0.3, 1.0]),
+    TAUS,
+    st.sampled_from([0, 2]),
+    st.integers(1, 2),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_ranks_die_and_the_others_end_with_one_model(
+    data: st.DataObject,
+    c: int,
+    b: float,
+    tau: tuple[float, float],
+    every: int,
+    deaths: int,
+    loss: bool,
+    seed: int,
+) -> None:
+    weather = data.draw(weathers(4, deaths=deaths, loss=loss))
+    run = cluster(4, weather, c=c, b=b, tau=tau, every=every, seed=seed)
+    run.run()
+    check(run)

@@ -1,0 +1,300 @@
+"""Algorithm 1, server side: what is used, what is dropped, when a round ends, who is answered."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import optim
+
+from lightning_hier.parameter_server.message import Kind, Message
+from tests.unit.psp_served import Served
+
+
+def test_round_ends_with_the_last_worker_and_answers_all() -> None:
+    served = Served(3)
+    assert served.push(2, 0) == []
+    assert served.push(0, 0) == []
+    assert served.push(1, 0) == [(0, 1), (1, 1), (2, 1)]
+    assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
+    assert served.counts.metrics()["hier/psp/gradients_per_round"] == 3
+
+
+def test_late_gradient_is_dropped_and_its_worker_gets_the_newest_block_at_once() -> None:
+    served = Served(3, c=2)
+    served.push(0, 0)
+    assert served.push(1, 0) == [(0, 1), (1, 1)]
+    before = served.values.clone()
+    assert served.push(2, 0) == [(2, 1)]
+    assert torch.equal(served.values, before)
+    assert served.counts.dropped == 1
+    assert torch.equal(served.sent[0][1].payload, before)
+
+
+def test_tau_1_runs_from_the_cth_gradient() -> None:
+    served = Served(4, c=2, tau=0.5)
+    served.push(0, 0, now=1.0)
+    assert served.block.deadline() == 1.0 + 1800
+    served.push(1, 0, now=3.0)
+    assert served.block.deadline() == 3.5
+    assert served.push(2, 0, now=3.4) == []
+    assert served.tick(3.49) == []
+    assert served.tick(3.5) == [(0, 1), (1, 1), (2, 1)]
+    assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
+
+
+def test_all_responses_end_the_time_of_waiting() -> None:
+    served = Served(3, c=2, tau=100.0)
+    served.push(0, 0)
+    served.push(1, 0)
+    assert served.push(2, 0) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_c_counts_workers_and_d_counts_gradients() -> None:
+    """Worker 0 has gone on without this block, and gives it two gradients."""
+    served = Served(3, c=2)
+    assert served.push(0, 0) == []
+    assert served.push(0, 1) == []
+    assert served.push(1, 0) == [(0, 2), (1, 2)]
+    assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
+
+
+def test_server_that_is_behind_goes_on_from_the_newest_timestamp() -> None:
+    served = Served(2)
+    served.push(0, 7)
+    assert served.push(1, 5) == [(0, 8), (1, 8)]
+    assert served.t == 8
+
+
+@pytest.mark.parametrize("abstaining", [1, 2, 3])
+def test_abstaining_is_a_response_without_a_gradient(abstaining: int) -> None:
+    served = Served(3)
+    for worker in range(3):
+        (served.abstain if worker < abstaining else served.push)(worker, 0)
+    assert served.t == 1
+    expected = torch.full((5,), 3.0 - abstaining, dtype=torch.float64)
+    assert torch.equal(served.values, expected)
+
+
+def test_abstaining_is_no_gradient_of_the_c() -> None:
+    served = Served(3, c=2)
+    served.abstain(0, 0)
+    assert served.push(1, 0) == []
+    assert served.push(2, 0) == [(0, 1), (1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_same_push_twice_is_used_once(first: int) -> None:
+    served = Served(2)
+    served.push(0, first)
+    assert served.push(0, first) == []
+    assert served.push(0, 0) == []
+    assert served.counts.dropped == 2
+    served.push(1, first)
+    assert torch.equal(served.values, torch.full((5,), 2.0, dtype=torch.float64))
+
+
+def test_asking_again_does_not_take_a_gradient_away() -> None:
+    served = Served(2)
+    served.push(0, 0)
+    assert served.abstain(0, 0) == []
+    assert served.push(1, 0) == [(0, 1), (1, 1)]
+    assert served.counts.metrics()["hier/psp/gradients_per_round"] == 2
+
+
+def test_lost_answer_is_sent_again_to_who_asks() -> None:
+    served = Served(1)
+    assert served.push(0, 0) == [(0, 1)]
+    assert served.abstain(0, 0) == [(0, 1)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_gradients_count_as_abstaining(value: float) -> None:
+    served = Served(2, make=lambda own: optim.SGD(own, lr=1.0, momentum=0.9))
+    gradient = torch.full((5,), -1.0, dtype=torch.float64)
+    gradient[3] = value
+    served.push(0, 0, gradient)
+    assert served.push(1, 0) == [(0, 1), (1, 1)]
+    assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
+    assert served.counts.nonfinite == 1
+
+
+def test_update_that_overflows_is_undone_with_its_state() -> None:
+    served = Served(1, dtype=torch.float32, make=lambda own: optim.SGD(own, lr=10.0, momentum=0.9))
+    served.push(0, 0, -1.0)
+    good = served.values.clone()
+    served.push(0, 1, -3e38)
+    assert served.t == 2
+    assert torch.equal(served.values, good)
+    assert served.block.values.state() == {}
+    served.push(0, 2, -1.0)
+    torch.testing.assert_close(served.values, good + 10.0)
+    assert served.counts.nonfinite == 1
+
+
+def test_sum_that_overflows_is_left_out() -> None:
+    served = Served(2, dtype=torch.float32)
+    served.push(0, 0, -3e38)
+    served.push(1, 0, -3e38)
+    assert served.t == 1
+    assert torch.equal(served.values, torch.zeros(5))
+
+
+def test_half_precision_is_added_up_in_single() -> None:
+    served = Served(4, dtype=torch.float16, linear_scaling=False)
+    for worker in range(4):
+        served.push(worker, 0, -40000.0)
+    assert torch.equal(served.values, torch.full((5,), 40000.0, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_order_of_arrival_changes_no_bit(order: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(4, 5, generator=generator)
+    first, served = Served(4, dtype=torch.float32), Served(4, dtype=torch.float32)
+    for worker in range(4):
+        first.push(worker, 0, gradients[worker].clone())
+    for worker in order:
+        served.push(worker, 0, gradients[worker].clone())
+    assert torch.equal(served.values, first.values)
+
+
+def test_a_gradient_is_not_changed() -> None:
+    """It may be memory of a frame, or of the worker that has pushed it."""
+    served = Served(2)
+    pushed = [torch.full((5,), -1.0, dtype=torch.float64) for _ in range(3)]
+    served.push(0, 0, pushed[0])
+    served.push(0, 1, pushed[1])
+    served.push(1, 1, pushed[2])
+    assert all(torch.equal(one, torch.full_like(one, -1.0)) for one in pushed)
+
+
+def test_what_was_sent_is_not_changed_by_later_updates() -> None:
+    served = Served(1)
+    served.push(0, 0)
+    sent = served.sent[0][1].payload
+    served.push(0, 1)
+    assert torch.equal(sent, torch.ones(5, dtype=torch.float64))
+
+
+def test_linear_scaling_and_warm_up() -> None:
+    plain = Served(2, linear_scaling=False)
+    warm = Served(2, warmup_steps=1, c=1)
+    for served in (plain, warm):
+        assert served.push(0, 0) == []
+        served.push(1, 0)
+        assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
+    assert warm.push(0, 1) == [(0, 2)]  # c = 1 from now on
+
+
+def test_rates_are_those_of_the_worker_with_most_steps() -> None:
+    served = Served(2, linear_scaling=False)
+    served.push(0, 0, lr=2.0, steps=5)
+    served.push(1, 0, lr=8.0, steps=3)
+    assert torch.equal(served.values, torch.full((5,), 2.0, dtype=torch.float64))
+    served.push(0, 1, lr=4.0, steps=4)  # late news of a worker that was ahead
+    served.push(1, 1, lr=8.0, steps=4)
+    assert torch.equal(served.values, torch.full((5,), 4.0, dtype=torch.float64))
+
+
+def test_parameter_that_no_worker_has_a_gradient_for_takes_no_part() -> None:
+    served = Served(2, make=lambda own: optim.SGD(own, lr=1.0, weight_decay=0.25))
+    for worker in range(2):
+        served.push(worker, 0)
+    start = served.values.clone()
+    served.push(0, 1, absent=[1])
+    served.push(1, 1, absent=[0, 1])
+    assert torch.equal(served.values[3:], start[3:])
+    assert not torch.equal(served.values[:3], start[:3])
+
+
+def test_staleness_is_how_many_versions_a_gradient_is_behind() -> None:
+    served = Served(2, c=1)
+    for t in range(3):
+        served.push(0, t)
+    served.push(1, 3, version=1)
+    assert served.counts.metrics()["hier/psp/staleness"] == (0 + 0 + 0 + 2) / 4
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"version": "new"},
+        {"steps": None},
+        {"absent": 3},
+        {"absent": ["a"]},
+        {"hyperparameters": {}},
+        {"hyperparameters": [1]},
+        {"anything": 1},
+    ],
+)
+def test_push_with_wrong_facts_is_dropped(facts: dict[str, Any]) -> None:
+    served = Served(2)
+    served.push(0, 0, **facts)
+    served.push(1, 0)
+    assert served.counts.dropped == 1
+    assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(4).double(), torch.ones(5), torch.ones(5).long()])
+def test_gradient_of_another_shape_or_dtype_is_dropped(wrong: torch.Tensor) -> None:
+    served = Served(1)
+    assert served.push(0, 0, wrong) == [(0, 1)]
+    assert torch.equal(served.values, torch.zeros(5, dtype=torch.float64))
+
+
+def test_those_that_wait_too_long_are_told_for_whom() -> None:
+    served = Served(3, limit_s=10.0)
+    served.push(0, 0, now=1.0)
+    served.push(2, 0, now=2.0)
+    assert served.block.deadline() == 11.0
+    served.tick(11.0)
+    told = [(worker, message.kind, message.facts) for worker, message in served.sent]
+    assert told == [(w, Kind.BLOCK, {"missing": [1]}) for w in (0, 2)]
+    assert served.block.deadline() == 21.0
+
+
+def test_a_worker_that_is_gone_is_not_waited_for_and_its_gradient_counts() -> None:
+    served = Served(3)
+    served.push(0, 0)
+    served.push(1, 0)
+    assert served.leave(2) == [(0, 1), (1, 1)]
+    served.push(0, 1)
+    assert served.leave(0) == []
+    assert served.push(1, 1) == [(1, 2)]
+    assert torch.equal(served.values, torch.full((5,), 4.0, dtype=torch.float64))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["push", "abstain", "arrive"]), st.integers(0, 2), st.integers(0, 9)
+        ),
+        max_size=40,
+    ),
+    st.sampled_from([1, 2, "all"]),
+)
+def test_any_messages_in_any_order(script: list[tuple[str, int, int]], c: Any) -> None:
+    """Timestamps never go back, and every gradient is used, dropped, or in the round."""
+    served, pushed, before = Served(3, c=c), 0, 0
+    for what, worker, timestamp in script:
+        if what == "arrive":
+            served.arrive(worker, timestamp, served.block.final_number + 1)
+        else:
+            pushed += what == "push"
+            getattr(served, what)(worker, timestamp)
+        assert served.t >= before
+        before = served.t
+        assert served.counts.used + served.counts.dropped == pushed
+        assert served.values.isfinite().all()
+        assert all(m.timestamp >= 1 or m.kind == Kind.FINAL for _, m in served.sent)
+
+
+def test_a_message_of_no_block_of_the_plan_is_passed_over() -> None:
+    served = Served(1)
+    message = Message(Kind.ARRIVE, 0, 0, {"number": "one"})
+    assert served.hear(served.block.arrive, 0, message, 0.0) == []

@@ -1,0 +1,167 @@
+"""The servers' state on its way to who saves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.block_server import BlockServer
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.state_collector import StateCollector
+from lightning_hier.parameter_server.psp.state_transfer import BlockState
+from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
+
+RANKS = 3
+
+
+class Job:
+    """Three ranks that each serve a block of every optimizer; rank 0 asks for their state."""
+
+    def __init__(self, optimizers: list[Optimizer]) -> None:
+        self.blocks = plan_blocks(optimizers, RANKS)
+        self.answers: list[Received] = []
+        self.asked: list[tuple[int, int]] = []
+        self.silent: set[int] = set()
+        terms = Terms(rule=PushRule(), world_size=RANKS)
+        self.servers = [
+            BlockServer(rank, self.blocks, optimizers, terms, self._reply(rank))
+            for rank in range(RANKS)
+        ]
+        self.collector = StateCollector(self.blocks, RANKS, self._ask)
+
+    def collect(self) -> None:
+        while self.answers:
+            self.collector.handle(self.answers.pop(0), 0.0)
+
+    def push(self, optimizer: int, values: list[Tensor]) -> None:
+        for block in self.blocks:
+            if block.optimizer == optimizer and block.size:
+                flat = torch.cat([values[index].reshape(-1) for index in block.indices])
+                facts = {"version": 0, "final": 0, "steps": 0}
+                message = Message(Kind.PUSH, block.number, 0, facts, flat)
+                for worker in range(RANKS):
+                    self.servers[block.home].handle(Received(worker, b"0", message), 0.0)
+
+    def _ask(self, rank: int, message: Message) -> bool:
+        self.asked.append((rank, message.block))
+        if rank not in self.silent:
+            self.servers[rank].handle(Received(0, b"0", message), 0.0)
+        return True
+
+    def _reply(self, rank: int) -> Any:
+        def send(address: bytes, message: Message) -> bool:
+            if message.kind == Kind.STATE:
+                self.answers.append(Received(rank, b"", message))
+            return True
+
+        return send
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "own"])
+def test_state_is_that_of_one_optimizer(name: str) -> None:
+    """Three equal gradients: their mean, at three times the rate."""
+    own, twin_own = parameters(), parameters()
+    optimizer, twin = OPTIMIZERS[name](groups(own)), OPTIMIZERS[name](groups(twin_own))
+    job = Job([optimizer])
+    job.push(0, gradients(0))
+    job.collector.ask(0.0)
+    assert not job.collector.is_complete()
+    job.collect()
+    assert job.collector.is_complete()
+    for group in twin.param_groups:
+        group["lr"] = 3.0 * group["lr"]
+    for parameter, gradient in zip(twin_own, gradients(0), strict=True):
+        parameter.grad = (gradient + gradient + gradient) / 3
+    twin.step()
+    assert same_state(job.collector.states(0), twin.state_dict()["state"])
+    values = job.collector.values()
+    for parameter, expected in zip(own, twin_own, strict=True):
+        assert torch.equal(values[parameter], expected)
+
+
+def test_several_optimizers_and_the_way_back() -> None:
+    first, second = parameters(0), parameters(1)
+    job = Job([optim.Adam(first), optim.SGD(second, lr=0.1, momentum=0.9)])
+    job.push(0, gradients(0))
+    job.push(1, gradients(1))
+    job.collector.ask(0.0)
+    job.collect()
+    other = Job([optim.Adam(first), optim.SGD(second, lr=0.1, momentum=0.9)])
+    for server in other.servers:
+        for optimizer in range(2):
+            server.load(optimizer, job.collector.states(optimizer))
+    other.collector.ask(0.0)
+    other.collect()
+    for optimizer in range(2):
+        states = job.collector.states(optimizer)
+        assert set(states) == set(range(5))
+        assert same_state(other.collector.states(optimizer), states)
+
+
+def test_a_copy_is_taken_when_it_is_asked_for() -> None:
+    own = parameters()
+    job = Job([optim.Adam(own)])
+    job.collector.ask(0.0)
+    job.push(0, gradients(0))
+    job.collect()
+    assert all(torch.equal(job.collector.values()[one], one) for one in own)
+    assert job.collector.states(0) == {}
+
+
+def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
+    own = parameters()
+    job = Job([optim.SGD(own, lr=0.1)])
+    job.silent = {1}
+    job.collector.ask(0.0)
+    job.collect()
+    assert "rank 1" in job.collector.missing()
+    job.asked.clear()
+    job.collector.tick(5.0)
+    assert job.asked == [(1, 1)]
+    for rank in (0, 2):
+        job.servers[rank].peer_gone(1, 5.0)
+    (block,) = [block for block in job.blocks if block.number == 1]
+    flat = torch.cat([own[index].detach().reshape(-1) for index in block.indices])
+    for worker in (0, 2):
+        hold = Message(Kind.HOLD, 1, 0, {"final": 0}, flat)
+        job.servers[2].handle(Received(worker, b"0", hold), 6.0)
+    job.collector.peer_gone(1, 6.0)
+    assert job.asked == [(1, 1), (2, 1)]
+    job.collect()
+    assert job.collector.is_complete()
+
+
+def test_answers_to_an_earlier_request_are_passed_over() -> None:
+    own = parameters()
+    job = Job([optim.SGD(own, lr=0.1)])
+    job.collector.ask(0.0)
+    job.silent = set(range(RANKS))
+    job.collector.ask(0.0)
+    job.collect()
+    assert not job.collector.is_complete()
+
+
+@pytest.mark.parametrize(
+    ("facts", "payload"),
+    [
+        ({}, None),
+        ({"part": 0, "parts": 1}, None),
+        ({"part": 0, "parts": 1, "plain": [[9, "step", 1]]}, None),
+        ({"part": 0, "parts": 1, "plain": [[0]]}, None),
+        ({"part": 0, "parts": 1, "name": "m", "shapes": [[0, [7]]]}, torch.ones(2)),
+        ({"part": 0, "parts": 1, "name": "m", "shapes": [[0, [-1]]]}, torch.ones(2)),
+    ],
+)
+def test_what_is_no_state_is_refused(facts: dict[str, Any], payload: Tensor | None) -> None:
+    (block,) = plan_blocks([optim.SGD([Parameter(torch.ones(2))], lr=0.1)], 1)
+    with pytest.raises(ValueError):
+        BlockState(1).take(Message(Kind.STATE, 0, 1, facts, payload), block)

@@ -1,0 +1,193 @@
+"""Algorithm 1, worker side: what is pushed, when it goes on, and from where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import optim
+from torch.nn import Parameter
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.worker import Worker
+from tests.unit.psp_one_worker import Harness, every
+
+
+def test_waits_for_all_blocks_and_writes_them_in_place() -> None:
+    h = Harness()
+    before = [one.data_ptr() for one in h.own]
+    assert h.push() == every(Kind.PUSH, 0)
+    assert [h.block(number, 1, 1.0 + number) for number in range(4)] == [False] * 3 + [True]
+    assert h.values() == [0.0] * 4
+    h.worker.pull(0)
+    assert h.values() == [1.0, 2.0, 3.0, 4.0]
+    assert [one.data_ptr() for one in h.own] == before
+    assert h.push() == every(Kind.PUSH, 1)
+
+
+def test_goes_on_with_some_of_the_blocks_and_the_others_keep_their_values() -> None:
+    h = Harness(b=0.5)
+    h.push()
+    assert not h.block(3, 1, 4.0)
+    assert h.block(0, 1, 1.0)
+    h.worker.pull(0)
+    assert h.values() == [1.0, 0.0, 0.0, 4.0]
+
+
+def test_tau_2_runs_from_the_last_block_that_is_needed() -> None:
+    h = Harness(b=0.5, tau=0.5)
+    h.push()
+    h.block(0, 1)
+    h.now = 3.0
+    assert not h.block(1, 1)
+    h.now = 3.4
+    assert not h.block(2, 1)
+    assert not h.worker.is_pulled(0, 3.49)
+    assert h.worker.is_pulled(0, 3.5)
+    assert h.block(3, 1)
+
+
+def test_late_block_does_not_count_and_is_taken_at_the_next_pull() -> None:
+    h = Harness(b=0.5)
+    h.push()
+    h.block(0, 1, 1.0)
+    h.block(1, 1, 1.0)
+    h.worker.pull(0)
+    h.push()
+    assert not h.block(2, 1, 5.0)  # of the round before
+    assert h.worker.counts.late == 1
+    assert not h.block(0, 2, 2.0)
+    assert h.block(1, 2, 2.0)
+    h.worker.pull(0)
+    assert h.values() == [2.0, 2.0, 5.0, 0.0]
+
+
+def test_older_block_is_dropped() -> None:
+    h = Harness(b=0.25)
+    h.push()
+    h.block(0, 3, 3.0)
+    h.worker.pull(0)
+    h.push()
+    h.block(0, 2, 2.0)
+    h.block(1, 4, 4.0)
+    h.worker.pull(0)
+    assert h.values() == [3.0, 4.0, 0.0, 0.0]
+
+
+def test_fast_forward() -> None:
+    h = Harness(b=0.5)
+    h.push()
+    h.block(0, 9)
+    h.block(1, 7)
+    h.worker.pull(0)
+    assert h.worker.timestamp(0) == 9
+    assert h.worker.behind == 8
+    h.worker.skip(0)
+    assert h.worker.behind == 7
+    assert h.push() == every(Kind.PUSH, 9)
+    assert not h.block(1, 9)
+
+
+def test_steps_that_were_left_out_count_for_the_hyperparameters() -> None:
+    h = Harness(b=0.25)
+    h.push()
+    h.block(0, 3)
+    h.worker.pull(0)
+    h.worker.skip(0)
+    h.worker.skip(0)
+    h.push()
+    assert [message.facts["steps"] for _, message in h.sent] == [3] * 4
+
+
+def test_version_of_every_block_goes_with_its_gradient() -> None:
+    h = Harness(b=0.5)
+    h.push()
+    h.block(0, 2)
+    h.block(1, 1)
+    h.worker.pull(0)
+    h.push()
+    assert [message.facts["version"] for _, message in h.sent] == [2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> None:
+    h = Harness()
+    for parameter in h.own:
+        parameter.grad = torch.ones(2)
+    h.own[2].grad = torch.tensor([1.0, value])
+    h.worker.push(0, [], 0.0)
+    assert h.said() == every(Kind.ABSTAIN, 0)
+
+
+def test_missing_gradients_are_told() -> None:
+    h = Harness(2)
+    h.own[0].grad = torch.full((2,), 3.0)
+    h.worker.push(0, [], 0.0)
+    by_block = {message.block: message for _, message in h.sent}
+    assert by_block[0].facts["absent"] == [] and by_block[1].facts["absent"] == [0]
+    assert torch.equal(by_block[0].payload, torch.full((2,), 3.0))
+    assert torch.equal(by_block[1].payload, torch.zeros(2))
+
+
+def test_gradient_that_was_pushed_is_memory_of_its_own() -> None:
+    h = Harness()
+    h.push(1.0)
+    payload = h.sent[0][1].payload
+    for parameter in h.own:
+        parameter.grad.zero_()
+    assert torch.equal(payload, torch.ones(2))
+
+
+def test_warm_up_waits_for_all_blocks() -> None:
+    h = Harness(b=0.25, warmup_steps=1)
+    h.push()
+    assert [h.block(number, 1) for number in range(4)] == [False] * 3 + [True]
+    h.worker.pull(0)
+    h.push()
+    assert h.block(0, 2)
+
+
+def test_rendezvous() -> None:
+    h = Harness(b=0.5)
+    h.push()
+    h.block(0, 1, 1.0)
+    h.block(1, 1, 1.0)
+    h.worker.pull(0)
+    h.sent.clear()
+    h.worker.arrive(0.0)
+    assert h.said() == every(Kind.ARRIVE, 1)
+    h.block(3, 9, 9.0)  # an answer to the push before; all ranks take the final values
+    for number in range(4):
+        assert not h.worker.is_dispersed()
+        h.final(number, 2 + number, 5.0, rendezvous=7)
+        h.final(number, 2 + number, 6.0 + number)
+    h.block(0, 9, 9.0)
+    assert h.worker.is_dispersed()
+    h.worker.take_global()
+    assert h.values() == [6.0, 7.0, 8.0, 9.0]
+    assert h.worker.timestamp(0) == 5
+    assert h.worker.behind == 0
+
+
+def test_worker_without_blocks_never_waits() -> None:
+    worker = Worker([], 2, lambda rank, message: True, pull_rule=PullRule())
+    worker.arrive(0.0)
+    assert worker.is_dispersed() and worker.behind == 0
+
+
+def test_fewer_parameters_than_ranks() -> None:
+    """Empty blocks are nobody's business: b counts those that have parameters."""
+    own = [Parameter(torch.zeros(2))]
+    blocks = plan_blocks([optim.SGD(own, lr=1.0)], 4)
+    sent: list[int] = []
+
+    def send(rank: int, message: Message) -> bool:
+        sent.append(rank)
+        return True
+
+    worker = Worker(blocks, 4, send, pull_rule=PullRule(0.25))
+    own[0].grad = torch.ones(2)
+    worker.push(0, [], 0.0)
+    assert sent == [0]
+    assert not worker.is_pulled(0, 0.0)

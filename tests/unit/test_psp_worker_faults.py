@@ -1,0 +1,121 @@
+"""A worker whose messages are lost, and whose servers die or wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from tests.unit.psp_one_worker import Harness, every
+
+
+def test_silence_is_answered_by_asking_again_less_and_less_often() -> None:
+    h = Harness(ask_again_s=2.0)
+    h.push()
+    h.block(0, 1)
+    assert h.tick(1.9) == []
+    assert h.tick(2.0) == every(Kind.ABSTAIN, 0, [1, 2, 3])
+    assert h.tick(5.9) == []
+    assert h.tick(6.0) == every(Kind.ABSTAIN, 0, [1, 2, 3])
+
+
+def test_what_could_not_be_sent_is_sent_later_or_given_up() -> None:
+    h = Harness(b=0.5)
+    h.closed = {3}
+    assert h.push() == every(Kind.PUSH, 0, [0, 1, 2])
+    h.closed = set()
+    assert h.tick(0.1) == [(3, Kind.PUSH, 3, 0)]
+    h.closed = {3}
+    h.block(0, 1)
+    h.block(1, 1)
+    h.worker.pull(0)
+    h.push()
+    h.worker.abstain(0, h.now)
+    assert h.worker.counts.unsent == 1
+
+
+def test_successor_is_told_what_the_worker_holds_and_asked_what_the_dead_was() -> None:
+    h = Harness()
+    h.push()
+    h.block(0, 1, 1.0)
+    h.worker.handle(Received(1, b"", Message(Kind.BLOCK, 1, 1, {}, torch.full((2,), 2.0))), 0.0)
+    assert h.gone(2) == [(3, Kind.HOLD, 2, 0), (3, Kind.PUSH, 2, 0)]
+    assert h.gone(1) == [(3, Kind.HOLD, 1, 1)]
+    hold = h.sent[0][1]
+    assert torch.equal(hold.payload, torch.full((2,), 2.0))
+    assert h.gone(3) == [
+        (0, Kind.HOLD, 1, 1), (0, Kind.HOLD, 2, 0), (0, Kind.PUSH, 2, 0),
+        (0, Kind.HOLD, 3, 0), (0, Kind.PUSH, 3, 0),
+    ]  # fmt: skip
+
+
+def test_a_copy_that_found_no_answer_is_sent_again() -> None:
+    h = Harness()
+    h.push()
+    h.gone(2)
+    held = [said for said in h.tick(30.0) if said[1] == Kind.HOLD]
+    assert held == [(3, Kind.HOLD, 2, 0)]
+    h.block(2, 1, sender=3)
+    assert [said for said in h.tick(60.0) if said[1] == Kind.HOLD] == []
+
+
+def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
+    """The successor goes on from what this worker has told it."""
+    h = Harness(b=0.25)
+    h.push()
+    h.gone(2)
+    assert not h.block(2, 1, 9.0, sender=2)
+    assert h.block(2, 1, 3.0, sender=3)
+    h.worker.pull(0)
+    assert h.values()[2] == 3.0
+
+
+def test_takeover_during_a_rendezvous() -> None:
+    h = Harness()
+    h.worker.arrive(0.0)
+    h.final(1, 0, 1.0)
+    assert h.gone(1) == [(2, Kind.HOLD, 1, 0)]
+    assert h.sent[0][1].facts == {"final": 1}
+    assert h.gone(3) == [(0, Kind.HOLD, 3, 0), (0, Kind.ARRIVE, 3, 0)]
+    assert h.sent[0][1].facts == {"final": 0}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(Kind.BLOCK, 1, 5, {}, torch.ones(3)),
+        Message(Kind.BLOCK, 1, 5, {}, torch.ones(2).double()),
+        Message(Kind.BLOCK, 1, 5, {}, None),
+        Message(Kind.BLOCK, 17, 5, {}, torch.ones(2)),
+        Message(Kind.FINAL, 1, 5, {}, torch.ones(2)),
+        Message(Kind.FINAL, 1, 5, {"number": "1"}, torch.ones(2)),
+    ],
+)
+def test_what_is_no_answer_is_passed_over(message: Message) -> None:
+    h = Harness(b=0.25)
+    h.push()
+    h.hear(1, message)
+    assert not h.worker.is_pulled(0, 0.0)
+
+
+def test_a_server_names_the_worker_that_it_waits_for() -> None:
+    h = Harness()
+    h.push()
+    with pytest.raises(PeerError, match="rank 1 has waited too long for gradients, for rank 2, 3"):
+        h.hear(1, Message(Kind.BLOCK, 1, 0, {"missing": [2, 3]}))
+    h.worker.arrive(0.0)
+    h.hear(1, Message(Kind.BLOCK, 1, 0, {"missing": [2]}))  # of the push before
+    with pytest.raises(PeerError, match="at a rendezvous of all ranks, for rank 2"):
+        h.hear(1, Message(Kind.FINAL, 1, 0, {"missing": [2], "number": 1}))
+
+
+def test_missing_names_the_ranks_that_have_not_answered() -> None:
+    h = Harness()
+    h.push()
+    h.block(1, 1)
+    assert "rank 0, 2, 3" in h.worker.missing(0)
+    h.worker.arrive(0.0)
+    h.final(0, 1, 0.0)
+    assert "rank 1, 2, 3" in h.worker.missing()

@@ -1,0 +1,278 @@
+"""A device of two-stage ASGD with its node and master in one process, driven by the test."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.message import Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.two_stage.device import Device
+from lightning_hier.parameter_server.two_stage.exchange import Exchange
+from lightning_hier.parameter_server.two_stage.host_copy import HostCopy
+from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
+from lightning_hier.parameter_server.two_stage.master import Master
+from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.opening import open_replicas
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import hyperparameters
+from tests.equivalence.two_stage_twins import (
+    FEATURES,
+    MasterTwin,
+    NodeTwin,
+    Rule,
+    adam,
+    batch,
+    sgd,
+)
+
+ETA = 0.1
+START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
+
+
+class FakeClient:
+    """Waits by doing what the other threads would do meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        self._meanwhile = meanwhile
+        self.lost_ranks: dict[int, str] = {}
+        self.polls = 0
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        self.polls += 1
+        return False
+
+    def gone(self) -> set[int]:
+        return set(self.lost_ranks)
+
+    def lost(self) -> dict[int, str]:
+        return self.lost_ranks
+
+    def wait(
+        self, done: Callable[[], bool], missing: Callable[[], str], *, limit_s: float
+    ) -> float:
+        begun = time.monotonic()
+        for _ in range(100):
+            if done():
+                return time.monotonic() - begun
+            self._meanwhile()
+        raise PeerError(missing())
+
+
+class OneNode:
+    """A node of one device. Nothing reaches the master, or comes back, before ``deliver``."""
+
+    def __init__(self, optimizer: str = "SGD", **settings: Any) -> None:
+        self.module = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.module.weight.copy_(START)
+        parameters = [self.module.weight]
+        self.optimizer = getattr(torch.optim, optimizer)(parameters, lr=ETA)
+        chosen = TwoStageSettings(**settings)
+        [self.replica] = open_replicas([parameters], group_size=1, rank=0, exchange=lambda v: [v])
+        self.to_master: deque[Message] = deque()
+        self.to_node: deque[Message] = deque()
+        model = MasterModel(self.optimizer, parameters)
+        self.master = Master([model], [0], self._answer, chosen)
+        self.exchange = Exchange(
+            0,
+            self.replica,
+            [0],
+            self._ask,
+            set,
+            chosen,
+            hyperparameters(self.optimizer),
+        )
+        self.client = FakeClient(self.carry)
+        lifeline = Lifeline(0, self.replica, self.client, lambda: None)
+        self.device = Device(
+            0, [0], self.replica, self.optimizer, parameters, self.client, lifeline, chosen
+        )
+        self.steps = 0
+
+    def _ask(self, message: Message) -> bool:
+        self.to_master.append(message)
+        return True
+
+    def _answer(self, address: bytes, message: Message) -> bool:
+        self.to_node.append(message)
+        return True
+
+    def push_if_due(self) -> None:
+        self.exchange.advance(0.0)
+
+    def carry(self) -> None:
+        """Let the node push, and all that follows from it."""
+        self.push_if_due()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Let the master take what was sent and answer, and the node take the answer."""
+        while self.to_master or self.to_node:
+            if self.to_master:
+                self.master.handle(Received(0, b"", self.to_master.popleft()), 0.0)
+            if self.to_node:
+                self.exchange.handle(self.to_node.popleft(), 0.0)
+
+    def step(self) -> None:
+        inputs, targets = batch(0, self.steps)
+        self.optimizer.zero_grad()
+        (0.5 * (self.module(inputs).squeeze(1) - targets).square().mean()).backward()
+        self.device.step()
+        self.steps += 1
+
+    @property
+    def weights(self) -> Tensor:
+        return self.module.weight.detach().reshape(-1)
+
+
+def _rule(name: str) -> Rule:
+    return {"SGD": sgd, "Adam": adam}[name](ETA)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("delay", [0, 1, 3, 7])
+def test_double_buffering_against_the_twin(name: str, delay: int) -> None:
+    """The answer comes ``delay`` mini-batches after the push; the device goes on meanwhile.
+
+    What it adds meanwhile goes with the next push, so pushes hold up to 7 gradients here.
+    """
+    ours = OneNode(name, push_period=3)
+    master, node = MasterTwin(START, _rule(name)), NodeTwin(START, _rule(name), rank=0)
+    answer, due = None, 0
+    for step in range(25):
+        ours.step()
+        node.step()
+        torch.testing.assert_close(ours.weights, node.copy, rtol=1e-12, atol=1e-12)
+        if answer is None and node.count >= 3:
+            ours.push_if_due()
+            answer, due = master.take(*node.push()), step + delay
+        if answer is not None and step >= due:
+            ours.deliver()
+            node.weights, answer = answer, None
+        torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
+    ours.deliver()
+    assert master.pushes == ours.master.models[0].version >= 3
+
+
+def test_refresh_period_is_how_often_the_device_takes_the_replica() -> None:
+    ours = OneNode(push_period=100, refresh_period=3)
+    node = NodeTwin(START, sgd(ETA), rank=0)
+    for step in range(7):
+        ours.step()
+        node.step(refresh=step % 3 == 2)
+        torch.testing.assert_close(ours.weights, node.copy, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours.replica.weights, node.weights, rtol=1e-12, atol=1e-12)
+
+
+def test_new_replica_is_taken_at_the_next_step_whatever_the_period() -> None:
+    ours = OneNode(push_period=2, refresh_period=100)
+    ours.step()
+    ours.step()
+    assert torch.equal(ours.weights, START)
+    ours.carry()
+    installed = ours.replica.weights.clone()
+    assert not torch.equal(installed, START)
+    ours.step()
+    assert torch.equal(ours.weights, ours.replica.weights)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradient_that_is_not_finite_reaches_nothing(bad: float) -> None:
+    ours = OneNode(push_period=1)
+    ours.module.weight.grad = torch.full_like(ours.module.weight, bad)
+    ours.device.step()
+    assert torch.equal(ours.replica.weights, START) and ours.replica.pending == 0
+    assert (ours.device.counts.nonfinite, ours.device.counts.gradients) == (1, 0)
+    ours.carry()
+    assert ours.master.models[0].version == 0
+
+
+def test_parameter_without_gradient_is_left_alone_by_the_device() -> None:
+    ours = OneNode(push_period=1)
+    ours.optimizer.param_groups[0]["weight_decay"] = 0.5
+    ours.module.weight.grad = None
+    ours.device.step()
+    assert torch.equal(ours.replica.weights, START)
+
+
+def test_users_optimizer_stays_as_it_was_and_its_rate_is_followed() -> None:
+    ours = OneNode(push_period=100)
+    groups = ours.optimizer.param_groups
+    assert groups[0]["params"][0] is ours.module.weight and len(groups) == 1
+    groups[0]["lr"] = 0.0
+    ours.step()
+    assert torch.equal(ours.weights, START) and not ours.optimizer.state
+
+
+def test_without_double_buffering_the_device_takes_the_answer_before_it_goes_on() -> None:
+    ours = OneNode(push_period=2, double_buffering=False)
+    ours.step()
+    assert ours.master.models[0].version == 0
+    ours.step()
+    assert ours.master.models[0].version == 1
+    assert torch.equal(ours.weights, ours.master.models[0].copy())
+
+
+def test_rendezvous_brings_the_masters_model() -> None:
+    ours = OneNode(push_period=100)
+    for _ in range(3):
+        ours.step()
+    ours.device.arrive()
+    ours.device.settle()
+    assert torch.equal(ours.weights, ours.master.models[0].copy())
+    assert ours.master.models[0].version == 1 and ours.exchange.counts.gradients == 3
+
+
+def test_errors_of_those_it_depends_on_reach_the_device() -> None:
+    ours = OneNode()
+    ours.client.lost_ranks[0] = "it was killed"
+    with pytest.raises(PeerError, match=r"rank 0 .* is gone \(it was killed\).*no rank can go on"):
+        ours.step()
+    ours.replica.fail("the node waited for rank 4")
+    with pytest.raises(PeerError, match="the node waited for rank 4"):
+        ours.step()
+
+
+def test_wait_names_whom_it_waited_for() -> None:
+    ours = OneNode(push_period=1, double_buffering=False)
+    ours.client._meanwhile = lambda: None
+    with pytest.raises(PeerError, match="waited for the master's answer.*rank 0"):
+        ours.step()
+
+
+def test_stopped_node_does_not_hold_a_device_up_for_ever() -> None:
+    ours = OneNode(timeout_s=0.05)
+    with ours.replica.accumulators[0]._lock.held(1.0):
+        with pytest.raises(PeerError, match="the node's lock"):
+            ours.step()
+
+
+def test_values_of_any_precision_pass_through_one_buffer() -> None:
+    half = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    full = nn.Parameter(torch.zeros(2, 2))
+    host = HostCopy([half, full], torch.float32)
+    half.grad = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
+    flat, single = host.read_gradients()
+    assert flat.tolist() == [1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0]
+    assert single[0] is not None and single[1] is None
+    host.write_values(torch.arange(7.0))
+    assert half.tolist() == [0.0, 1.0, 2.0] and full.tolist() == [[3.0, 4.0], [5.0, 6.0]]
+
+
+@pytest.mark.gpu
+def test_gradients_of_a_gpu_pass_through_pinned_memory() -> None:
+    parameter = nn.Parameter(torch.zeros(1000, device="cuda", dtype=torch.float16))
+    host = HostCopy([parameter], torch.float32)
+    parameter.grad = torch.arange(1000.0, device="cuda").half()
+    flat, _ = host.read_gradients()
+    assert flat.is_pinned() and flat.tolist() == [float(i) for i in range(1000)]
+    host.write_values(torch.arange(1000.0) + 1)
+    assert parameter.cpu().tolist() == [float(i + 1) for i in range(1000)]

@@ -1,0 +1,211 @@
+"""A node's side of the exchange, step by step, with a master that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.two_stage.exchange import Exchange
+from lightning_hier.parameter_server.two_stage.replica import Replica, file_size
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
+
+NUMEL = 4
+RANKS = (2, 3)
+LIMIT_S = 40.0
+
+
+class Bench:
+    """An exchange of a node of two devices, and what it sends."""
+
+    def __init__(self, **settings: Any) -> None:
+        path = create_file(file_size(2, NUMEL, torch.float32))
+        self.replica = Replica(path, devices=2, numel=NUMEL, dtype=torch.float32)
+        remove_file(path)
+        self.sent: list[Message] = []
+        self.gone: set[int] = set()
+        self.takes = True
+        settings = {"push_period": 3, "timeout_s": LIMIT_S} | settings
+        self.exchange = Exchange(
+            0,
+            self.replica,
+            RANKS,
+            self._send,
+            lambda: self.gone,
+            TwoStageSettings(**settings),
+            [{"lr": 0.5}],
+        )
+
+    def _send(self, message: Message) -> bool:
+        if self.takes:
+            self.sent.append(message)
+        return self.takes
+
+    def add(self, device: int, value: float) -> None:
+        assert self.replica.accumulators[device].add(torch.full((NUMEL,), value), 1.0)
+        self.replica.devices[device].steps += 1
+
+    def advance(self, now: float = 0.0) -> list[Message]:
+        """What is sent now."""
+        self.sent.clear()
+        self.exchange.advance(now)
+        return list(self.sent)
+
+    def answer(self, kind: Kind, value: float, now: float = 0.0, **facts: Any) -> None:
+        weights = torch.full((NUMEL,), value)
+        self.exchange.handle(Message(kind, 0, 7, facts, weights), now)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.replica.close()
+
+
+def value_of(payload: Tensor | None) -> float:
+    assert payload is not None and len(payload.unique()) == 1
+    return float(payload[0])
+
+
+def test_push_of_as_many_gradients_as_the_period_asks_for(bench: Bench) -> None:
+    bench.add(0, 1.0)
+    bench.add(1, 2.0)
+    assert bench.advance() == []
+    bench.add(0, 4.0)
+    [push] = bench.advance()
+    assert (push.kind, push.facts["count"], value_of(push.payload)) == (Kind.PUSH, 3, 7.0)
+    assert push.facts["hyperparameters"] == [{"lr": 0.5}]
+    assert bench.replica.exchanging and bench.replica.pending == 0
+
+
+def test_what_is_added_during_an_exchange_goes_with_the_next_push(bench: Bench) -> None:
+    for value in (1.0, 2.0, 4.0):
+        bench.add(0, value)
+    bench.advance()
+    for value in (8.0, 16.0, 32.0, 64.0):
+        bench.add(1, value)
+    assert bench.advance() == []
+    bench.answer(Kind.BLOCK, 0.5, number=1, staleness=2)
+    assert bench.replica.weights.tolist() == [0.5] * NUMEL and not bench.replica.exchanging
+    [push] = bench.advance()
+    assert (push.facts["count"], value_of(push.payload), push.timestamp) == (4, 120.0, 7)
+    assert (bench.exchange.counts.pushes, bench.exchange.counts.staleness_sum) == (1, 2)
+
+
+def test_last_push_of_an_epoch_may_be_short_and_comes_before_the_arrival(bench: Bench) -> None:
+    bench.add(0, 1.0)
+    bench.replica.devices[0].arrived = 1
+    assert bench.advance() == []
+    bench.add(1, 2.0)
+    bench.replica.devices[1].arrived = 1
+    [push] = bench.advance()
+    assert (push.facts["count"], value_of(push.payload)) == (2, 3.0)
+    assert bench.advance() == []
+    bench.answer(Kind.BLOCK, 0.5, number=1)
+    [arrival] = bench.advance()
+    assert (arrival.kind, arrival.timestamp) == (Kind.ARRIVE, 1)
+    assert bench.replica.node.finals == 0
+    bench.answer(Kind.FINAL, 0.25, number=1)
+    assert bench.replica.node.finals == 1 and bench.replica.weights.tolist() == [0.25] * NUMEL
+    assert bench.advance() == []
+
+
+def test_device_that_died_is_not_waited_for_and_its_gradients_are_pushed(bench: Bench) -> None:
+    bench.add(1, 2.0)
+    bench.replica.devices[0].arrived = 1
+    assert bench.advance() == []
+    bench.gone.add(3)
+    [push] = bench.advance()
+    assert (push.facts["count"], value_of(push.payload)) == (1, 2.0)
+    bench.answer(Kind.BLOCK, 0.5, number=1)
+    assert [message.kind for message in bench.advance()] == [Kind.ARRIVE]
+
+
+def test_sum_that_overflows_is_thrown_away_and_training_goes_on(bench: Bench) -> None:
+    for _ in range(3):
+        bench.add(0, 3e38)
+    assert bench.advance() == []
+    assert bench.exchange.counts.overflowed == 3 and not bench.replica.exchanging
+    for _ in range(3):
+        bench.add(0, 1.0)
+    assert [value_of(push.payload) for push in bench.advance()] == [3.0]
+
+
+def test_unanswered_push_is_repeated_unchanged(bench: Bench) -> None:
+    for _ in range(3):
+        bench.add(0, 1.0)
+    [push] = bench.advance(0.0)
+    assert bench.advance(4.0) == []
+    assert bench.advance(6.0) == [push]
+    bench.answer(Kind.BLOCK, 0.5, now=7.0, number=1)
+    bench.answer(Kind.BLOCK, 9.0, now=7.0, number=1)  # the answer to the repetition
+    assert bench.replica.weights.tolist() == [0.5] * NUMEL
+    assert (bench.exchange.counts.reminders, bench.exchange.counts.seconds) == (1, 7.0)
+
+
+def test_port_that_takes_nothing_is_asked_again(bench: Bench) -> None:
+    for _ in range(3):
+        bench.add(0, 1.0)
+    bench.takes = False
+    assert bench.advance(0.0) == []
+    bench.takes = True
+    assert len(bench.advance(0.1)) == 1
+    assert bench.exchange.counts.reminders == 0
+
+
+def test_silent_master_and_missing_node_are_named(bench: Bench) -> None:
+    for _ in range(3):
+        bench.add(0, 1.0)
+    bench.advance(0.0)
+    with pytest.raises(PeerError, match="node of rank 4 has not pushed: look at the log of rank 4"):
+        bench.answer(Kind.ORDER, 0.0, missing=[4], place="turn")
+    with pytest.raises(PeerError, match="rank 4 has not reached"):
+        bench.answer(Kind.ORDER, 0.0, missing=[4], place="rendezvous")
+    with pytest.raises(PeerError, match="rank 0, the master .* has not answered for 80 s"):
+        bench.advance(81.0)
+    bench.gone.add(0)
+    with pytest.raises(PeerError, match="rank 0, the master of two-stage ASGD, is gone"):
+        bench.advance(1.0)
+
+
+def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
+    bench = Bench(warmup_steps=2)
+    bench.add(0, 1.0)
+    assert bench.advance() == []
+    bench.replica.devices[1].steps += 1  # its gradient was not finite
+    [push] = bench.advance()
+    assert push.facts["together"] is True and push.facts["count"] == 1
+    bench.answer(Kind.BLOCK, 0.5, number=1)
+    for device in (0, 1):
+        bench.replica.devices[device].steps += 1
+    [push] = bench.advance()
+    assert push.payload is None and push.facts["count"] == 0
+    bench.answer(Kind.BLOCK, 0.5, number=2)
+    for value in (1.0, 2.0):
+        bench.add(0, value)
+    assert bench.advance() == []  # the warm-up is over: three make a push
+    bench.add(1, 4.0)
+    [push] = bench.advance()
+    assert push.facts["together"] is False and value_of(push.payload) == 7.0
+
+
+@pytest.mark.parametrize("name", ["push_period", "refresh_period", "timeout_s"])
+def test_settings_are_checked(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*, got 0"):
+        TwoStageSettings(**{name: 0})
+
+
+def test_warm_up_waits_for_all_devices_whatever_the_push_period() -> None:
+    bench = Bench(warmup_steps=1, push_period=1)
+    bench.add(0, 1.0)
+    assert bench.advance() == []
+    bench.add(1, 2.0)
+    [push] = bench.advance()
+    assert push.facts["together"] is True and value_of(push.payload) == 3.0

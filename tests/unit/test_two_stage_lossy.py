@@ -1,0 +1,115 @@
+"""Nodes and master of two-stage ASGD over a network that loses, repeats and delays messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from lightning_hier.parameter_server.message import Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.two_stage.exchange import Exchange
+from lightning_hier.parameter_server.two_stage.master import Master
+from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.opening import open_replicas
+from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import hyperparameters
+
+NODES = (0, 1, 2)
+SETTINGS = TwoStageSettings(push_period=2, timeout_s=1e6)
+
+
+class Recorded(MasterModel):
+    """A master that adds up what it is given."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        super().__init__(optimizer, parameters)
+        self.total = torch.zeros(len(self))
+        self.gradients = 0
+
+    def apply(self, total: Tensor, count: int, **kwargs: Any) -> None:
+        self.total += total
+        self.gradients += count
+        super().apply(total, count, **kwargs)
+
+
+class Lossy:
+    """Three nodes of one device; what becomes of each message is a matter of chance."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.now = 0.0
+        self.to_nodes: list[tuple[int, Message]] = []
+        self.to_master: list[tuple[int, Message]] = []
+        parameter = nn.Parameter(torch.zeros(len(NODES)))
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        self.model = Recorded(optimizer, [parameter])
+        self.master = Master([self.model], NODES, self._answer, SETTINGS)
+        self.replicas: list[Replica] = []
+        self.exchanges: list[Exchange] = []
+        for node in NODES:
+            [replica] = open_replicas(
+                [[parameter]], group_size=1, rank=0, exchange=lambda value: [value]
+            )
+            self.replicas.append(replica)
+            self.exchanges.append(
+                Exchange(
+                    0, replica, [node], self._ask(node), set, SETTINGS, hyperparameters(optimizer)
+                )
+            )
+
+    def _ask(self, node: int) -> Callable[[Message], bool]:
+        return lambda message: self._put(self.to_master, node, message)
+
+    def _answer(self, address: bytes, message: Message) -> bool:
+        return self._put(self.to_nodes, int(address), message)
+
+    def _put(self, wire: list[tuple[int, Message]], node: int, message: Message) -> bool:
+        wire.extend([(node, message)] * self.chance.choice([0, 1, 1, 1, 2]))
+        return True
+
+    def turn(self) -> None:
+        """Time passes, and some of the messages under way arrive, in any order."""
+        self.now += 3.0
+        for exchange in self.exchanges:
+            exchange.advance(self.now)
+        for wire in (self.to_master, self.to_nodes):
+            if wire and self.chance.random() < 0.7:
+                node, message = wire.pop(self.chance.randrange(len(wire)))
+                if wire is self.to_nodes:
+                    self.exchanges[node].handle(message, self.now)
+                else:
+                    received = Received(node, str(node).encode(), message)
+                    self.master.handle(received, self.now)
+
+
+@given(
+    st.integers(0, 2**32), st.lists(st.integers(0, 5), min_size=3, max_size=3), st.integers(1, 2)
+)
+def test_every_gradient_counts_once_and_all_end_with_one_model(
+    seed: int, steps: list[int], epochs: int
+) -> None:
+    """The gradient of node n is 1 at place n, so sums are exact."""
+    net = Lossy(random.Random(seed))
+    for epoch in range(1, epochs + 1):
+        for node, number in zip(NODES, steps, strict=True):
+            for _ in range(number):
+                gradient = torch.zeros(len(NODES))
+                gradient[node] = 1.0
+                net.replicas[node].accumulators[0].add(gradient, 1.0)
+            net.replicas[node].devices[0].arrived = epoch
+        for _ in range(3000):
+            if all(replica.node.finals == epoch for replica in net.replicas):
+                break
+            net.turn()
+        assert net.model.total.tolist() == [float(number * epoch) for number in steps]
+        assert net.model.gradients == sum(steps) * epoch
+        for replica in net.replicas:
+            assert replica.node.finals == epoch
+            assert torch.equal(replica.weights, net.model.copy())

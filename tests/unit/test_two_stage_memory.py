@@ -1,0 +1,223 @@
+"""Shared memory of a node: locks that die with their holder, sums that are taken once, errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_hier.parameter_server.two_stage import opening, shared_file
+from lightning_hier.parameter_server.two_stage.accumulator import Taken
+from lightning_hier.parameter_server.two_stage.opening import open_replicas
+from lightning_hier.parameter_server.two_stage.replica import Replica, file_size, shared_dtype
+from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
+
+NUMEL = 1000
+LIMIT_S = 0.2
+_fork = get_context("fork")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    path = create_file(file_size(2, NUMEL, torch.float32))
+    yield path
+    remove_file(path)
+
+
+def _open(path: Path) -> Replica:
+    return Replica(path, devices=2, numel=NUMEL, dtype=torch.float32)
+
+
+def _in_child(act: Callable[[], None]) -> Any:
+    child = _fork.Process(target=act)
+    child.start()
+    return child
+
+
+def test_all_maps_of_a_file_are_one_memory(path: Path) -> None:
+    here, there = _open(path), _open(path)
+    here.weights.copy_(torch.arange(float(NUMEL)))
+    here.devices[1].steps = 7
+    here.node.finals = 3
+    assert torch.equal(there.weights, torch.arange(float(NUMEL)))
+    assert (there.devices[0].steps, there.devices[1].steps, there.node.finals) == (0, 7, 3)
+    there.fail("rank 3 is gone – so is the rest")
+    assert here.failure == "rank 3 is gone – so is the rest"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(-8, 8)), max_size=30))
+def test_what_is_taken_is_what_was_added(moves: list[tuple[int, bool, int]]) -> None:
+    """For any order of additions and takings of two devices; whole numbers, so sums are exact."""
+    path = create_file(file_size(2, NUMEL, torch.float32))
+    replica = _open(path)
+    remove_file(path)
+    added = {0: 0, 1: 0}
+    taken, count = torch.zeros(NUMEL), 0
+    for device, adds, value in moves:
+        if adds:
+            assert replica.accumulators[device].add(torch.full((NUMEL,), float(value)), LIMIT_S)
+            added[device] += value
+        else:
+            part = torch.empty(NUMEL)
+            got = replica.accumulators[device].take(part, fresh=True, limit_s=LIMIT_S)
+            assert got is not None
+            if got.count:
+                taken += part
+                count += got.count
+    for accumulator in replica.accumulators:
+        rest = accumulator.take(taken, fresh=False, limit_s=LIMIT_S)
+        assert rest is not None
+        count += rest.count
+    assert torch.equal(taken, torch.full((NUMEL,), float(sum(added.values()))))
+    assert count == sum(adds for _, adds, _ in moves) and replica.pending == 0
+
+
+def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(path: Path) -> None:
+    replica = _open(path)
+
+    def die_adding() -> None:
+        own = _open(path)
+        own.accumulators[0].add(torch.ones(NUMEL), LIMIT_S)
+        with own.accumulators[0]._lock.held(LIMIT_S):
+            own.devices[0].adding = 1
+            own.accumulators[0]._total[: NUMEL // 2] += 1
+            own.devices[0].steps = 1
+            time.sleep(60)
+
+    child = _in_child(die_adding)
+    while replica.devices[0].steps == 0:
+        time.sleep(0.001)
+    out = torch.zeros(NUMEL)
+    assert replica.accumulators[0].take(out, fresh=True, limit_s=LIMIT_S) is None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert replica.accumulators[0].take(out, fresh=True, limit_s=LIMIT_S) == Taken(0, lost=1)
+    assert not out.any()
+    # What a restarted device would add is whole again.
+    assert replica.accumulators[0].add(torch.full((NUMEL,), 5.0), LIMIT_S)
+    assert replica.accumulators[0].take(out, fresh=True, limit_s=LIMIT_S) == Taken(1)
+    assert torch.equal(out, torch.full((NUMEL,), 5.0))
+
+
+def test_lock_of_a_killed_process_is_free_although_its_child_lives_on(path: Path) -> None:
+    """DataLoader's workers are forked from the device and outlive it for a while."""
+    replica = _open(path)
+
+    def hold_and_fork() -> None:
+        own = _open(path)
+        with own.accumulators[0]._lock.held(LIMIT_S):
+            grandchild = os.fork()
+            if grandchild == 0:
+                time.sleep(5)
+                os._exit(0)
+            own.node.finals = grandchild
+            time.sleep(60)
+
+    child = _in_child(hold_and_fork)
+    while replica.node.finals == 0:
+        time.sleep(0.001)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    try:
+        os.kill(replica.node.finals, 0)
+        with replica.accumulators[0]._lock.held(LIMIT_S) as locked:
+            assert locked
+    finally:
+        os.kill(replica.node.finals, signal.SIGKILL)
+
+
+def test_threads_of_one_process_exclude_each_other(path: Path) -> None:
+    lock = _open(path).accumulators[0]._lock
+    inside = threading.Event()
+    done = threading.Event()
+
+    def hold() -> None:
+        with lock.held(LIMIT_S):
+            inside.set()
+            done.wait(10)
+
+    with ThreadPoolExecutor() as pool:
+        holding = pool.submit(hold)
+        inside.wait(10)
+        with lock.held(0.02) as locked:
+            assert not locked
+        done.set()
+        holding.result()
+    with lock.held(LIMIT_S) as locked:
+        assert locked
+
+
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
+def test_replica_begins_with_the_parameters_and_leaves_no_file() -> None:
+    module = nn.Linear(3, 2)
+    before = set(shared_file.FOLDER.iterdir())
+    [first, second] = open_replicas(
+        [[module.weight], [module.bias]], group_size=1, rank=0, exchange=_alone
+    )
+    assert set(shared_file.FOLDER.iterdir()) == before
+    assert torch.equal(first.weights, module.weight.detach().reshape(-1))
+    assert torch.equal(second.weights, module.bias.detach())
+
+
+def test_group_on_several_hosts_is_refused_by_name() -> None:
+    def two_hosts(value: Any) -> list[Any]:
+        return [value, value | {"memory": "elsewhere", "host": "far-away"}]
+
+    with pytest.raises(RuntimeError, match=r"rank 0 on .*, rank 1 on far-away; set group_size"):
+        open_replicas([[torch.zeros(3)]], group_size=2, rank=0, exchange=two_hosts)
+
+
+def test_groups_may_lie_on_different_hosts() -> None:
+    def two_hosts(value: Any) -> list[Any]:
+        return [value, value | {"memory": "elsewhere"} if isinstance(value, dict) else value]
+
+    assert len(open_replicas([[torch.zeros(3)]], group_size=1, rank=0, exchange=two_hosts)) == 1
+
+
+def test_too_little_memory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = set(shared_file.FOLDER.iterdir())
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RuntimeError, match=r"need 12 MiB of shared memory in /dev/shm.*--shm-size"):
+        open_replicas([[torch.zeros(2**20)]], group_size=2, rank=0, exchange=lambda v: [v, v])
+    assert set(shared_file.FOLDER.iterdir()) == before
+
+
+def test_rank_that_cannot_open_the_file_is_named() -> None:
+    def gone(value: Any) -> list[Any]:
+        if not isinstance(value, dict):
+            return ["", value]
+        return [value | {"paths": ["/dev/shm/lightning-hier-none/replica"]}, value]
+
+    with pytest.raises(RuntimeError, match="rank 1: .*No such file"):
+        open_replicas([[torch.zeros(3)]], group_size=2, rank=1, exchange=gone)
+
+
+def test_memory_is_told_apart_by_kernel_and_file_system(tmp_path: Path) -> None:
+    ours = opening.memory_id()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_file, "FOLDER", Path("/proc"))
+        assert opening.memory_id() != ours
+    assert opening.memory_id() == ours
+
+
+def test_half_precision_is_shared_in_full() -> None:
+    assert shared_dtype([torch.zeros(1, dtype=torch.bfloat16)]) == torch.float32
+    assert shared_dtype([torch.zeros(1), torch.zeros(1, dtype=torch.float64)]) == torch.float64

@@ -1,0 +1,88 @@
+"""The order lock of two-stage ASGD: for any nodes that come, go and finish."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_hier.parameter_server.two_stage.order_lock import OrderLock
+
+
+def test_order_of_the_first_pushes_is_kept() -> None:
+    lock = OrderLock([0, 2, 4])
+    for node in (4, 0, 2):
+        assert lock.may_push(node)
+        lock.pushed(node)
+    for node in (4, 0, 2, 4, 0):
+        assert lock.waited_for() == [node]
+        lock.pushed(node)
+
+
+def test_second_push_waits_for_all_first_ones() -> None:
+    lock = OrderLock([0, 1])
+    lock.pushed(1)
+    assert not lock.may_push(1) and lock.waited_for() == [0]
+    lock.pushed(0)
+    assert lock.waited_for() == [1]
+
+
+def test_push_out_of_turn_is_an_error() -> None:
+    lock = OrderLock([0, 1])
+    lock.pushed(1)
+    with pytest.raises(ValueError, match=r"node 1 pushed, but it is the turn of \[0\]"):
+        lock.pushed(1)
+
+
+def test_node_that_left_is_passed_over_and_keeps_its_place() -> None:
+    lock = OrderLock([0, 1, 2])
+    for node in (2, 1, 0, 2):
+        lock.pushed(node)
+    lock.leave(1)
+    assert lock.waited_for() == [0]
+    lock.pushed(0)
+    lock.leave(2)
+    assert lock.waited_for() == [0]
+    lock.leave(0)
+    assert lock.waited_for() == []
+    lock.reopen([0, 1, 2])
+    assert lock.order == [2, 1, 0] and lock.waited_for() == [2]
+
+
+def test_node_that_died_before_its_first_push_holds_nobody_up() -> None:
+    lock = OrderLock([0, 1, 2])
+    for node in (0, 2):
+        lock.pushed(node)
+    assert lock.waited_for() == [1]
+    lock.leave(1)
+    assert lock.waited_for() == [0]
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 30))
+def test_every_node_pushes_once_between_two_pushes_of_another(
+    data: st.DataObject, nodes: int, length: int
+) -> None:
+    """As long as both take part: this is what bounds staleness at the number of nodes less one."""
+    lock = OrderLock(range(nodes))
+    pushes: list[int] = []
+    left: set[int] = set()
+    for _ in range(length):
+        able = lock.waited_for()
+        if not able:
+            break
+        node = data.draw(st.sampled_from(able))
+        lock.pushed(node)
+        pushes.append(node)
+        if len(left) < nodes - 1 and data.draw(st.integers(0, 9)) == 0:
+            leaver = data.draw(st.sampled_from(sorted(set(range(nodes)) - left)))
+            lock.leave(leaver)
+            left.add(leaver)
+    stayed = set(range(nodes)) - left
+    for node in stayed:
+        times = [time for time, pushed in enumerate(pushes) if pushed == node]
+        for earlier, later in pairwise(times):
+            between = pushes[earlier + 1 : later]
+            assert stayed - {node} <= set(between)
+            assert len(set(between)) == len(between)

@@ -1,0 +1,90 @@
+"""The arithmetic of the speed benchmark of two-stage ASGD, on readings that are made up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.two_stage_ranks import NEVER, Way, window
+from benchmarks.two_stage_speed import Repetition, all_ways, read_repetitions, two_stage
+
+_ALONE = Way(system="alone", device="core")
+_PAIR = two_stage("core", 2)
+# 100 frames a mini-batch, ten of them a second; the model takes 0.15 s over the link.
+_READINGS: dict[Way, list[dict[str, float]]] = {
+    _ALONE: [{"steps": 20.0, "seconds": 2.0, "cpu_seconds": 1.0}, {}],
+    _PAIR: [
+        {"steps": 12.0, "seconds": 1.5, "cpu_seconds": 1.2},
+        {
+            **{"steps": 12.0, "seconds": 2.0, "cpu_seconds": 0.6},
+            **{"node/pushes": 4.0, "node/gradients": 10.0, "node/seconds": 1.4},
+        },
+    ],
+}
+_REPETITION = Repetition(_READINGS, link_s=0.15, model_bytes=600, frames=100)
+
+
+def test_speed_is_that_of_all_ranks_each_by_its_own_clock() -> None:
+    assert _REPETITION.speed(_ALONE) == pytest.approx(1000)
+    assert _REPETITION.speed(_PAIR) == pytest.approx(1200 / 1.5 + 1200 / 2.0)
+
+
+def test_without_double_buffering_a_head_start_does_not_count() -> None:
+    locked = two_stage("core", 2, double_buffering=False)
+    readings = {**_READINGS, locked: _READINGS[_PAIR]}
+    own = Repetition(readings, link_s=0.15, model_bytes=600, frames=100)
+    assert own.speed(locked) == pytest.approx(2 * 1200 / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("push_period", "double_buffering", "period_s"),
+    [(1, True, 0.3), (1, False, 0.4), (3, True, 0.3), (3, False, 0.6), (6, True, 0.6)],
+)
+def test_one_node_of_two_crosses_the_link_and_both_keep_its_pace(
+    push_period: int, double_buffering: bool, period_s: float
+) -> None:
+    way = two_stage("core", push_period, double_buffering=double_buffering)
+    assert _REPETITION.predicted_period(way) == pytest.approx(period_s)
+    frames = 2 * 100 * push_period
+    assert _REPETITION.predicted_speed(way) == pytest.approx(frames / period_s)
+
+
+def test_period_and_exchange_are_those_of_the_node_that_crosses() -> None:
+    assert _REPETITION.gradients_per_push(_PAIR) == pytest.approx(2.5)
+    assert _REPETITION.period(_PAIR) == pytest.approx(2.0 / 12 * 2.5)
+    assert _REPETITION.exchange_seconds(_PAIR) == pytest.approx(0.35)
+    assert _REPETITION.processor_ms(_PAIR, 0) == pytest.approx(100)
+
+
+@given(push_period=st.integers(1, 64), double_buffering=st.booleans())
+def test_a_window_holds_whole_periods_after_the_first(
+    push_period: int, double_buffering: bool
+) -> None:
+    first, last = window(two_stage("core", push_period, double_buffering=double_buffering))
+    assert first >= push_period
+    assert (last - first) % push_period == 0
+    assert last - first >= 3 * push_period
+
+
+def test_a_way_that_never_pushes_is_as_short_as_the_others() -> None:
+    assert window(two_stage("core", NEVER)) == window(_ALONE)
+
+
+def test_readings_come_back_from_their_lines() -> None:
+    lines = [
+        json.dumps({"repetition": n, "way": asdict(way), "ranks": ranks, "model_bytes": 600})
+        for n in (0, 1)
+        for way, ranks in [(_ALONE, [{"link": 0.1}, {}]), (_PAIR, [{"link": 0.3}, {}])]
+    ]
+    both = read_repetitions(lines, frames=100)
+    assert [own.found.keys() for own in both] == [{_ALONE, _PAIR}, {_ALONE, _PAIR}]
+    assert both[0].link_s == pytest.approx(0.2)
+
+
+def test_no_way_is_measured_twice_in_a_repetition() -> None:
+    ways = all_ways()
+    assert len(ways) == len(set(ways))

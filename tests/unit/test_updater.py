@@ -1,0 +1,199 @@
+"""The server's Updater: torch's and other optimizers, cut over servers, against the whole one."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, optim
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+
+from lightning_hier.parameter_server.updater import Updater, hyperparameters, objection
+from tests.unit.optimizer_cases import (
+    FOLLOWS_FACTOR_LATER,
+    OPTIMIZERS,
+    Make,
+    NeedsClosure,
+    Sign,
+    gradients,
+    groups,
+    parameters,
+    plain_step,
+    same_state,
+    servers,
+)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("cuts", [[[0, 1, 2, 3, 4]], [[4, 0], [1], [3, 2]]])
+def test_servers_together_do_what_the_optimizer_does(name: str, cuts: list[list[int]]) -> None:
+    own = parameters()
+    optimizer = OPTIMIZERS[name](groups(own))
+    updaters, tensors = servers(optimizer, own, cuts)
+    for step in range(6):
+        plain_step(optimizer, own, gradients(step))
+        for updater, cut in zip(updaters, cuts, strict=True):
+            assert updater.indices == cut
+            updater.step([gradients(step)[index].flatten() for index in cut])
+    for index, tensor in tensors.items():
+        assert torch.equal(tensor, own[index]), index
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nothing_of_the_users_optimizer_changes(name: str) -> None:
+    own = parameters()
+    optimizer = OPTIMIZERS[name](groups(own))
+    before = deepcopy(optimizer.state_dict())
+    values = [p.detach().clone() for p in own]
+    attributes = {name: value for name, value in vars(optimizer).items() if name != "state"}
+    updaters, _ = servers(optimizer, own, [[0, 3], [1, 2, 4]])
+    for updater, cut in zip(updaters, ([0, 3], [1, 2, 4]), strict=True):
+        told = hyperparameters(optimizer)
+        told[0]["lr"] = 0.5
+        updater.step([gradients(0)[i] for i in cut], rate_factor=3.0, hyperparameters=told)
+    assert same_state(optimizer.state_dict(), before)
+    assert all(torch.equal(a, b) for a, b in zip(own, values, strict=True))
+    assert all(p.grad is None for p in own)
+    assert {name: value for name, value in vars(optimizer).items() if name != "state"} == attributes
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIMIZERS if n not in FOLLOWS_FACTOR_LATER])
+def test_the_factor_multiplies_the_rate_of_one_step(name: str) -> None:
+    own = parameters()
+    optimizer = OPTIMIZERS[name](groups(own))
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for step, factor in enumerate((1.0, 4.0, 0.5, 3.0, 1.0)):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        plain_step(optimizer, own, gradients(step))
+        updater.step(gradients(step), rate_factor=factor)
+    for index, tensor in tensors.items():
+        torch.testing.assert_close(tensor, own[index].detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_rate_comes_back_if_the_step_fails() -> None:
+    own = parameters()
+    optimizer = Sign(own)
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    with pytest.raises(ValueError):
+        updater.step(gradients(0)[:2], rate_factor=8.0)
+    updater.step(gradients(0))
+    plain_step(optimizer, own, gradients(0))
+    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+
+
+def test_a_parameter_without_gradient_takes_no_part() -> None:
+    own = parameters()
+    optimizer = optim.SGD(own, lr=0.1, weight_decay=0.5)
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    some = gradients(0)
+    updater.step([some[0], None, *some[2:]])
+    assert torch.equal(tensors[1], own[1])
+    assert not torch.equal(tensors[0], own[0])
+
+
+@given(st.lists(st.floats(1e-4, 1.0), min_size=4, max_size=4))
+def test_schedulers_act_on_a_server_by_what_it_is_told(factors: list[float]) -> None:
+    own = parameters()
+    optimizer = optim.SGD(groups(own), lr=0.5, momentum=0.9)
+    scheduler = LambdaLR(optimizer, lambda step: factors[min(step, 3)])
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    for step in range(4):
+        told = json.loads(json.dumps(hyperparameters(optimizer)))
+        updater.step(gradients(step), hyperparameters=told)
+        plain_step(optimizer, own, gradients(step))
+        scheduler.step()
+    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+
+
+def test_a_cycled_momentum_is_followed() -> None:
+    own = parameters()
+    optimizer = optim.Adam(own, lr=0.01)
+    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    for step in range(6):
+        told = json.loads(json.dumps(hyperparameters(optimizer)))
+        updater.step(gradients(step), hyperparameters=told)
+        plain_step(optimizer, own, gradients(step))
+        scheduler.step()
+    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+
+
+def test_what_an_optimizer_counts_in_its_groups_goes_on() -> None:
+    """The worker's optimizer never steps, so what it tells of `seen` never changes."""
+    own = parameters()
+    optimizer = Sign(own)
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    told = json.loads(json.dumps(hyperparameters(optimizer)))
+    for step in range(3):
+        updater.step(gradients(step), hyperparameters=told)
+    for step in range(3):
+        plain_step(optimizer, own, gradients(step))
+    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+
+
+def test_what_others_attach_is_not_copied() -> None:
+    own = parameters()
+    optimizer = optim.SGD(own, lr=0.1)
+    LambdaLR(optimizer, lambda step: 1.0)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    patched = optimizer.step
+
+    def step(*args: Any) -> Any:
+        calls.append("patched")
+        return patched(*args)
+
+    optimizer.step = step  # type: ignore[assignment, method-assign]
+    (updater,), tensors = servers(optimizer, own, [range(5)])
+    updater.step(gradients(0))
+    assert calls == []
+    assert torch.equal(tensors[0], own[0].detach() - 0.1 * gradients(0)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: optim.LBFGS(p), "calls its closure"),
+        (lambda p: optim.SparseAdam(p), "sparse"),
+        (lambda p: NeedsClosure(p), "needs a closure"),
+        (lambda p: optim.Adam(p, capturable=True), "capturable=True"),
+        (lambda p: optim.SGD(p, lr=0.1, differentiable=True), "differentiable=True"),
+        (lambda p: Optimizer(p, {}), "no learning rate"),
+    ],
+)
+def test_objections(make: Make, words: str) -> None:
+    found = objection(make(parameters()))
+    assert found is not None and words in found
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_objection(name: str) -> None:
+    assert objection(OPTIMIZERS[name](groups(parameters()))) is None
+
+
+def test_layouts_of_memory_do_not_matter() -> None:
+    own = [Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))]
+    gradient = torch.randn(2, 3, 4, 5)
+    tensor = own[0].detach().clone(memory_format=torch.contiguous_format)
+    updater = Updater(optim.SGD(own, lr=1.0), {own[0]: tensor})
+    updater.step([gradient.flatten()])
+    assert torch.equal(tensor, own[0].detach() - gradient)
+
+
+def test_a_module_may_be_trained_by_several_optimizers() -> None:
+    module = nn.Linear(3, 2)
+    first, second = optim.SGD([module.weight], lr=1.0), optim.Adam([module.bias], lr=0.1)
+    bias = module.bias.detach().clone()
+    Updater(second, {module.bias: bias}).step([torch.ones(2)])
+    assert objection(first) is None
+    torch.testing.assert_close(bias, module.bias.detach() - 0.1)
