@@ -20,10 +20,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ocr test lint types format build clean named-environment
+.PHONY: help install demo demo-ocr demo-stragglers test lint types format build clean named-environment
 
 help:  ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(ENVIRONMENT)  ## make the virtual environment and install the package with its extras
 
@@ -32,6 +32,9 @@ demo: $(ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and c
 
 demo-ocr: $(ENVIRONMENT)  ## train on rendered lines of text by BMUF-Adam, 4 ranks, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.ocr.demo $(DEMO_ARGS)
+
+demo-stragglers: $(ENVIRONMENT)  ## train on digits with one slow rank by PSP-SGD, 4 ranks, and compare (DEMO_ARGS=--short)
+	$(BIN)/python -m examples.image.demo $(DEMO_ARGS)
 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow')
 	$(BIN)/python -m pytest $(TEST_ARGS)
@@ -61,7 +64,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # A named environment that has what the commands need is left as it is.
-NEEDED := lightning mypy pillow pytest pyzmq ruff scikit-learn torch torchaudio
+NEEDED := lightning mypy pillow pytest pyzmq ruff scikit-learn torch torchaudio torchvision
 named-environment:
 	@$(BIN)/python -c 'import sys, importlib.metadata as m; [m.version(p) for p in sys.argv[1:]]' \
 		$(NEEDED) 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.installed

@@ -17,17 +17,24 @@ class NewbobLR(LRScheduler):
     multiplied by ``factor`` after every epoch, whatever the loss does, down to ``min_lr``.
     ``finished`` is then true, and :class:`StopAtMinimumRate` ends the training.
 
+    The rule of two_stage_asgd, section 4.2, is the same with ``absolute=True``, ``patience=3``,
+    ``min_improvement=0.005`` and the frame error rate as the loss: halve after each epoch once the
+    accuracy has risen by less than 0.5% three times.
+
     Like torch's ``ReduceLROnPlateau`` it is stepped once per epoch with the monitored loss. A loss
     that is not a number counts as no improvement.
 
     Args:
         optimizer: its ``param_groups`` are changed in place.
         min_lr: the rate at which training stops; no group's rate falls below it.
-        min_improvement: relative fall of the loss that keeps the rate, 0.05 in the paper.
+        min_improvement: fall of the loss that keeps the rate, 0.05 in the paper.
         factor: what the rate is multiplied by, 0.5 in the paper.
+        absolute: whether ``min_improvement`` is a difference of losses; else it is a share of the
+            loss before.
+        patience: epochs with a smaller fall, in a row or not, that start the ramp.
 
     Raises:
-        ValueError: for a ``min_lr``, ``min_improvement`` or ``factor`` out of range.
+        ValueError: for a ``min_lr``, ``min_improvement``, ``factor`` or ``patience`` out of range.
     """
 
     def __init__(
@@ -37,6 +44,8 @@ class NewbobLR(LRScheduler):
         min_lr: float,
         min_improvement: float = 0.05,
         factor: float = 0.5,
+        absolute: bool = False,
+        patience: int = 1,
     ) -> None:
         # The base constructor would call step() without a loss, so it is left out, as torch's own
         # loss-driven scheduler does.
@@ -50,14 +59,23 @@ class NewbobLR(LRScheduler):
             raise ValueError(f"min_improvement must lie in [0, 1), got {min_improvement}")
         if not 0.0 < factor < 1.0:
             raise ValueError(f"factor must lie between 0 and 1, got {factor}")
+        if patience < 1:
+            raise ValueError(f"patience must be at least 1 epoch, got {patience}")
         self.min_lr = min_lr
         self.min_improvement = min_improvement
         self.factor = factor
+        self.absolute = absolute
+        self.patience = patience
         self.last_epoch = 0
         self.previous_loss: float | None = None
-        self.ramping = False
+        self.small_falls = 0
         self.base_lrs = [*rates]
         self._last_lr = [*rates]
+
+    @property
+    def ramping(self) -> bool:
+        """Whether the rate falls after every epoch from now on."""
+        return self.small_falls >= self.patience
 
     @property
     def finished(self) -> bool:
@@ -82,7 +100,7 @@ class NewbobLR(LRScheduler):
             raise ValueError("NewbobLR.step needs the loss of the epoch, got None")
         loss = float(metrics)
         rates = self._rates_after(loss)
-        self.ramping = self._ramps_after(loss)
+        self.small_falls = self._small_falls_after(loss)
         self.previous_loss = loss
         self.last_epoch += 1
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -107,16 +125,17 @@ class NewbobLR(LRScheduler):
     def _at_minimum(self, rates: list[float]) -> bool:
         return all(rate <= self.min_lr for rate in rates)
 
-    def _ramps_after(self, loss: float) -> bool:
-        if self.ramping or self.previous_loss is None:
-            return self.ramping
+    def _small_falls_after(self, loss: float) -> int:
+        if self.previous_loss is None:
+            return self.small_falls
         fall = self.previous_loss - loss
-        # Written so that a loss that is not a number starts the ramp.
-        return not fall >= self.min_improvement * abs(self.previous_loss)
+        wanted = self.min_improvement * (1.0 if self.absolute else abs(self.previous_loss))
+        # Written so that a loss that is not a number counts as a small fall.
+        return self.small_falls + (not fall >= wanted)
 
     def _rates_after(self, loss: float) -> list[float]:
         rates = self._current_rates()
-        if not self._ramps_after(loss):
+        if self._small_falls_after(loss) < self.patience:
             return rates
         return [max(rate * self.factor, self.min_lr) for rate in rates]
 

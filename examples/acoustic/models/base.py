@@ -45,7 +45,9 @@ class FrameClassifier(LightningModule):
         learning_rate: initial rate of SGD.
         momentum: of SGD.
         min_learning_rate: training stops when newbob reaches it.
-        min_improvement: relative fall of the loss that keeps the rate as it is.
+        min_improvement: fall of the loss that keeps the rate as it is, as a share of the loss.
+        absolute_improvement: ``min_improvement`` is a difference of losses instead.
+        newbob_patience: epochs with a smaller fall until newbob begins to halve.
         newbob_monitor: the logged loss that newbob follows; ``train/loss`` for a fit without
             validation.
         prior_scale: how much of the log prior is subtracted from the log posterior for decoding.
@@ -64,6 +66,8 @@ class FrameClassifier(LightningModule):
         momentum: float = 0.9,
         min_learning_rate: float = 0.001,
         min_improvement: float = 0.05,
+        absolute_improvement: bool = False,
+        newbob_patience: int = 1,
         newbob_monitor: str = "valid/loss",
         prior_scale: float = 1.0,
         decode_in_validation: bool = False,
@@ -76,6 +80,8 @@ class FrameClassifier(LightningModule):
         self.momentum = momentum
         self.min_learning_rate = min_learning_rate
         self.min_improvement = min_improvement
+        self.absolute_improvement = absolute_improvement
+        self.newbob_patience = newbob_patience
         self.newbob_monitor = newbob_monitor
         self.prior_scale = prior_scale
         self.decode_in_validation = decode_in_validation
@@ -164,7 +170,11 @@ class FrameClassifier(LightningModule):
             self.parameters(), lr=self.learning_rate, momentum=self.momentum
         )
         scheduler = NewbobLR(
-            optimizer, min_lr=self.min_learning_rate, min_improvement=self.min_improvement
+            optimizer,
+            min_lr=self.min_learning_rate,
+            min_improvement=self.min_improvement,
+            absolute=self.absolute_improvement,
+            patience=self.newbob_patience,
         )
         return {
             "optimizer": optimizer,

@@ -1,0 +1,1 @@
+"""Image classification by residual networks, where some machines are slow."""

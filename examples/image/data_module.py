@@ -1,0 +1,131 @@
+"""The DataModule of the image example, set up by names and numbers as in a YAML file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader
+
+from examples.image.augmentation import Augmentation
+from examples.image.batching import Batch, ImageDataset, ImageSampler, mean_and_deviation
+from examples.image.corpora.cifar10 import build_cifar10_corpus
+from examples.image.corpora.digits import build_digits_corpus
+from examples.image.corpora.mnist import build_mnist_corpus
+from examples.image.corpus import Corpus, Split
+from examples.rank_batches import rank_and_world_size, rank_loader
+
+CorpusName = Literal["digits", "mnist", "cifar10"]
+
+BUILDERS: dict[str, Callable[..., Corpus]] = {
+    "digits": build_digits_corpus,
+    "mnist": build_mnist_corpus,
+    "cifar10": build_cifar10_corpus,
+}
+
+
+class Images(LightningDataModule):
+    """Labelled images from one of three sources, normalised.
+
+    Every rank has the same number of batches (``ImageSampler``; pass
+    ``use_distributed_sampler=False`` to the Trainer to say so).
+
+    Args:
+        corpus: ``"digits"``, ``"mnist"`` or ``"cifar10"``.
+        corpus_args: arguments of ``build_digits_corpus``, ``build_mnist_corpus`` or
+            ``build_cifar10_corpus``.
+        batch_images: most images in a batch of one rank.
+        shift: move each train image by up to so many pixels in each direction.
+        mirror: swap left and right of every other train image.
+        seed: of the order of the batches and of the augmentation; the splits have a seed of their
+            own in ``corpus_args``.
+        num_workers: processes that load batches.
+
+    Raises:
+        ValueError: if the corpus is unknown, its arguments do not fit (it lists those that do), or
+            a number is out of range.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusName = "digits",
+        corpus_args: dict[str, Any] | None = None,
+        batch_images: int = 16,
+        shift: int = 0,
+        mirror: bool = False,
+        seed: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        if corpus not in BUILDERS:
+            raise ValueError(f"corpus must be one of {', '.join(BUILDERS)}, got {corpus!r}")
+        if batch_images < 1:
+            raise ValueError(f"batch_images must be at least 1, got {batch_images}")
+        self._builder = BUILDERS[corpus]
+        self._arguments = corpus_args or {}
+        _check_arguments(corpus, self._builder, self._arguments)
+        self.batch_images = batch_images
+        self.augmentation = Augmentation(shift=shift, mirror=mirror) if shift or mirror else None
+        self.seed = seed
+        self.num_workers = num_workers
+        self._corpus: Corpus | None = None
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus, read at the first use."""
+        if self._corpus is None:
+            self._corpus = self._builder(**self._arguments)
+            self._mean, self._deviation = mean_and_deviation(self._corpus.train)
+        return self._corpus
+
+    def setup(self, stage: str) -> None:
+        """Read the corpus."""
+        _ = self.corpus
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in another order each epoch."""
+        return self._loader(self.corpus.train, self.augmentation, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in a fixed order."""
+        return self._loader(self.corpus.valid)
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank, in a fixed order."""
+        return self._loader(self.corpus.test)
+
+    def _loader(
+        self, split: Split, augmentation: Augmentation | None = None, *, shuffle: bool = False
+    ) -> DataLoader[Batch]:
+        rank, world_size = rank_and_world_size(self.trainer)
+        sampler = ImageSampler(
+            len(split),
+            batch_images=self.batch_images,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=self.seed,
+        )
+        dataset = ImageDataset(
+            split,
+            mean=self._mean,
+            deviation=self._deviation,
+            augmentation=augmentation,
+            seed=self.seed,
+        )
+        return rank_loader(dataset, sampler, num_workers=self.num_workers)
+
+
+def _check_arguments(
+    corpus: str, builder: Callable[..., Corpus], arguments: dict[str, Any]
+) -> None:
+    signature = inspect.signature(builder)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"corpus_args of {corpus!r}: {error}; the arguments are "
+            f"{', '.join(sorted(signature.parameters))}"
+        ) from error

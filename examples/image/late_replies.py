@@ -1,0 +1,157 @@
+"""Servers whose replies are sometimes late, as in the simulation of psp_sgd 4.2."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import lightning.pytorch as pl
+import numpy as np
+from typing_extensions import override
+
+from lightning_hier import PSPStrategy
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.engine import PSPEngine
+from lightning_hier.parameter_server.servant import Duty
+
+if TYPE_CHECKING:
+    from lightning_hier.parameter_server.client import Client
+    from lightning_hier.parameter_server.engine import Engine
+    from lightning_hier.parameter_server.ports import Ports
+
+
+class _Held(NamedTuple):
+    due: float
+    address: bytes
+    message: Message
+
+
+class LateReplies:
+    """Holds back a share of a server's replies to pulls by a constant (a servant's ``Duty``).
+
+    Nothing sleeps: the server goes on, and replies to others pass by the one that is held.
+
+    Args:
+        send: to an address, without delay.
+        share: of the replies that are late, from 0 to 1.
+        seconds: by which they are late.
+        draw: decides which.
+        clock: in seconds.
+
+    Attributes:
+        replies: to pulls.
+        late: those of them that were held.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+
+    kinds: frozenset[Kind] = frozenset()
+
+    def __init__(
+        self,
+        send: Callable[[bytes, Message], bool],
+        *,
+        share: float,
+        seconds: float,
+        draw: np.random.Generator,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"share must be from 0 to 1, got {share}")
+        if seconds < 0.0:
+            raise ValueError(f"seconds must be at least 0, got {seconds}")
+        self.replies = 0
+        self.late = 0
+        self._send = send
+        self._share = share
+        self._seconds = seconds
+        self._draw = draw
+        self._clock = clock
+        self._held: deque[_Held] = deque()
+
+    def send(self, address: bytes, message: Message) -> bool:
+        """Send, or keep a reply until its time."""
+        if message.kind != Kind.BLOCK:
+            return self._send(address, message)
+        self.replies += 1
+        if self._draw.random() >= self._share:
+            return self._send(address, message)
+        self.late += 1
+        self._held.append(_Held(self._clock() + self._seconds, address, message))
+        return True
+
+    def handle(self, received: Received, now: float) -> None:
+        """Nothing comes: there are no ``kinds``."""
+
+    def deadline(self) -> float | None:
+        """When the next reply is due."""
+        return self._held[0].due if self._held else None
+
+    def tick(self, now: float) -> None:
+        """Send what is due."""
+        while self._held and self._held[0].due <= now:
+            _, address, message = self._held.popleft()
+            self._send(address, message)
+
+    def peer_gone(self, rank: int, now: float) -> None:
+        """What is sent to a rank that is gone is lost."""
+
+
+class _LateEngine(PSPEngine):
+    """PSP-SGD with one more duty."""
+
+    def __init__(self, replies: LateReplies, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._replies = replies
+
+    @property
+    def duties(self) -> Sequence[Duty]:
+        return [*super().duties, self._replies]
+
+    def metrics(self) -> dict[str, float]:
+        counted = {
+            "late_replies/replies": float(self._replies.replies),
+            "late_replies/late": float(self._replies.late),
+        }
+        return super().metrics() | counted
+
+
+class LateRepliesPSPStrategy(PSPStrategy):
+    """PSP-SGD on servers whose replies to pulls are sometimes late.
+
+    Args:
+        late_share: of the replies of every server.
+        late_seconds: by which they are late.
+        late_seed: with the rank it decides which.
+        **psp: arguments of ``PSPStrategy``.
+    """
+
+    def __init__(
+        self, *, late_share: float, late_seconds: float, late_seed: int = 0, **psp: Any
+    ) -> None:
+        super().__init__(**psp)
+        self.late_share = late_share
+        self.late_seconds = late_seconds
+        self.late_seed = late_seed
+
+    @override
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+        replies = LateReplies(
+            ports.server.send,
+            share=self.late_share,
+            seconds=self.late_seconds,
+            draw=np.random.default_rng([self.late_seed, self.global_rank]),
+        )
+        return _LateEngine(
+            replies,
+            self.global_rank,
+            trainer.strategy.optimizers,
+            client,
+            replies.send,
+            self._terms(),
+            self.pull_rule,
+        )
