@@ -1,0 +1,265 @@
+"""Throughput of the ports of the parameter servers beside bare sockets, in one run.
+
+A push of 90 MB goes from one process to another, which acknowledges it; the time is that from the
+push to its acknowledgement. The ways take turns within every repetition, so that whatever else the
+machine does meets all of them, and every ratio is one of two times in the same repetition.
+
+    python -m benchmarks.transport
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import zmq
+from torch import Tensor
+
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.parameter_server import addresses
+from lightning_hier.parameter_server.assembly import Memory
+from lightning_hier.parameter_server.link import Accounts, Link
+from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.ports import open_ports
+from lightning_hier.parameter_server.refusals import Refusals
+from lightning_hier.parameter_server.sockets import make_context, server_socket
+
+_LIMIT_S = 60.0
+_ACKNOWLEDGED = b"!"
+
+Exchange = Callable[[Any], list[Any]]
+
+
+class Way(ABC):
+    """One way from the client, rank 0, to the server, rank 1; both ends make it together."""
+
+    @abstractmethod
+    def push(self, payload: Tensor) -> None:
+        """Send and wait for the acknowledgement. In the client."""
+
+    @abstractmethod
+    def serve(self) -> None:
+        """Receive one push and acknowledge it. In the server."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class BareSocket(Way):
+    """A stream socket; the server reads into memory that it keeps."""
+
+    def __init__(self, rank: int, exchange: Exchange, family: int, nbytes: int) -> None:
+        with tempfile.TemporaryDirectory() as folder, socket.socket(family) as listener:
+            if rank == 1:
+                tcp = family == socket.AF_INET
+                listener.bind(("127.0.0.1", 0) if tcp else f"{folder}/bare")
+                listener.listen(1)
+                address = exchange(listener.getsockname())[1]
+                self._socket, _ = listener.accept()
+                self._memory = memoryview(bytearray(nbytes))
+            else:
+                address = exchange(None)[1]
+                self._socket = socket.socket(family)
+                self._socket.connect(tuple(address) if isinstance(address, list) else address)
+            exchange("connected")
+
+    def push(self, payload: Tensor) -> None:
+        self._socket.sendall(payload.numpy().data.cast("B"))
+        if self._socket.recv(1) != _ACKNOWLEDGED:
+            raise ConnectionError("no acknowledgement")
+
+    def serve(self) -> None:
+        read = 0
+        while read < len(self._memory):
+            read += self._socket.recv_into(self._memory[read:])
+        self._socket.sendall(_ACKNOWLEDGED)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class OurPorts(Way):
+    """The ports as a strategy has them: ipc on one host, tcp with CURVE on two."""
+
+    def __init__(self, rank: int, exchange: Exchange, *, one_host: bool) -> None:
+        host = "host" if one_host else f"host {rank}"
+        with (
+            mock.patch.object(addresses, "host_identity", lambda: host),
+            mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": _loopback()}),
+        ):
+            self._ports = open_ports(
+                rank, 2, exchange, traffic=Traffic(), tier_of=lambda peer: "across"
+            )
+        self._client = self._ports.open_client("main")
+
+    def push(self, payload: Tensor) -> None:
+        if not self._client.send(1, Message(Kind.PUSH, payload=payload)):
+            raise ConnectionError("the queue is full")
+        if self._client.receive(_LIMIT_S) is None:
+            raise TimeoutError("no acknowledgement")
+
+    def serve(self) -> None:
+        received = self._ports.server.receive(_LIMIT_S)
+        if received is None:
+            raise TimeoutError("no push")
+        self._ports.server.send(received.address, Message(Kind.BLOCK))
+
+    def close(self) -> None:
+        self._ports.close()
+
+
+class PlainTcp(Way):
+    """The same messages over tcp without encryption, which the ports do not offer."""
+
+    def __init__(self, rank: int, exchange: Exchange) -> None:
+        limits = Limits()
+        accounts = Accounts(
+            rank, limits, Refusals(), Traffic(), lambda peer: "across", Memory(limits.queued_bytes)
+        )
+        self._link = Link(1 - rank, accounts)
+        self._context = make_context(2)
+        if rank == 1:
+            self._socket = server_socket(self._context, limits)
+            self._socket.bind("tcp://127.0.0.1:*")
+            exchange(self._socket.get_string(zmq.LAST_ENDPOINT))
+        else:
+            self._socket = self._context.socket(zmq.DEALER)
+            self._socket.connect(exchange(None)[1])
+
+    def push(self, payload: Tensor) -> None:
+        self._link.send(self._socket, Message(Kind.PUSH, payload=payload))
+        self._link.accept(self._socket.recv_multipart(copy=False))
+
+    def serve(self) -> None:
+        message = None
+        while message is None:
+            address, *frames = self._socket.recv_multipart(copy=False)
+            message = self._link.accept(frames)
+        self._link.send(self._socket, Message(Kind.BLOCK), address.bytes)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+def _ways(rank: int, exchange: Exchange, nbytes: int) -> dict[str, Way]:
+    return {
+        "bare unix socket": BareSocket(rank, exchange, socket.AF_UNIX, nbytes),
+        "ports, ipc": OurPorts(rank, exchange, one_host=True),
+        "bare tcp socket": BareSocket(rank, exchange, socket.AF_INET, nbytes),
+        "ports without encryption, tcp": PlainTcp(rank, exchange),
+        "ports, tcp with CURVE": OurPorts(rank, exchange, one_host=False),
+    }
+
+
+_BASELINES = {
+    "ports, ipc": "bare unix socket",
+    "ports without encryption, tcp": "bare tcp socket",
+    "ports, tcp with CURVE": "bare tcp socket",
+}
+
+
+def _exchange(pipe: Connection, rank: int, value: Any) -> list[Any]:
+    pipe.send(value)
+    other = pipe.recv()
+    return [value, other] if rank == 0 else [other, value]
+
+
+def _order(names: Sequence[str], repetition: int) -> list[str]:
+    """Another way goes first every time, so that none profits from what another leaves behind."""
+    first = repetition % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def _serve(pipe: Connection, nbytes: int, repetitions: int) -> None:
+    torch.set_num_threads(1)
+    ways = _ways(1, partial(_exchange, pipe, 1), nbytes)
+    for repetition in range(repetitions):
+        for name in _order(list(ways), repetition):
+            ways[name].serve()
+    pipe.recv()
+    for way in ways.values():
+        way.close()
+
+
+def measure(nbytes: int, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of every push, by way and in order of repetition; the first one is left out."""
+    context = multiprocessing.get_context("spawn")
+    pipe, far_end = context.Pipe()
+    server = context.Process(target=_serve, args=(far_end, nbytes, repetitions + 1), daemon=True)
+    server.start()
+    ways = _ways(0, partial(_exchange, pipe, 0), nbytes)
+    payload = torch.ones(nbytes // 4)
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repetition in range(repetitions + 1):
+        for name in _order(list(ways), repetition):
+            begun = time.perf_counter()
+            ways[name].push(payload)
+            seconds[name].append(time.perf_counter() - begun)
+    pipe.send("end")
+    for way in ways.values():
+        way.close()
+    server.join(_LIMIT_S)
+    return {name: taken[1:] for name, taken in seconds.items()}
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def table(seconds: dict[str, list[float]], nbytes: int) -> str:
+    """Median and quartiles of GB/s, and of the ratio to the bare socket, as Markdown."""
+    rows = [
+        "| way | GB/s, median (quartiles) | of the bare socket, median (quartiles) |",
+        "| --- | --- | --- |",
+    ]
+    for name, taken in seconds.items():
+        low, middle, high = _quartiles([nbytes / 1e9 / s for s in taken])
+        share = ""
+        if name in _BASELINES:
+            bare = seconds[_BASELINES[name]]
+            a, b, c = _quartiles([base / own for base, own in zip(bare, taken, strict=True)])
+            share = f"{b:.2f} ({a:.2f} to {c:.2f})"
+        rows.append(f"| {name} | {middle:.2f} ({low:.2f} to {high:.2f}) | {share} |")
+    return "\n".join(rows)
+
+
+def _loopback() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=90, help="of one push")
+    parser.add_argument("--repetitions", type=int, default=30, help="of every way")
+    arguments = parser.parse_args()
+    nbytes = arguments.megabytes * 10**6
+    seconds = measure(nbytes, arguments.repetitions)
+    cpu = Path("/proc/cpuinfo").read_text().count("processor\t")
+    print(
+        f"Pushes of {arguments.megabytes} MB, {arguments.repetitions} repetitions of every way.\n"
+        f"Python {platform.python_version()}, torch {torch.__version__}, pyzmq "
+        f"{zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}, {platform.machine()}, {cpu} cores\n"
+    )
+    print(table(seconds, nbytes))
+
+
+if __name__ == "__main__":
+    main()
