@@ -72,13 +72,15 @@ def require_same(settings: Mapping[str, Any], device: torch.device) -> None:
         raise ValueError(problem)
 
 
-def raise_everywhere(problem: str | None, device: torch.device) -> None:
+def raise_everywhere(
+    problem: str | None, device: torch.device, *, error: type[Exception] = ValueError
+) -> None:
     """Raise on every rank what any rank objects to, so that none is left waiting for the others.
 
     A collective of the world: every rank must call it, with None where it has no objection.
 
     Raises:
-        ValueError: naming the objections and the ranks that made them.
+        error: ValueError, or what is asked for, naming the objections and the ranks that made them.
 
     """
     said: defaultdict[str, list[int]] = defaultdict(list)
@@ -88,7 +90,7 @@ def raise_everywhere(problem: str | None, device: torch.device) -> None:
     if not said:
         return
     if len(said) == 1:
-        raise ValueError(next(iter(said)))
-    raise ValueError(
+        raise error(next(iter(said)))
+    raise error(
         " | ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items())
     )

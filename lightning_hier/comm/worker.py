@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +41,23 @@ class GradientMemory:
             memory = TensorMemory(torch.zeros_like(flat), threshold)
             self.tensors[parameter] = memory
         return memory
+
+    def state(self, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
+        """Residuals and thresholds by the names of the parameters; the tensors are not copied."""
+        return {
+            "residuals": {names[own]: memory.residual for own, memory in self.tensors.items()},
+            "thresholds": {names[own]: memory.threshold for own, memory in self.tensors.items()},
+        }
+
+    def load(
+        self, state: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, Parameter]
+    ) -> None:
+        """Take over what :meth:`state` gave, for the parameters that are there."""
+        for name, residual in state["residuals"].items():
+            if name in parameters:
+                own = parameters[name]
+                flat = residual.to(device=own.device, copy=True)
+                self.tensors[own] = TensorMemory(flat, state["thresholds"][name])
 
     def residual_norm(self) -> float:
         """Euclidean norm of all residuals of this worker."""

@@ -33,13 +33,6 @@ _TAKEN: Mapping[str, str] = {
 }
 
 
-RESUMES = (
-    "training goes on from its global model with a new block. The global update, residuals, "
-    "thresholds and the progress within a block start anew, so the run differs from one that was "
-    "not interrupted."
-)
-
-
 def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for DDPStrategy; those that the hierarchy decides must be absent or None.
 
@@ -124,12 +117,11 @@ def layout_problem(group_size: int, world_size: int, block_sync: BlockSync | Non
     return None
 
 
-def check_run(trainer: pl.Trainer, *, resumes: str, static_graph: bool = False) -> None:
+def check_run(trainer: pl.Trainer, *, static_graph: bool = False) -> None:
     """Check model and Trainer. A collective of the world: every rank must call it.
 
     Args:
         trainer: about to fit.
-        resumes: what a run that is resumed goes on from, and what it gives up.
         static_graph: whether DDP is told that the graph never changes.
 
     Raises:
@@ -143,8 +135,6 @@ def check_run(trainer: pl.Trainer, *, resumes: str, static_graph: bool = False) 
     raise_everywhere(problem, device)
     require_same(trainer_settings(trainer), device)
     warn_of_coupling(trainer)
-    if trainer.ckpt_path is not None:
-        rank_zero_warn(f"Resuming from {trainer.ckpt_path}: {resumes}")
 
 
 def module_problem(module: Module) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import lightning.pytorch as pl
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -18,9 +18,12 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
 from lightning_hier.comm.gradients.reducers import build_hook
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.checkpoints.run_state import RunState
+from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
 
@@ -35,15 +38,22 @@ class FitSession:
         communicators: channels of this rank.
         warmup_steps: first steps, with averages over the whole world.
 
+    Attributes:
+        worker: that this rank plays.
+        reduced: the parameters whose gradients DDP reduces.
+
     """
 
     def __init__(self, communicators: Communicators, *, warmup_steps: int) -> None:
         self._communicators = communicators
         self._warmup_steps = warmup_steps
-        self._worker = Worker()
+        self.worker = Worker()
         self._hook: GradientHook | None = None
+        self.reduced: list[Parameter] = []
         self._synchroniser: Synchroniser | None = None
         self._termination: QuietTermination | None = None
+        self._position: DataPosition | None = None
+        self._state: RunState | None = None
         self._at_end = ExitStack()
 
     @property
@@ -52,6 +62,39 @@ class FitSession:
         if self._synchroniser is None:
             raise RuntimeError("blocks are run from the moment when optimizers are set up")
         return self._synchroniser
+
+    @property
+    def position(self) -> DataPosition:
+        """Where training stands in its data; there once :meth:`begin` has been called."""
+        if self._position is None:
+            raise RuntimeError("data are followed from the moment when optimizers are set up")
+        return self._position
+
+    @property
+    def state(self) -> RunState:
+        """What of this rank's run a checkpoint holds; there once :meth:`begin` has been called."""
+        if self._state is None:
+            raise RuntimeError("a run has a state from the moment when optimizers are set up")
+        return self._state
+
+    @property
+    def ready_order(self) -> list[Parameter]:
+        """Parameters in the order in which the first step has made their gradients."""
+        return [] if self._hook is None else self._hook.ready_order.parameters
+
+    def follow_steps(self) -> None:
+        """Leave the warm-up if the steps of a resumed run are past it."""
+        if not self.synchroniser.warming:
+            self._end_warm_up()
+
+    def rehearse(self, model: DistributedDataParallel, order: list[Parameter]) -> None:
+        """Have DDP form its buckets as a run had them whose gradients came in ``order``."""
+        if self._hook is None or not order or set(order) != set(self.reduced):
+            return
+        self._hook.rehearsing = True
+        rehearse(model, order)
+        self._hook.rehearsing = False
+        self._hook.ready_order.parameters = list(order)
 
     def attach_hook(
         self,
@@ -65,13 +108,15 @@ class FitSession:
         if self._hook is not None:
             self._hook.close()
         parameters = [p for p in model.parameters() if p.requires_grad]
+        self.reduced = parameters
         warming = self._synchroniser.warming if self._synchroniser else self._warmup_steps > 0
         self._hook = build_hook(
             config,
             self._communicators,
-            self._worker,
+            self.worker,
             warming=warming,
             grad_scale=grad_scale,
+            ready_order=ReadyOrder(parameters),
             reached=ReachedParameters(parameters) if find_unused else None,
         )
         model.register_comm_hook(self._hook, gradient_hook)
@@ -95,21 +140,24 @@ class FitSession:
         raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
         require_same(checks.optimizer_settings(optimizers), device)
         checks.warn_of_optimizers(optimizers, block_sync, self._communicators.across.size)
-        self._worker.count_optimizers(len(optimizers))
+        self.worker.count_optimizers(len(optimizers))
         self._synchroniser = Synchroniser(
             module,
             optimizers,
             block_sync,
             communicators=self._communicators,
-            worker=self._worker,
+            worker=self.worker,
             warmup_steps=self._warmup_steps,
             cards=None if one_host else fewest_network_cards(device),
         )
         self._synchroniser.on_warm = self._end_warm_up
         self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
-        for change in (self._termination, IsolatedValidation(trainer, device)):
+        validation = IsolatedValidation(trainer, device)
+        self._position = DataPosition(trainer, device, validation)
+        for change in (self._termination, validation, self._position):
             change.install()
             self._at_end.callback(change.remove)
+        self._state = RunState(module, optimizers, self._synchroniser, self.worker)
 
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""

@@ -21,14 +21,14 @@ from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
-from lightning_hier.strategies.tiered import TieredStrategy
 
 
-class HierarchicalStrategy(TieredStrategy):
+class HierarchicalStrategy(CheckpointedStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
@@ -67,7 +67,6 @@ class HierarchicalStrategy(TieredStrategy):
         checks.check_synchronisations(gradient_sync, block_sync)
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
         self.block_sync = block_sync
-        self._session: FitSession | None = None
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class HierarchicalStrategy(TieredStrategy):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             static_graph = bool(self._ddp_kwargs.get("static_graph"))
-            checks.check_run(trainer, resumes=checks.RESUMES, static_graph=static_graph)
+            checks.check_run(trainer, static_graph=static_graph)
             if self._layer_sync is not None:
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
@@ -96,6 +95,7 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def configure_ddp(self) -> None:
         self._session = FitSession(self.communicators, warmup_steps=self.warmup_steps)
+        self._ended = None
         # DDP equalises the ranks of a group only.
         share_initial_model(self._module, self.communicators)
         super().configure_ddp()
@@ -122,8 +122,12 @@ class HierarchicalStrategy(TieredStrategy):
         super().on_train_batch_start(batch, batch_idx)
         if self._fit_session.synchroniser.admit_trainable():
             # DDP leaves parameters for ever alone that were frozen when it was made.
-            self.model = self.lightning_module
-            super().configure_ddp()
+            self._wrap_again()
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._fit_session.position.start()
 
     @override
     def optimizer_step(
@@ -179,6 +183,7 @@ class HierarchicalStrategy(TieredStrategy):
     def teardown(self) -> None:
         if self._session is not None:
             self._session.close()
+            self._ended = self._session  # for a checkpoint that is saved after training
         self._session = None
         self._ddp_kwargs.pop("process_group", None)
         super().teardown()
@@ -186,7 +191,7 @@ class HierarchicalStrategy(TieredStrategy):
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""
         super().forget_groups()
-        self._session = None
+        self._session = self._ended = None
         self._ddp_kwargs.pop("process_group", None)
 
     def metrics(self) -> dict[str, float]:
@@ -196,12 +201,6 @@ class HierarchicalStrategy(TieredStrategy):
         """
         found = self.traffic.metrics()
         return found | self._session.metrics() if self._session is not None else found
-
-    @property
-    def _fit_session(self) -> FitSession:
-        if self._session is None:
-            raise RuntimeError("there is a session only while the Trainer fits")
-        return self._session
 
     def _grad_scale(self) -> float:
         scaler = getattr(self.precision_plugin, "scaler", None)

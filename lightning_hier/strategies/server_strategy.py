@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -79,7 +80,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             raise_everywhere(server_checks.strategy_problem(self), self.root_device)
-            checks.check_run(trainer, resumes=server_checks.RESUMES)
+            checks.check_run(trainer)
         super().setup(trainer)
         if fitting:
             problem = server_checks.optimizer_problem(self.optimizers)
@@ -150,6 +151,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Give the servers their part of the optimizers' state, and the workers the settings."""
+        rank_zero_warn(f"Resuming from {self._module.trainer.ckpt_path}: {server_checks.RESUMES}")
         for index, state in enumerate(checkpoint["optimizer_states"]):
             self.optimizers[index].load_state_dict({**state, "state": {}})
             self._running.engine.load(index, state["state"])

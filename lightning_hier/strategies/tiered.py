@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
@@ -18,6 +21,7 @@ from lightning_hier.comm.leaving import destroy_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout, ranks_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 
 
 class TieredStrategy(DDPStrategy, ABC):
@@ -93,6 +97,28 @@ class TieredStrategy(DDPStrategy, ABC):
             timeout=self._limit,
             traffic=self.traffic,
         )
+
+    @property
+    @override
+    def checkpoint_io(self) -> CheckpointIO:
+        """What writes checkpoints; a file is whole or absent unless the user has set another."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = AtomicCheckpointIO()
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            self._checkpoint_io.checkpoint_io = AtomicCheckpointIO()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint, with ``weights_only=True`` unless the Trainer is told otherwise."""
+        safe = True if weights_only is None else weights_only
+        return super().load_checkpoint(checkpoint_path, weights_only=safe)
 
     @override
     def on_train_start(self) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
+
+from lightning_hier.comm.random_state import random_state, set_random_state
 
 
 class IsolatedValidation:
@@ -15,21 +16,29 @@ class IsolatedValidation:
     Lightning makes a new iterator of the validation data each time, which draws a seed from the
     global generator; so does whatever the module draws itself. Dropout masks and shuffled data of
     the training after it would depend on how often it validates.
+
+    Attributes:
+        outside: the random state of training while it validates, else None.
+
     """
 
     def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:
         """Isolate the validation within ``fit`` of a Trainer that trains on ``device``."""
         self._loop: Any = trainer.fit_loop.epoch_loop.val_loop
-        self._devices = [device] if device.type == "cuda" else []
+        self._device = device
+        self.outside: dict[str, Any] | None = None
 
     def install(self) -> None:
         """Wrap the loop."""
         validate = self._loop.run
 
         def validate_isolated() -> Any:
-            # Of all CUDA devices only this rank's: asking the others would start a context there.
-            with isolate_rng(include_cuda=False), torch.random.fork_rng(self._devices):
+            self.outside = random_state(self._device)
+            try:
                 return validate()
+            finally:
+                set_random_state(self.outside, self._device)
+                self.outside = None
 
         self._loop.run = validate_isolated
 

@@ -16,6 +16,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.ready_order import ReadyOrder
 from lightning_hier.comm.gradients.reducers import build_hook
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
@@ -125,6 +126,7 @@ def start(
         worker,
         warming=False,
         grad_scale=grad_scale,
+        ready_order=ReadyOrder(list(module.parameters())),
         reached=ReachedParameters(module.parameters()) if find_unused else None,
     )
     model = DDP(

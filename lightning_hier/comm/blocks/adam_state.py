@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,10 +142,28 @@ class AdamMoments(LocalState):
 
     def inherit(self, older: LocalState) -> None:
         """Go on with the counts of the parameters that ``older`` knows."""
-        if isinstance(older, AdamMoments):
-            for parameter, steps in older._steps.items():
-                own = self._steps[parameter]
-                own.start, own.start_product, own.rho = steps.start, steps.start_product, steps.rho
+        self.set_counts(older.counts())
+
+    def counts(self) -> dict[Parameter, list[float]]:
+        """Step count and product of mu when the block began, and rho."""
+        return {
+            parameter: [steps.start, steps.start_product, steps.rho]
+            for parameter, steps in self._steps.items()
+        }
+
+    def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
+        """Go on from what :meth:`counts` gave."""
+        for parameter, (start, product, rho) in counts.items():
+            own = self._steps.get(parameter)
+            if own is not None:
+                own.start, own.start_product, own.rho = start, product, rho
+
+    def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
+        """Take rho over; the block begins at the present step counts."""
+        for parameter, (_, _, rho) in counts.items():
+            own = self._steps.get(parameter)
+            if own is not None:
+                own.rho = rho
 
     def _agree(self) -> None:
         """Wait for the sums and reckon what the block stands for; again does nothing."""

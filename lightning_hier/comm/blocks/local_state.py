@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,6 +47,16 @@ class LocalState:
 
     def inherit(self, older: LocalState) -> None:
         """Take over what the state of the same optimizer with fewer parameters has counted."""
+
+    def counts(self) -> dict[Parameter, list[float]]:
+        """What has been counted for each parameter, the same on all ranks."""
+        return {}
+
+    def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
+        """Go on from what :meth:`counts` gave."""
+
+    def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
+        """Begin a block with what :meth:`counts` gave before it, from the state as it is now."""
 
 
 class ResetMomentum(LocalState):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -37,6 +39,8 @@ class BlockReport:
 # Agrees with all ranks before anything is sent: takes the sum of squares of this rank's share of
 # the local model, returns the sum over all ranks; raises on every rank what any rank objects to.
 Agreement = Callable[[float], float]
+
+Counts = Mapping[Parameter, list[float]]
 
 
 class ModelBlock:
@@ -91,6 +95,37 @@ class ModelBlock:
     def optimizer_tensors(self) -> list[Tensor]:
         """State of the local optimizer that travels with the model."""
         return list(self._local_state.carried)
+
+    @property
+    def counts(self) -> dict[Parameter, list[float]]:
+        """What is counted for each parameter beside the steps; see `LocalState.counts`."""
+        return self._local_state.counts()
+
+    def state(self) -> list[dict[str, Any]]:
+        """This rank's share of W and Delta, for each dtype; the tensors are not copied."""
+        return [part.state() for part in self._parts]
+
+    def load(self, parts: Sequence[Mapping[str, Any]], counts: Counts) -> None:
+        """Go on in the middle of a block of the same groups. Communicates nothing."""
+        for part, state in zip(self._parts, parts, strict=True):
+            part.load(state)
+        self._local_state.set_counts(counts)
+
+    @torch.no_grad()
+    def restart(self, models: Sequence[tuple[Tensor, Tensor]], counts: Counts) -> None:
+        """Begin a block where a run of other groups has left off; the tensors become its start.
+
+        A collective of the group.
+
+        Args:
+            models: W and Delta, whole and flat, for each dtype in the order of :meth:`state`.
+            counts: as by ``counts``; those of the steps begin anew.
+
+        """
+        for part, (global_model, update) in zip(self._parts, models, strict=True):
+            part.restart(global_model, update)
+            part.spread_(carried=False)
+        self._local_state.go_on(counts)
 
     def synchronise(self, agree: Agreement) -> BlockReport:
         """Average the models of all groups and start the next block from the result, in place.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,6 +146,45 @@ class ModelPart:
         """Take the present tensors as Delta."""
         if self.update is not None:
             self.update.copy_(self._read_share()[self._own_filtered])
+
+    def state(self) -> dict[str, Any]:
+        """This rank's share of the state, and where it begins; the tensors are not copied."""
+        return {
+            "dtype": str(self._buffer.dtype),
+            "elements": self._filtered,
+            "start": min(self._share.start, self._filtered),
+            "filter": asdict(self._filter),
+            "global_model": self.global_model,
+            "update": self.update,
+            "previous": self._previous,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of a part with the same share."""
+        self.global_model.copy_(state["global_model"])
+        if self.update is not None and state["update"] is not None:
+            self.update.copy_(state["update"])
+        if self._previous is not None and state["previous"] is not None:
+            self._previous.copy_(state["previous"])
+
+    def restart(self, global_model: Tensor, update: Tensor) -> None:
+        """Begin a block from a model and an update of the whole world, whatever its shares were.
+
+        The transfer buffer gets this rank's share of what the block starts from, for
+        :meth:`spread_`; the averaged tensors in it are those of this rank.
+
+        Args:
+            global_model: W of all filtered tensors, flat.
+            update: Delta of the same.
+
+        """
+        self._read_share()
+        own = slice(*(edge + self._share.start for edge in (0, self.global_model.numel())))
+        self.global_model.copy_(global_model[own])
+        if self.update is not None:
+            self.update.copy_(update[own])
+        share = self._buffer[self._share]
+        share[self._own_filtered].copy_(self._filter.start_model(self.global_model, self.update))
 
     def spread_(self, *, carried: bool = True) -> None:
         """Hand the shares round in the group and write them into the tensors, in place.

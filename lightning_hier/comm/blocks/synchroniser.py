@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -61,7 +61,7 @@ class Synchroniser:
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps = warmup_steps
-        self._carrier: Carrier = make_carrier(
+        self.carrier: Carrier = make_carrier(
             config.across if config else "auto", communicators.group, cards=cards
         )
         self._blocks: list[ModelBlock] | None = None
@@ -95,6 +95,32 @@ class Synchroniser:
             found[f"{prefix}/model_distance"] = report.model_distance
             found[f"{prefix}/blocks"] = self._worker.steps[index].blocks
         return found
+
+    def local_values(self) -> dict[Tensor, Tensor]:
+        """Trainable parameters and buffers, each with its local value, which is not copied."""
+        aside = {tensor: saved for tensor, saved in self._shown or []}
+        tensors = [p for p in self._module.parameters() if p in self._trainable]
+        every: list[Tensor] = [*tensors, *self._module.buffers()]
+        return {tensor: aside.get(tensor, tensor.detach()) for tensor in every}
+
+    @property
+    def blocks(self) -> Sequence[ModelBlock] | None:
+        """One for each optimizer; None before the first step after the warm-up."""
+        return self._blocks
+
+    def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
+        """Begin blocks with the present model, before training goes on where it was stopped.
+
+        Args:
+            trainable: parameters that have been trainable until then.
+
+        Returns:
+            None of them where models are not synchronised.
+
+        """
+        self._trainable |= set(trainable)
+        self._blocks = self._new_blocks()
+        return self._blocks or ()
 
     def admit_trainable(self) -> bool:
         """Take in parameters that have been unfrozen since the last call.
@@ -134,7 +160,8 @@ class Synchroniser:
                 self._end_warm_up()
             return
         count.in_block += 1
-        if count.in_block == (self._config.block_size if self._config else _CHECK_EVERY):
+        # More than a block, where a run goes on with a smaller block_size.
+        if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
             self._end_block(optimizer, count)
 
     def show(self) -> None:
@@ -143,19 +170,12 @@ class Synchroniser:
         A collective of the world. Does nothing where the global model is already shown, and after
         :meth:`finish`.
         """
-        if self.shown or self._finished:
-            return
-        blocks = self._present_blocks()
-        if blocks:
-            tensors = [tensor for block in blocks for tensor in block.members.tensors]
-        else:
-            tensors = list(self._module.buffers())
-        self._shown = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._write_global(Place.LOOK, blocks)
+        if not self.shown:
+            self._look(Place.LOOK)
 
     def hide(self) -> None:
-        """Put the local model back, bit for bit. Does nothing where it is not aside."""
-        if self._shown is not None:
+        """Put the local model back, bit for bit. Does nothing where it is not aside for a look."""
+        if self._shown is not None and not self._finished:
             targets = [tensor.detach() for tensor, _ in self._shown]
             if targets:
                 torch._foreach_copy_(targets, [saved for _, saved in self._shown])
@@ -164,12 +184,22 @@ class Synchroniser:
     def finish(self) -> None:
         """End the last, short blocks and leave the global model in the module.
 
-        A collective of the world.
+        The local model stays aside, for a checkpoint that is saved after training. A collective of
+        the world.
         """
         self.hide()
-        self._write_global(Place.END, self._present_blocks())
-        self._blocks = None
+        self._look(Place.END)
         self._finished = True
+
+    def _look(self, place: Place) -> None:
+        """Put aside what a look changes, and write the global model. A collective of the world."""
+        blocks = self._present_blocks()
+        if blocks:
+            tensors = [tensor for block in blocks for tensor in block.members.tensors]
+        else:
+            tensors = list(self._module.buffers())
+        self._shown = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._write_global(place, blocks)
 
     def _present_blocks(self) -> list[ModelBlock] | None:
         """The blocks, or, between the warm-up and the first step, what they would be."""
@@ -196,7 +226,7 @@ class Synchroniser:
                 members,
                 optimizer,
                 config=self._config,
-                carrier=self._carrier,
+                carrier=self.carrier,
                 communicators=self._communicators,
             )
             for members, optimizer in zip(

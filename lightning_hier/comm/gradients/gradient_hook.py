@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.ready_order import ReadyOrder
 
 Future = torch.futures.Future[Tensor]
 
@@ -30,6 +31,8 @@ class GradientHook:
 
     Attributes:
         warming: whether steps are still averaged over the whole world.
+        rehearsing: whether gradients are left as they are, because they are none.
+        ready_order: of the parameters in the first step.
 
     """
 
@@ -39,19 +42,26 @@ class GradientHook:
         warm_up: Reducer,
         in_group: Reducer,
         warming: bool,
+        ready_order: ReadyOrder,
         reached: ReachedParameters | None = None,
     ) -> None:
         """Use ``warm_up`` while ``warming``, then ``in_group``; empty ``reached`` at each step."""
         self.warming = warming
+        self.rehearsing = False
+        self.ready_order = ready_order
         self._warm_up = warm_up
         self._in_group = in_group
         self._reached = reached
 
     def reduce(self, bucket: GradBucket) -> Future:
         """Reduce one bucket by the reducer in force."""
+        if self.rehearsing:
+            return finished(bucket.buffer())
         future = (self._warm_up if self.warming else self._in_group).reduce(bucket)
-        if self._reached is not None and bucket.is_last():
-            self._reached.clear()
+        if bucket.is_last():
+            self.ready_order.end_step()
+            if self._reached is not None:
+                self._reached.clear()
         return future
 
     def end_warm_up(self) -> None:
@@ -60,6 +70,7 @@ class GradientHook:
 
     def close(self) -> None:
         """Take back what was attached to the parameters."""
+        self.ready_order.remove()
         if self._reached is not None:
             self._reached.remove()
 

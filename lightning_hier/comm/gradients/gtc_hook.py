@@ -111,6 +111,7 @@ class GTCReducer:
     def reduce(self, bucket: GradBucket) -> Future:
         """Begin this bucket, send the one before it, and finish all with the last one."""
         if self._channel.size == 1:
+            self._return_residuals(bucket)
             return finished(bucket.buffer())
         if bucket.index() == 0:
             self._open.clear()  # a backward pass that was cut off leaves its buckets behind
@@ -128,6 +129,18 @@ class GTCReducer:
         found = {"hier/gtc/residual_norm": self._memory.residual_norm()}
         density = self.density.read()
         return found if math.isnan(density) else found | {"hier/gtc/density": density}
+
+    def _return_residuals(self, bucket: GradBucket) -> None:
+        """Add what a run of larger groups has left unsent to the exact gradient, once."""
+        if not self._memory.tensors:
+            return
+        offset = 0
+        for parameter in cast(list[Parameter], bucket.parameters()):
+            flat = bucket.buffer()[offset : offset + parameter.numel()]
+            offset += parameter.numel()
+            memory = self._memory.tensors.pop(parameter, None)
+            if memory is not None:
+                flat.add_(memory.residual, alpha=self._grad_scale())
 
     def _begin(self, bucket: GradBucket) -> _Bucket:
         buffer = bucket.buffer()

@@ -14,6 +14,7 @@ from lightning_hier.comm.gradients.gradient_hook import (
 from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientSync
 from lightning_hier.comm.gradients.gtc_hook import GTCReducer
 from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.ready_order import ReadyOrder
 from lightning_hier.comm.worker import Worker
 
 
@@ -24,6 +25,7 @@ def build_hook(
     *,
     warming: bool,
     grad_scale: Callable[[], float],
+    ready_order: ReadyOrder,
     reached: ReachedParameters | None,
 ) -> GradientHook:
     """State of the hook that averages gradients by ``config``.
@@ -34,6 +36,7 @@ def build_hook(
         worker: owner of residuals and thresholds.
         warming: whether the first steps average over the whole world.
         grad_scale: the present factor of fp16 loss scaling.
+        ready_order: will note the order of the first step's gradients.
         reached: the parameters with gradient, where not all need to have some in a step.
 
     """
@@ -49,5 +52,6 @@ def build_hook(
         warm_up=AllReducer(communicators.world),
         in_group=in_group,
         warming=warming,
+        ready_order=ready_order,
         reached=reached,
     )

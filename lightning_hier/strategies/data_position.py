@@ -1,0 +1,124 @@
+"""Where training stands in its data and its random numbers, so that it can go on exactly there.
+
+Lightning counts the batches of an epoch, but a run that is resumed in the middle of one begins its
+data anew. Here every rank keeps the random state with which the data of this epoch were begun; a
+resumed run begins them with that state, draws as many batches as were used, and only then takes the
+random state of the moment when it was saved. A loader with a state of its own (``state_dict``) is
+left to Lightning, which restores it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.types import _Stateful
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+
+from lightning_hier.comm.random_state import random_state, set_random_state
+from lightning_hier.strategies.validation import IsolatedValidation
+
+RandomState = dict[str, Any]
+
+
+class DataPosition:
+    """Follows one Trainer's epochs while it fits, and puts them back where they were.
+
+    Args:
+        trainer: about to fit.
+        device: of this rank.
+        validation: knows the random state of training while it validates.
+
+    """
+
+    def __init__(
+        self, trainer: pl.Trainer, device: torch.device, validation: IsolatedValidation
+    ) -> None:
+        self._trainer = trainer
+        self._fit_loop: Any = trainer.fit_loop
+        self._device = device
+        self._validation = validation
+        self._begun: RandomState = {}
+        self._resumed: tuple[RandomState, RandomState] | None = None
+        self._ended: RandomState | None = None
+
+    def install(self) -> None:
+        """Wrap the two methods in which Lightning begins the data of an epoch."""
+        set_up, start = self._fit_loop.setup_data, self._fit_loop.epoch_loop.on_run_start
+        reset = self._fit_loop.epoch_loop.reset
+
+        def setup_data() -> None:
+            # The first epoch's data begin here, and those of a loader that is made anew.
+            before, random = self._iterator(), random_state(self._device)
+            set_up()
+            if self._iterator() is not before:
+                self._begun = random
+
+        def on_run_start(fetcher: Any) -> None:
+            before, random = fetcher.iterator, random_state(self._device)
+            start(fetcher)
+            if self._resumed is not None:
+                self._go_on(fetcher, random, renewed=fetcher.iterator is not before)
+            elif fetcher.iterator is not before:
+                self._begun = random
+
+        def reset_quietly() -> None:
+            with warnings.catch_warnings():
+                # What it says of loaders without a state does not hold here.
+                warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
+                reset()
+
+        self._fit_loop.setup_data = setup_data
+        self._fit_loop.epoch_loop.on_run_start = on_run_start
+        self._fit_loop.epoch_loop.reset = reset_quietly
+
+    def remove(self) -> None:
+        """Give the loops their own methods back."""
+        self._ended = self.state()["now"]
+        self._fit_loop.__dict__.pop("setup_data", None)
+        self._fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
+        self._fit_loop.epoch_loop.__dict__.pop("reset", None)
+
+    def state(self) -> dict[str, RandomState]:
+        """The random states of this moment of training, and of the begin of the epoch's data."""
+        now = self._ended or self._validation.outside or random_state(self._device)
+        return {"now": now, "begun": self._begun}
+
+    def load(self, state: dict[str, RandomState]) -> None:
+        """Go on from what :meth:`state` gave, once training starts."""
+        self._resumed = (state["now"], state["begun"])
+
+    def start(self) -> None:
+        """Training starts now: draw what comes next as the run that was saved would have."""
+        if self._resumed is not None:
+            set_random_state(self._resumed[0], self._device)
+
+    def _iterator(self) -> Any:
+        fetcher = self._fit_loop._data_fetcher
+        return None if fetcher is None else fetcher.iterator
+
+    def _go_on(self, fetcher: Any, random: RandomState, *, renewed: bool) -> None:
+        """Bring the data of the first epoch to where they were, and the random state with them."""
+        assert self._resumed is not None
+        begun = self._resumed[1]
+        self._resumed = None
+        used = self._fit_loop.epoch_loop.batch_progress.current.ready
+        if not used:
+            if not renewed:
+                set_random_state(random, self._device)
+                iter(fetcher)
+            self._begun = random
+            return
+        self._begun = begun
+        loaders = fetcher.combined_loader.flattened
+        if isinstance(fetcher, _DataLoaderIterDataFetcher) or any(
+            isinstance(loader, _Stateful) for loader in loaders
+        ):
+            return
+        set_random_state(begun, self._device)
+        iter(fetcher)
+        for _ in range(used):
+            next(fetcher)
+        set_random_state(random, self._device)

@@ -1,0 +1,105 @@
+"""A run that is stopped and resumed ends as the one that was not, to the last bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import stop_and_go_on
+
+STRATEGIES: dict[str, tuple[int, Any, str]] = {
+    "averaging": (2, partial(lh.ModelAveragingStrategy, block_size=4), "SGD"),
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4), "SGD"),
+    "bmuf_keep": (3, partial(lh.BMUFStrategy, block_size=4, local_momentum="keep"), "SGD"),
+    "bmuf_average": (2, partial(lh.BMUFStrategy, block_size=4, local_momentum="average"), "SGD"),
+    "bmuf_with_adam": (2, partial(lh.BMUFStrategy, block_size=4), "Adam"),
+    "bmuf_adam": (4, partial(lh.BMUFAdamStrategy, block_size=4), "Adam"),
+    "bmuf_nadam": (2, partial(lh.BMUFAdamStrategy, block_size=4), "NAdam"),
+    "gtc": (3, partial(lh.GTCStrategy, density=0.2, dense_below=10), "SGD"),
+    "bmuf_gtc": (
+        4,
+        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        "SGD",
+    ),
+    "bmuf_all_reduce": (
+        3,
+        partial(
+            lh.HierarchicalStrategy,
+            group_size=3,
+            gradient_sync=lh.AllReduce(),
+            block_sync=lh.BMUF(block_size=4),
+        ),
+        "SGD",
+    ),
+}
+
+
+def _check(name: str, tmp_path: Path, hook: str, number: int, **settings: Any) -> None:
+    world_size, strategy, optimizer = STRATEGIES[name]
+    settings = {"optimizer": optimizer, **settings}
+    found = run_ranks(stop_and_go_on, world_size, strategy, hook, number, tmp_path, **settings)
+    assert found == [[]] * world_size
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
+    _check(name, tmp_path, "on_train_batch_end", 7)
+
+
+@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_adam"])
+@pytest.mark.parametrize("number", [1, 4, 5, 10])
+def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
+    """The first one, the end of a block, and the last batch of an epoch."""
+    _check(name, tmp_path, "on_train_batch_end", number)
+
+
+@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_adam"])
+@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_validation_end"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_at_the_end_of_an_epoch(name: str, hook: str, number: int, tmp_path: Path) -> None:
+    _check(name, tmp_path, hook, number)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_in_a_validation_within_an_epoch(number: int, tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, "on_validation_end", number, val_check_interval=2)
+
+
+def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, "on_train_epoch_end", 1, limit_val_batches=0)
+
+
+@pytest.mark.parametrize("number", [1, 3, 6])
+def test_during_the_warm_up_and_at_its_end(number: int, tmp_path: Path) -> None:
+    """Four ranks: how a sum of three and more is rounded depends on DDP's buckets."""
+    strategy = partial(
+        lh.BMUFGTCStrategy, group_size=2, block_size=4, warmup_steps=6, density=0.2, dense_below=10
+    )
+    found = run_ranks(stop_and_go_on, 4, strategy, "on_train_batch_end", number, tmp_path)
+    assert found == [[]] * 4
+
+
+def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
+    """Many small buckets in another order than that of the parameters, summed over three ranks."""
+    strategy = partial(lh.HierarchicalStrategy, group_size="world", bucket_cap_mb=0.0001)
+    found = run_ranks(stop_and_go_on, 3, strategy, "on_train_batch_end", 1, tmp_path)
+    assert found == [[]] * 3
+
+
+def test_in_a_step_that_is_accumulated(tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2)
+
+
+def test_with_workers_that_load_data(tmp_path: Path) -> None:
+    loader = {"num_workers": 1, "multiprocessing_context": "fork"}
+    _check("bmuf", tmp_path, "on_train_batch_end", 7, loader=loader)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_in_other_precisions(precision: str, tmp_path: Path) -> None:
+    _check("bmuf_gtc", tmp_path, "on_train_batch_end", 7, precision=precision)
