@@ -57,11 +57,12 @@ class DataPosition:
                 self._begun = random
 
         def on_run_start(fetcher: Any) -> None:
-            before, random = fetcher.iterator, random_state(self._device)
+            before, random = self._iterator(), random_state(self._device)
             start(fetcher)
+            renewed = self._iterator() is not before
             if self._resumed is not None:
-                self._go_on(fetcher, random, renewed=fetcher.iterator is not before)
-            elif fetcher.iterator is not before:
+                self._go_on(fetcher, random, renewed=renewed)
+            elif renewed:
                 self._begun = random
 
         def reset_quietly() -> None:
@@ -91,13 +92,14 @@ class DataPosition:
         self._resumed = (state["now"], state["begun"])
 
     def start(self) -> None:
-        """Training starts now: draw what comes next as the run that was saved would have."""
+        """Training starts: draw what comes next as the run that was saved would have."""
         if self._resumed is not None:
             set_random_state(self._resumed[0], self._device)
 
     def _iterator(self) -> Any:
-        fetcher = self._fit_loop._data_fetcher
-        return None if fetcher is None else fetcher.iterator
+        # A CombinedLoader is its own iterator; what it iterates over is new each time.
+        loader = self._fit_loop._combined_loader
+        return None if loader is None else loader._iterator
 
     def _go_on(self, fetcher: Any, random: RandomState, *, renewed: bool) -> None:
         """Bring the data of the first epoch to where they were, and the random state with them."""

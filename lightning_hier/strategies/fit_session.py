@@ -41,6 +41,7 @@ class FitSession:
     Attributes:
         worker: that this rank plays.
         reduced: the parameters whose gradients DDP reduces.
+        on_start: to be called when training starts.
 
     """
 
@@ -55,6 +56,7 @@ class FitSession:
         self._position: DataPosition | None = None
         self._state: RunState | None = None
         self._at_end = ExitStack()
+        self.on_start: list[Callable[[], None]] = []
 
     @property
     def synchroniser(self) -> Synchroniser:
@@ -81,6 +83,13 @@ class FitSession:
     def ready_order(self) -> list[Parameter]:
         """Parameters in the order in which the first step has made their gradients."""
         return [] if self._hook is None else self._hook.ready_order.parameters
+
+    def start(self) -> None:
+        """Training starts now."""
+        for act in self.on_start:
+            act()
+        self.on_start.clear()
+        self.position.start()
 
     def follow_steps(self) -> None:
         """Leave the warm-up if the steps of a resumed run are past it."""

@@ -127,7 +127,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._fit_session.position.start()
+        self._fit_session.start()
 
     @override
     def optimizer_step(

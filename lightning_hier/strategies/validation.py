@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
 from lightning_hier.comm.random_state import random_state, set_random_state
+
+# The second one is called when a run is resumed, and makes an iterator that it does not use.
+_DRAWING = ("run", "increment_progress_to_evaluation_end")
 
 
 class IsolatedValidation:
@@ -29,19 +33,22 @@ class IsolatedValidation:
         self.outside: dict[str, Any] | None = None
 
     def install(self) -> None:
-        """Wrap the loop."""
-        validate = self._loop.run
+        """Wrap the loop's methods that draw."""
+        for name in _DRAWING:
+            setattr(self._loop, name, self._isolated(getattr(self._loop, name)))
 
-        def validate_isolated() -> Any:
+    def remove(self) -> None:
+        """Give the loop its own methods back."""
+        for name in _DRAWING:
+            self._loop.__dict__.pop(name, None)
+
+    def _isolated(self, method: Callable[[], Any]) -> Callable[[], Any]:
+        def isolated() -> Any:
             self.outside = random_state(self._device)
             try:
-                return validate()
+                return method()
             finally:
                 set_random_state(self.outside, self._device)
                 self.outside = None
 
-        self._loop.run = validate_isolated
-
-    def remove(self) -> None:
-        """Give the loop its own method back."""
-        self._loop.__dict__.pop("run", None)
+        return isolated
