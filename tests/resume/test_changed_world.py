@@ -1,0 +1,192 @@
+"""A run that goes on with other ranks, groups or settings: what is kept, and what is said."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, SaveAt, shuffled
+from tests.trainer.fitting import make_trainer, weights
+
+GTC = {"density": 0.2, "dense_below": 0}
+
+
+class Watched(DropoutNet):
+    """Notes what training starts from, when it does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.start: dict[str, Any] = {}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if not self.start:
+            strategy: Any = self.trainer.strategy
+            session = strategy._session
+            memory = session.worker.memory.state(session.state.names)
+            blocks = session.synchroniser.blocks or []
+            self.start = {
+                "weights": weights(self),
+                "residuals": {name: own.clone() for name, own in memory["residuals"].items()},
+                "steps": [vars(count).copy() for count in session.worker.steps],
+                "global": deepcopy([block.state() for block in blocks]),
+            }
+
+
+def _train(strategy: Any, path: Path | None, save: Path | None, steps: int) -> dict[str, Any]:
+    torch.manual_seed(int(os.environ["RANK"]))
+    callbacks = [] if save is None else [SaveAt("on_train_batch_end", steps, save)]
+    trainer = make_trainer(strategy(), callbacks=callbacks, max_epochs=-1, max_steps=steps)
+    model = Watched()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(model, shuffled(20), ckpt_path=path)
+    said = [str(one.message) for one in caught if "Resuming" in str(one.message)]
+    return {"start": model.start, "said": said, "end": weights(model)}
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def _flat(state: dict[str, Tensor]) -> Tensor:
+    names = [name for name, _ in DropoutNet().named_parameters()]
+    return torch.cat([state[name].reshape(-1) for name in names])
+
+
+def _go_on(
+    tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any], steps: int = 7
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Checkpoint after so many steps, ranks of the run that saved it, ranks that went on."""
+    path = tmp_path / "stopped.ckpt"
+    stopped = run_ranks(_train, before[0], before[1], None, path, steps)
+    resumed = run_ranks(_train, after[0], after[1], path, None, steps + 4)
+    return _saved(path), stopped, resumed
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1)])
+def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
+    """In the middle of a block: it ends there, and eta follows the number of models."""
+    bmuf = partial(lh.BMUFStrategy, block_size=4)
+    saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf))
+    shares = [
+        torch.load(next(tmp_path.glob(f"*.ranks/*/rank_{0:05d}.pt")), weights_only=True)["blocks"]
+    ]
+    [part] = shares[0][0]
+    now = _flat(saved["state_dict"])
+    update = now - part["global_model"]
+    eta = 0.0 if after == 1 else 1 - 1 / after
+    for own in resumed:
+        start = own["start"]
+        assert start["steps"] == [{"total": 7, "in_block": 0, "blocks": 1}]
+        torch.testing.assert_close(start["weights"], now + eta * update, rtol=1e-6, atol=1e-7)
+        assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
+        assert torch.equal(start["global"][0][0]["global_model"], now)
+        assert start["global"][0][0]["filter"]["eta"] == pytest.approx(eta)
+    assert len(resumed[0]["said"]) == 1
+    assert f"{after} groups of 1 ranks instead of {before} of 1" in resumed[0]["said"][0]
+    assert all(not own["said"] for own in resumed[1:])
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
+def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
+    gtc = partial(lh.GTCStrategy, **GTC)
+    _, _, resumed = _go_on(tmp_path, (before, gtc), (after, gtc))
+    files = sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))
+    assert len(files) == before
+    old = [torch.load(file, weights_only=True)["memory"] for file in files]
+    for name in old[0]["residuals"]:
+        mean = torch.stack([own["residuals"][name] for own in old]).double().mean(0)
+        assert float(mean.abs().max()) > 0
+        new = torch.stack([own["start"]["residuals"][name] for own in resumed])
+        torch.testing.assert_close(new.double().mean(0), mean, rtol=1e-5, atol=1e-8)
+    assert f"residuals of {before} ranks were handed to {after}" in resumed[0]["said"][0]
+
+
+def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:
+    """It sends nothing, so its gradient is exact: what was not sent before is in the first one."""
+    path = tmp_path / "stopped.ckpt"
+    gtc = partial(lh.GTCStrategy, **GTC)
+    run_ranks(_train, 2, gtc, None, path, 7)
+    [left] = run_ranks(_first_step, 1, path)
+    old = [
+        torch.load(file, weights_only=True)["memory"]["residuals"]
+        for file in sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))
+    ]
+    for name, extra in left["extra"].items():
+        mean = (old[0][name] + old[1][name]) / 2
+        torch.testing.assert_close(extra.reshape(-1), mean, rtol=1e-4, atol=1e-6)
+    assert left["residuals"] == {}
+
+
+class _Gradients(Watched):
+    """Notes the last gradients; forgets residuals before the first step if asked to."""
+
+    def __init__(self, *, forgets: bool) -> None:
+        super().__init__()
+        self.forgets = forgets
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        strategy: Any = self.trainer.strategy
+        if self.forgets:
+            strategy._session.worker.memory.tensors.clear()
+        torch.manual_seed(1)
+
+    def on_after_backward(self) -> None:
+        self.grads = {name: own.grad.clone() for name, own in self.named_parameters()}
+
+
+def _first_step(path: Path) -> dict[str, Any]:
+    """The first gradient of a resumed run, less that of the same run without residuals."""
+    found, residuals = [], {}
+    for forgets in (True, False):
+        strategy = lh.GTCStrategy(**GTC)
+        trainer = make_trainer(strategy, max_epochs=-1, max_steps=8)
+        model = _Gradients(forgets=forgets)
+        torch.manual_seed(3)
+        trainer.fit(model, shuffled(20), ckpt_path=path)
+        found.append(model.grads)
+        session: Any = strategy._ended
+        residuals = session.worker.memory.state(session.state.names)["residuals"]
+    extra = {name: found[1][name] - found[0][name] for name in found[0]}
+    return {"extra": extra, "residuals": residuals}
+
+
+def test_other_groups_and_another_carrier(tmp_path: Path) -> None:
+    """2 groups of 2 become 4 of 1: the shares of a group are put together."""
+    before = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, **GTC)
+    after = partial(lh.BMUFGTCStrategy, group_size=1, block_size=4, **GTC)
+    saved, _, resumed = _go_on(tmp_path, (4, before), (4, after), steps=8)
+    now = _flat(saved["state_dict"])
+    for own in resumed:
+        assert torch.equal(own["start"]["global"][0][0]["global_model"], now)
+    assert "4 groups of 1 ranks instead of 2 of 2" in resumed[0]["said"][0]
+
+
+def test_another_system(tmp_path: Path) -> None:
+    before = partial(lh.BMUFStrategy, block_size=4)
+    after = partial(lh.ModelAveragingStrategy, block_size=4)
+    saved, _, resumed = _go_on(tmp_path, (2, before), (2, after))
+    for own in resumed:
+        assert torch.equal(own["start"]["weights"], _flat(saved["state_dict"]))
+    assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["said"][0]
+
+
+def test_smaller_blocks_end_at_the_next_step(tmp_path: Path) -> None:
+    """Four steps into a block of five, resumed with blocks of two: nothing else changes."""
+    path = tmp_path / "stopped.ckpt"
+    run_ranks(_train, 2, partial(lh.BMUFStrategy, block_size=5), None, path, 4)
+    small = partial(lh.BMUFStrategy, block_size=2)
+    resumed = run_ranks(_train, 2, small, path, None, 5)
+    assert resumed[0]["start"]["steps"][0]["in_block"] == 4
+    assert resumed[0]["said"] == []
+    assert torch.equal(resumed[0]["end"], resumed[1]["end"])

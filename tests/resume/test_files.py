@@ -1,0 +1,253 @@
+"""Checkpoint files: whole or absent, complete or recognised, removed with all that is theirs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+import lightning_hier as lh
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from tests.ranks import rank_outcomes, run_ranks
+from tests.resume.runs import DropoutNet, shuffled
+from tests.trainer.fitting import make_trainer, weights
+
+BMUF = partial(lh.BMUFStrategy, block_size=4)
+
+
+def test_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "one.ckpt"
+    io = AtomicCheckpointIO()
+    for value in (1, 2):
+        io.save_checkpoint({"value": value}, path)
+    assert io.load_checkpoint(path, weights_only=True) == {"value": 2}
+    assert [file.name for file in path.parent.iterdir()] == ["one.ckpt"]
+
+
+def test_full_disk_leaves_the_older_file(tmp_path: Path) -> None:
+    """The kernel refuses to let the file grow, as it does where a disk is full."""
+    path = tmp_path / "one.ckpt"
+    io = AtomicCheckpointIO()
+    io.save_checkpoint({"value": 1}, path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="one.ckpt could not be written"):
+            io.save_checkpoint({"value": torch.zeros(1_000_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert io.load_checkpoint(path, weights_only=True) == {"value": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["one.ckpt"]
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    """It writes the same name again and again; whenever it is killed, the name is readable."""
+    script = textwrap.dedent(
+        """
+        import sys, torch
+        from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+        value = 0
+        while True:
+            AtomicCheckpointIO().save_checkpoint(
+                {"value": value, "ballast": torch.zeros(2_000_000)}, sys.argv[1]
+            )
+            value += 1
+        """
+    )
+    path = tmp_path / "one.ckpt"
+    io = AtomicCheckpointIO()
+    for kill in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", script, str(path)])
+        seen: set[int] = set()
+        while len(seen) < 3:  # it is in the middle of one write or the other
+            if path.exists():
+                seen.add(io.load_checkpoint(path, weights_only=True)["value"])
+            assert writer.poll() is None
+            time.sleep(0.001 * (kill + 1))
+        writer.kill()
+        writer.wait()
+        assert io.load_checkpoint(path, weights_only=True)["ballast"].shape == (2_000_000,)
+    io.save_checkpoint({"value": 0}, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["one.ckpt"]  # no leavings
+
+
+def _model_checkpoint(folder: Path, plugins: Any = None, **settings: Any) -> list[str]:
+    callback = ModelCheckpoint(folder, **settings)
+    trainer = make_trainer(
+        BMUF(), callbacks=[callback], enable_checkpointing=True, max_epochs=2, plugins=plugins
+    )
+    trainer.fit(DropoutNet(), shuffled(5))
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _names(*checkpoints: str) -> set[str]:
+    parts = ["group_00000.pt", "group_00001.pt", "rank_00000.pt", "rank_00001.pt"]
+    return {own for name in checkpoints for own in (name, *(f"{name}.ranks/{p}" for p in parts))}
+
+
+def _without_saves(files: list[str]) -> list[str]:
+    """Without the folder that names the save."""
+    return [file if "/" not in file else "/".join(file.split("/")[::2]) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({"every_n_train_steps": 2}, ["epoch=1-step=10.ckpt"]),
+        (
+            {"every_n_train_steps": 4, "save_top_k": -1},
+            ["epoch=0-step=4.ckpt", "epoch=1-step=8.ckpt"],
+        ),
+        ({"every_n_epochs": 1, "save_last": True}, ["epoch=1-step=10.ckpt", "last.ckpt"]),
+    ],
+)
+def test_model_checkpoint_keeps_what_it_should(
+    settings: dict[str, Any], left: list[str], tmp_path: Path
+) -> None:
+    """And no file of a rank stays behind that belongs to a checkpoint that was removed."""
+    found = run_ranks(_model_checkpoint, 2, tmp_path, **settings)
+    for files in found:
+        assert sorted(_without_saves(files)) == sorted(_names(*left))
+
+
+def test_link_to_the_last_one(tmp_path: Path) -> None:
+    run_ranks(_model_checkpoint, 2, tmp_path, every_n_epochs=1, save_last="link")
+    newest = lh.newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert (tmp_path / "last.ckpt").resolve() == newest.resolve()
+
+
+def _asynchronous(folder: Path) -> list[str]:
+    return _model_checkpoint(folder, AsyncCheckpointIO(), every_n_train_steps=2, save_last=True)
+
+
+def test_asynchronous_saves_are_complete_in_the_end(tmp_path: Path) -> None:
+    run_ranks(_asynchronous, 2, tmp_path)
+    for name in ("epoch=1-step=10.ckpt", "last.ckpt"):
+        saved = torch.load(tmp_path / name, weights_only=True)["lightning_hier"]
+        folder = tmp_path / f"{name}.ranks" / saved["save"]
+        assert len(list(folder.iterdir())) == 4
+    assert lh.newest_checkpoint(tmp_path) is not None
+
+
+def _save_twice(folder: Path) -> None:
+    trainer = make_trainer(BMUF(), max_epochs=1)
+    trainer.fit(DropoutNet(), shuffled(5))
+    trainer.save_checkpoint(folder / "a.ckpt")
+    trainer.save_checkpoint(folder / "b.ckpt")
+
+
+def test_newest_complete_checkpoint(tmp_path: Path) -> None:
+    run_ranks(_save_twice, 2, tmp_path)
+    assert lh.newest_checkpoint(tmp_path) == tmp_path / "b.ckpt"
+    whole = (tmp_path / "b.ckpt").read_bytes()
+    (tmp_path / "b.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert lh.newest_checkpoint(tmp_path) == tmp_path / "a.ckpt"
+    next(tmp_path.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
+    assert lh.newest_checkpoint(tmp_path) is None
+    assert lh.newest_checkpoint(tmp_path / "nothing") is None
+
+
+def _resume(path: Path) -> None:
+    make_trainer(BMUF(), max_epochs=2).fit(DropoutNet(), shuffled(5), ckpt_path=path)
+
+
+def test_incomplete_checkpoint_is_refused_on_every_rank(tmp_path: Path) -> None:
+    run_ranks(_save_twice, 2, tmp_path)
+    next(tmp_path.glob("a.ckpt.ranks/*/rank_00001.pt")).unlink()
+    for outcome in rank_outcomes(_resume, 2, tmp_path / "a.ckpt"):
+        assert outcome.error is not None
+        assert "FileNotFoundError: the checkpoint is incomplete" in outcome.error
+        assert "rank_00001.pt" in outcome.error
+        assert "newest_checkpoint" in outcome.error
+
+
+def _resume_different(folder: Path) -> None:
+    _resume(folder / ("a.ckpt", "b.ckpt")[int(os.environ["RANK"])])
+
+
+def test_ranks_must_read_the_same_save(tmp_path: Path) -> None:
+    run_ranks(_save_twice, 2, tmp_path)
+    for outcome in rank_outcomes(_resume_different, 2, tmp_path):
+        assert outcome.error is not None
+        assert "save of the checkpoint" in outcome.error
+
+
+def _full_disk(folder: Path) -> None:
+    """Rank 1 can't write."""
+    trainer = make_trainer(BMUF(), max_epochs=1)
+    trainer.fit(DropoutNet(), shuffled(5))
+    trainer.save_checkpoint(folder / "a.ckpt")
+    if os.environ["RANK"] == "1":
+        trainer.strategy.checkpoint_io.save_checkpoint = _refuse  # type: ignore[method-assign]
+    trainer.save_checkpoint(folder / "a.ckpt")
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise OSError("no space left on device")
+
+
+def test_rank_that_can_not_write_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    """The older checkpoint of the same name stays complete."""
+    for outcome in rank_outcomes(_full_disk, 2, tmp_path):
+        assert outcome.error == "OSError: no space left on device"
+    assert lh.newest_checkpoint(tmp_path) == tmp_path / "a.ckpt"
+
+
+def _after_fit(folder: Path) -> dict[str, Any]:
+    """Two epochs at once, and one and one with a checkpoint that is saved after ``fit``."""
+    ends = []
+    for epochs, path in ((2, None), (1, None), (2, folder / "after.ckpt")):
+        torch.manual_seed(int(os.environ["RANK"]))
+        model = DropoutNet()
+        trainer = make_trainer(BMUF(), max_epochs=epochs)
+        trainer.fit(model, shuffled(5), ckpt_path=path)
+        if epochs == 1:
+            trainer.save_checkpoint(folder / "after.ckpt")
+        ends.append(weights(model))
+    return {"through": ends[0], "resumed": ends[2], "after one": ends[1]}
+
+
+def test_checkpoint_that_is_saved_after_fit(tmp_path: Path) -> None:
+    """In the middle of a block: its file holds the global model, and a resume is exact."""
+    results = run_ranks(_after_fit, 2, tmp_path)
+    saved = torch.load(tmp_path / "after.ckpt", weights_only=True)["state_dict"]
+    names = [name for name, _ in DropoutNet().named_parameters()]
+    for own in results:
+        assert torch.equal(own["through"], own["resumed"])
+        assert not torch.equal(own["after one"], own["resumed"])
+        assert torch.equal(torch.cat([saved[n].reshape(-1) for n in names]), own["after one"])
+
+
+def _elsewhere(path: Path) -> list[Any]:
+    """In plain torch, in plain Lightning, and in Lightning's own DDP."""
+    saved = torch.load(path, weights_only=True)
+    plain = DropoutNet()
+    plain.load_state_dict(saved["state_dict"])
+    loaded = DropoutNet.load_from_checkpoint(path)
+    ddp = make_trainer("ddp", max_epochs=2)
+    resumed = DropoutNet()
+    ddp.fit(resumed, shuffled(5), ckpt_path=path)
+    return [weights(plain), weights(loaded), weights(resumed), ddp.global_step]
+
+
+def test_loads_without_this_package(tmp_path: Path) -> None:
+    run_ranks(_save_twice, 2, tmp_path)
+    plain, loaded, resumed, steps = run_ranks(_elsewhere, 2, tmp_path / "a.ckpt")[0]
+    assert torch.equal(plain, loaded)
+    assert not torch.equal(plain, resumed)
+    assert steps == 10
