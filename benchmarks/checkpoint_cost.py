@@ -1,0 +1,149 @@
+"""What a checkpoint costs: bytes of its files, memory and time of a save, over the number of ranks.
+
+    python -m benchmarks.checkpoint_cost --ranks 1 2 4
+
+A model of 24.3 million parameters is trained for a few steps, then saved in the middle of a block.
+All bytes are in units of that model. The time of a save is divided by that of writing the module
+alone with ``torch.save`` in the same process just before, so that disk and machine fall out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lightning_hier as lh
+from benchmarks.two_stage_memory import status
+from examples.quiet import silence_lightning
+from examples.tables import markdown
+from examples.torchrun import run_module
+
+_ROUNDS = 2
+_SYSTEMS: dict[str, Callable[[], pl.strategies.Strategy]] = {
+    "bmuf": lambda: lh.BMUFStrategy(block_size=8, process_group_backend="gloo"),
+    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(
+        group_size="world", block_size=8, process_group_backend="gloo"
+    ),
+    "bmuf_adam": lambda: lh.BMUFAdamStrategy(block_size=8, process_group_backend="gloo"),
+}
+
+
+class Wide(pl.LightningModule):
+    """24.3 million parameters in four square matrices."""
+
+    def __init__(self, system: str, width: int = 2464) -> None:
+        super().__init__()
+        self.system = system
+        self.net = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.system == "bmuf_adam":
+            return torch.optim.Adam(self.parameters(), lr=1e-4)
+        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
+
+
+class Saves(pl.Callback):
+    """Saves in the middle of a block, and notes what it took."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        if trainer.global_step != 4:
+            return
+        ratios, peaks = [], []
+        for number in range(_ROUNDS):
+            plain = _seconds(lambda: torch.save(module.state_dict(), self._own(trainer)))
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            before = status("VmRSS")
+            path = self.folder / f"{number}.ckpt"
+            whole = _seconds(lambda path=path: trainer.save_checkpoint(path))  # type: ignore[misc]
+            peaks.append(status("VmHWM") - before)
+            ratios.append(whole / plain)
+        self.found = {"ratio": statistics.median(ratios), "memory": max(peaks)}
+
+    def _own(self, trainer: pl.Trainer) -> Path:
+        return self.folder / f"plain_{trainer.global_rank}.pt"
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+def measure(system: str, ranks: int, folder: Path) -> None:
+    """On every rank; rank 0 writes what it has found."""
+    silence_lightning()
+    saves = Saves(folder)
+    model = Wide(system)
+    trainer = pl.Trainer(
+        strategy=_SYSTEMS[system](),
+        accelerator="cpu",
+        devices=ranks,
+        max_steps=5,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[saves],
+    )
+    data = TensorDataset(torch.randn(8 * ranks, 2464))
+    trainer.fit(model, DataLoader(data, batch_size=1))
+    if trainer.is_global_zero:
+        unit = 4 * sum(own.numel() for own in model.parameters())
+        beside = list((folder / "0.ckpt.ranks").rglob("*.pt"))
+        found = {
+            "system": system,
+            "ranks": ranks,
+            "file": (folder / "0.ckpt").stat().st_size / unit,
+            "group": max(x.stat().st_size for x in beside if "group" in x.name) / unit,
+            "rank": max(x.stat().st_size for x in beside if "rank" in x.name) / unit,
+            "memory": saves.found["memory"] / unit,
+            "ratio": saves.found["ratio"],
+        }
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Measure every system on every number of ranks, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--systems", nargs="+", default=list(_SYSTEMS), choices=list(_SYSTEMS))
+    options = parser.parse_args()
+    rows = []
+    for system in options.systems:
+        for ranks in options.ranks:
+            with tempfile.TemporaryDirectory() as folder:
+                run_module(
+                    "benchmarks.checkpoint_cost", json.dumps([system, ranks, folder]), ranks=ranks
+                )
+                found = json.loads((Path(folder) / "found.json").read_text())
+            numbers = [f"{found[key]:.2f}" for key in ("file", "group", "rank", "memory", "ratio")]
+            rows.append([system, str(ranks), *numbers])
+    header = ("system", "ranks", "file", "group's", "rank's", "memory of rank 0", "time")
+    print(markdown(header, rows))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("["):
+        name, number, where = json.loads(sys.argv[1])
+        measure(name, number, Path(where))
+    else:
+        main()

@@ -1,0 +1,176 @@
+"""The part of a synchronous strategy that saves checkpoints and goes on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
+
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+from lightning_hier.strategies.checkpoints.changed_world import (
+    resume_elsewhere,
+    take_residuals,
+    what_changes,
+)
+from lightning_hier.strategies.checkpoints.rank_files import (
+    RankFiles,
+    remove_rank_files,
+    section_of,
+)
+from lightning_hier.strategies.checkpoints.resuming import SavedRun
+from lightning_hier.strategies.checkpoints.saving import save_run
+from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.tiered import TieredStrategy
+
+_PLAIN = (
+    "it holds no state of this package (it was saved after a stage other than fit, by another "
+    "strategy, or by an older version), so training goes on from its model and optimizers with a "
+    "new block; the order of the data and the random numbers begin anew."
+)
+
+
+class CheckpointedStrategy(TieredStrategy):
+    """A strategy whose checkpoints hold the state of all ranks.
+
+    A subclass sets ``gradient_sync`` and ``block_sync``, and the sessions.
+    """
+
+    gradient_sync: GradientSync
+    block_sync: BlockSync | None
+    _session: FitSession | None = None
+    _ended: FitSession | None = None
+
+    @property
+    def _fit_session(self) -> FitSession:
+        if self._session is None:
+            raise RuntimeError("there is a session only while the Trainer fits")
+        return self._session
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save ``checkpoint``, and beside it what only this rank knows.
+
+        A collective of the world: every rank must call it.
+
+        Raises:
+            OSError: on every rank, what any rank could not write.
+
+        """
+        session = self._session or self._ended
+        write = super().save_checkpoint
+        if session is None or "optimizer_states" not in checkpoint:
+            write(checkpoint, filepath, storage_options)
+            return
+        save_run(
+            checkpoint,
+            filepath,
+            shared=self._shared(session),
+            of_group=session.state.of_group,
+            of_rank=self._of_rank(session),
+            layout=self.layout,
+            rank=self.global_rank,
+            removes=self.local_rank == 0,
+            io=self.checkpoint_io,
+            write=lambda whole: write(whole, filepath, storage_options),
+            device=self.root_device,
+        )
+
+    @override
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Remove a checkpoint, then what ranks have saved beside it."""
+        super().remove_checkpoint(filepath)
+        if self.local_rank == 0:
+            remove_rank_files(filepath)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Go on where the checkpoint was saved, or say what can't go on.
+
+        A collective of the world: every rank must call it.
+        """
+        path = str(self._module.trainer.ckpt_path)
+        section = section_of(checkpoint)
+        if section is None:
+            super().load_optimizer_state_dict(checkpoint)
+            rank_zero_warn(f"Resuming from {path}: {_PLAIN}")
+            return
+        saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
+        saved.require_complete(self.root_device)
+        exact = saved.sizes == self.layout.sizes and section["kinds"] == self._kinds(self._fit_session)
+        (self._go_on if exact else self._go_on_elsewhere)(saved, checkpoint)
+
+    def _go_on(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
+        session, state = self._fit_session, self._fit_session.state
+        self._wrap_trained(saved)
+        rank = saved.of_rank(self.global_rank)
+        group = saved.of_group(self.layout.coordinates(self.global_rank)[1])
+        order = [state.parameters[name] for name in saved.section["ready_order"]]
+        if isinstance(self.model, DistributedDataParallel) and self.root_device.type == "cpu":
+            session.rehearse(self.model, order)
+        state.load(saved.section, group, rank)
+        session.follow_steps()
+        if rank["precision"]:
+            self.precision_plugin.load_state_dict(rank["precision"])
+        session.position.load(rank["random"])
+        # Lightning empties the gradients before it trains.
+        session.on_start.append(lambda: state.set_gradients(rank["gradients"]))
+        rank_zero_info("Resuming where the run was saved, with the state of every rank.")
+
+    def _go_on_elsewhere(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
+        session, state = self._fit_session, self._fit_session.state
+        self._wrap_trained(saved)
+        state.load_steps(saved.section)
+        session.follow_steps()
+        warm = not session.synchroniser.warming
+        resume_elsewhere(saved, checkpoint, state, opens_blocks=warm and self.block_sync is not None)
+        compresses = isinstance(self.gradient_sync, GTC)
+        if compresses:
+            take_residuals(saved, state, session.worker.memory, self.layout, self.global_rank)
+        kinds = self._kinds(session)
+        rank_zero_warn(what_changes(saved, self.layout, kinds, keeps_residuals=compresses))
+
+    def _wrap_trained(self, saved: SavedRun) -> None:
+        """Have DDP know the parameters that had been unfrozen when the run was saved."""
+        trained = {self._fit_session.state.parameters[name] for name in saved.section["trainable"]}
+        if not trained <= set(self._fit_session.reduced):
+            self._wrap_again()
+
+    def _wrap_again(self) -> None:
+        """Have DDP wrap the module anew, around the same hook and worker."""
+        self.model = self.lightning_module
+        DDPStrategy.configure_ddp(self)
+
+    def _kinds(self, session: FitSession) -> dict[str, Any]:
+        """What a run must have in common with another one to go on exactly."""
+        return {
+            "gradient_sync": type(self.gradient_sync).__name__,
+            "block_sync": type(self.block_sync).__name__,
+            "carrier": type(session.synchroniser.carrier).__name__,
+            "warmup_steps": self.warmup_steps,
+        }
+
+    def _shared(self, session: FitSession) -> dict[str, Any]:
+        names = session.state.names
+        return {
+            **session.state.shared(),
+            "kinds": self._kinds(session),
+            "ready_order": [names[own] for own in session.ready_order],
+        }
+
+    def _of_rank(self, session: FitSession) -> dict[str, Any]:
+        loop = self._module.trainer.fit_loop.epoch_loop
+        accumulates = self._session is not None and loop._should_accumulate()
+        return {
+            **session.state.of_rank(),
+            "random": session.position.state(),
+            "precision": self.precision_plugin.state_dict(),
+            "gradients": session.state.gradients() if accumulates else {},
+        }

@@ -1,0 +1,79 @@
+"""Goes on from a checkpoint on the same groups of ranks: exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+
+from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.strategies.checkpoints.rank_files import RankFiles
+from lightning_hier.strategies.checkpoints.run_state import State
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run that was saved, as one rank sees it.
+
+    Attributes:
+        section: this package's section of the checkpoint.
+        files: those beside it.
+        io: reads files.
+
+    """
+
+    section: Mapping[str, Any]
+    files: RankFiles
+    io: CheckpointIO
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Ranks of a group, and groups, of the run that was saved."""
+        devices, groups = self.section["sizes"]
+        return devices, groups
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the run that was saved."""
+        return self.sizes[0] * self.sizes[1]
+
+    def of_rank(self, rank: int) -> State:
+        """What a rank has saved, on the CPU."""
+        return self._read(self.files.path("rank", rank))
+
+    def of_group(self, group: int) -> State:
+        """What a group has saved, on the CPU."""
+        return self._read(self.files.path("group", group))
+
+    def require_complete(self, device: torch.device) -> None:
+        """Check that all ranks go on from one save, and that all its files can be seen.
+
+        A collective of the world.
+
+        Raises:
+            ValueError: on every rank, if the ranks have read different saves.
+            FileNotFoundError: on every rank, naming what is missing.
+
+        """
+        require_same({"save of the checkpoint": self.section["save"]}, device)
+        missing = self.files.missing(self.sizes)
+        problem = None
+        if missing:
+            problem = (
+                f"the checkpoint is incomplete: {len(missing)} of the files that its ranks have "
+                f"written beside it are missing, among them {missing[0]}. It was cut off while it "
+                f"was saved, or moved without its folder {self.files.folder}, or the folder is not "
+                "shared by all hosts. Resume from another checkpoint "
+                "(lightning_hier.newest_checkpoint finds the newest complete one), or begin a new "
+                "run from its weights with load_from_checkpoint."
+            )
+        raise_everywhere(problem, device, error=FileNotFoundError)
+
+    def _read(self, path: str) -> State:
+        state: State = self.io.load_checkpoint(
+            path, map_location=torch.device("cpu"), weights_only=True
+        )
+        return state

@@ -1,0 +1,147 @@
+"""The state of a synchronous run: what all ranks share, what a group does, and what a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.comm.worker import StepCount, Worker
+
+State = dict[str, Any]
+
+
+class RunState:
+    """Reads and writes the state of one rank's run. It communicates nothing.
+
+    Args:
+        module: the model; what it names names the state.
+        optimizers: of the user.
+        synchroniser: of the blocks.
+        worker: that this rank plays.
+
+    Attributes:
+        parameters: of the module, by name.
+        names: of the parameters.
+
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        optimizers: Sequence[Optimizer],
+        synchroniser: Synchroniser,
+        worker: Worker,
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._synchroniser = synchroniser
+        self._worker = worker
+        self.parameters: dict[str, Parameter] = dict(module.named_parameters())
+        self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
+        self._buffers = {buffer: name for name, buffer in module.named_buffers()}
+
+    def shared(self) -> State:
+        """What is small and the same on all ranks; it goes into the checkpoint itself."""
+        blocks = self._synchroniser.blocks
+        local = self._synchroniser.local_values()
+        return {
+            "steps": [asdict(count) for count in self._worker.steps],
+            "trainable": [self.names[own] for own in local if isinstance(own, Parameter)],
+            "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
+        }
+
+    def of_group(self) -> State:
+        """Local model and optimizers, which the ranks of a group have in common."""
+        local = self._synchroniser.local_values()
+        return {
+            "parameters": {
+                self.names[own]: value for own, value in local.items() if isinstance(own, Parameter)
+            },
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    def of_rank(self) -> State:
+        """Shares of the global model and its update, residuals, and local buffers."""
+        blocks = self._synchroniser.blocks
+        local = self._synchroniser.local_values()
+        return {
+            "blocks": None if blocks is None else [block.state() for block in blocks],
+            "memory": self._worker.memory.state(self.names),
+            "buffers": {self._buffers[own]: v for own, v in local.items() if own in self._buffers},
+        }
+
+    def gradients(self) -> State:
+        """Gradients of a step that is still accumulated, which differ from rank to rank."""
+        return {name: own.grad for name, own in self.parameters.items() if own.grad is not None}
+
+    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Go on with a step that was accumulated."""
+        for name, gradient in gradients.items():
+            own = self.parameters[name]
+            own.grad = gradient.to(own.device, copy=True)
+
+    @torch.no_grad()
+    def load(self, shared: Mapping[str, Any], group: State, rank: State) -> None:
+        """Go on exactly where a run of the same groups was stopped; the module becomes local."""
+        self.load_steps(shared)
+        self.load_optimizers(group["optimizers"])
+        if rank["blocks"] is not None:
+            for block, parts, counts in zip(
+                self.open_blocks(shared), rank["blocks"], shared["counts"], strict=True
+            ):
+                block.load(parts, self.by_parameter(counts))
+        self._worker.memory.load(rank["memory"], self.parameters)
+        buffers = {name: buffer for buffer, name in self._buffers.items()}
+        for name, value in {**group["parameters"], **rank["buffers"]}.items():
+            own = self.parameters[name] if name in self.parameters else buffers[name]
+            own.copy_(value)
+
+    def load_steps(self, shared: Mapping[str, Any]) -> None:
+        """Take over the counts of steps."""
+        for own, saved in zip(self._worker.steps, shared["steps"], strict=True):
+            vars(own).update(vars(StepCount(**saved)))
+
+    def begin_blocks_anew(self) -> None:
+        """Forget the steps since the last synchronisation."""
+        for count in self._worker.steps:
+            count.in_block = 0
+
+    def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the state of all optimizers, to the last bit."""
+        for optimizer, state in zip(self._optimizers, states, strict=True):
+            load_optimizer(optimizer, state)
+
+    def open_blocks(self, shared: Mapping[str, Any]) -> Sequence[ModelBlock]:
+        """Begin blocks with the present model and the parameters that were trained until then."""
+        return self._synchroniser.open_blocks(
+            [self.parameters[name] for name in shared["trainable"]]
+        )
+
+    def by_parameter(self, counts: Mapping[str, list[float]]) -> dict[Parameter, list[float]]:
+        """Counts by parameter instead of by name."""
+        return {self.parameters[name]: values for name, values in counts.items()}
+
+    def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
+        return {self.names[own]: values for own, values in counts.items()}
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load ``state`` to the last bit.
+
+    torch gives a state the dtype of its parameter, and cuts off digits of counts that are kept in
+    double precision.
+    """
+    optimizer.load_state_dict(dict(state))
+    parameters = [own for group in optimizer.param_groups for own in group["params"]]
+    for index, saved in state["state"].items():
+        own = optimizer.state[parameters[index]]
+        for name, value in saved.items():
+            if isinstance(value, Tensor) and own[name].dtype != value.dtype:
+                own[name] = value.to(own[name].device, copy=True)

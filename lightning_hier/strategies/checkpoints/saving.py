@@ -1,0 +1,76 @@
+"""Saves the state of all ranks beside a checkpoint, in an order that never leaves half of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.strategies.checkpoints.rank_files import FORMAT, SECTION, RankFiles
+
+
+def save_run(
+    checkpoint: dict[str, Any],
+    path: str | Path,
+    *,
+    shared: dict[str, Any],
+    of_group: Callable[[], dict[str, Any]],
+    of_rank: dict[str, Any],
+    layout: RankLayout,
+    rank: int,
+    removes: bool,
+    io: CheckpointIO,
+    write: Callable[[dict[str, Any]], None],
+    device: torch.device,
+) -> None:
+    """Save the state of every rank, and then the checkpoint that names it.
+
+    A collective of the world: every rank must call it.
+
+    Args:
+        checkpoint: what Lightning saves; gets this package's section.
+        path: of the checkpoint.
+        shared: what is small and the same on all ranks.
+        of_group: gives what the ranks of a group have in common; called on the first one.
+        of_rank: what differs from rank to rank.
+        layout: ranks and groups.
+        rank: this one.
+        removes: whether this rank removes what an older save under this name has left.
+        io: writes files.
+        write: writes the checkpoint itself, on rank 0.
+        device: of collectives.
+
+    Raises:
+        OSError: on every rank, what any rank could not write.
+
+    """
+    devices, groups = layout.sizes
+    save = gather_json(f"{time.time_ns():020d}", device)[0]
+    files = RankFiles(path, save)
+    problem = _problem(lambda: io.save_checkpoint(of_rank, files.path("rank", rank)))
+    if rank % devices == 0:
+        own = rank // devices
+        problem = problem or _problem(
+            lambda: io.save_checkpoint(of_group(), files.path("group", own))
+        )
+    raise_everywhere(problem, device, error=OSError)
+    checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
+    raise_everywhere(_problem(lambda: write(checkpoint)), device, error=OSError)
+    if removes:
+        # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
+        files.remove_older(keep=1 if isinstance(io, AsyncCheckpointIO) else 0)
+
+
+def _problem(act: Callable[[], None]) -> str | None:
+    try:
+        act()
+    except OSError as error:
+        return str(error)
+    return None
