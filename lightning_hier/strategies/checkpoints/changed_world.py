@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.comm.broadcast import by_dtype
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.broadcast import by_dtype
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.worker import GradientMemory

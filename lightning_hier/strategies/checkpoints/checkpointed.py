@@ -104,10 +104,13 @@ class CheckpointedStrategy(TieredStrategy):
             return
         saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
         saved.require_complete(self.root_device)
-        exact = saved.sizes == self.layout.sizes and section["kinds"] == self._kinds(self._fit_session)
-        (self._go_on if exact else self._go_on_elsewhere)(saved, checkpoint)
+        same = section["kinds"] == self._kinds(self._fit_session)
+        if same and saved.sizes == self.layout.sizes:
+            self._go_on(saved)
+        else:
+            self._go_on_elsewhere(saved, checkpoint)
 
-    def _go_on(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
+    def _go_on(self, saved: SavedRun) -> None:
         session, state = self._fit_session, self._fit_session.state
         self._wrap_trained(saved)
         rank = saved.of_rank(self.global_rank)
@@ -129,8 +132,8 @@ class CheckpointedStrategy(TieredStrategy):
         self._wrap_trained(saved)
         state.load_steps(saved.section)
         session.follow_steps()
-        warm = not session.synchroniser.warming
-        resume_elsewhere(saved, checkpoint, state, opens_blocks=warm and self.block_sync is not None)
+        opens = self.block_sync is not None and not session.synchroniser.warming
+        resume_elsewhere(saved, checkpoint, state, opens_blocks=opens)
         compresses = isinstance(self.gradient_sync, GTC)
         if compresses:
             take_residuals(saved, state, session.worker.memory, self.layout, self.global_rank)
