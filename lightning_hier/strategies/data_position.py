@@ -91,6 +91,11 @@ class DataPosition:
         """Go on from what :meth:`state` gave, once training starts."""
         self._resumed = (state["now"], state["begun"])
 
+    def rewind(self) -> None:
+        """Forget the data that were used, before a state is loaded."""
+        self._begun = {}
+        self._resumed = None
+
     def start(self) -> None:
         """Training starts: draw what comes next as the run that was saved would have."""
         if self._resumed is not None:

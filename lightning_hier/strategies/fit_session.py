@@ -22,6 +22,7 @@ from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
 from lightning_hier.comm.gradients.reducers import build_hook
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.sigterm import QuietTermination
@@ -55,6 +56,7 @@ class FitSession:
         self._termination: QuietTermination | None = None
         self._position: DataPosition | None = None
         self._state: RunState | None = None
+        self._averaged_weights: AveragedWeights | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
 
@@ -80,6 +82,13 @@ class FitSession:
         return self._state
 
     @property
+    def averaged_weights(self) -> AveragedWeights:
+        """What WeightAveraging callbacks keep; there once :meth:`begin` has been called."""
+        if self._averaged_weights is None:
+            raise RuntimeError("averages are followed from the moment when optimizers are set up")
+        return self._averaged_weights
+
+    @property
     def ready_order(self) -> list[Parameter]:
         """Parameters in the order in which the first step has made their gradients."""
         return [] if self._hook is None else self._hook.ready_order.parameters
@@ -90,6 +99,12 @@ class FitSession:
             act()
         self.on_start.clear()
         self.position.start()
+
+    def rewind(self) -> None:
+        """Forget what this session has trained, before a state is loaded."""
+        self.synchroniser.rewind()
+        self.worker.memory.tensors.clear()
+        self.position.rewind()
 
     def follow_steps(self) -> None:
         """Leave the warm-up if the steps of a resumed run are past it."""
@@ -167,6 +182,7 @@ class FitSession:
             change.install()
             self._at_end.callback(change.remove)
         self._state = RunState(module, optimizers, self._synchroniser, self.worker)
+        self._averaged_weights = AveragedWeights(trainer, self._communicators)
 
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""

@@ -21,6 +21,7 @@ from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.between_epochs import BetweenEpochs
 from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
@@ -89,8 +90,12 @@ class HierarchicalStrategy(CheckpointedStrategy):
             module, one_host = self._module, self.num_nodes == 1
             session = self._fit_session
             session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
-            lifecycle = GlobalModelLifecycle(session.synchroniser)
-            session.at_end(surround_callbacks(trainer, lifecycle, HierarchyMetrics(self)))
+            first = (
+                BetweenEpochs(session.synchroniser),
+                GlobalModelLifecycle(session.synchroniser),
+                session.averaged_weights,
+            )
+            session.at_end(surround_callbacks(trainer, *first, last=HierarchyMetrics(self)))
 
     @override
     def configure_ddp(self) -> None:

@@ -131,6 +131,7 @@ def stop_and_go_on(
     optimizer: str = "SGD",
     loader: dict[str, Any] | None = None,
     make_model: Callable[..., Any] = DropoutNet,
+    make_callbacks: Callable[[], list[Callback]] = list,
     **settings: Any,
 ) -> list[str]:
     """Train once through, saving on the way; then go on from there elsewhere in random numbers.
@@ -143,7 +144,9 @@ def stop_and_go_on(
     validation = DataLoader(NoisyData(8), batch_size=4)
 
     def train(model: Any, seed: int, path: Path | None, *callbacks: Callback) -> dict[str, Any]:
-        trainer = make_trainer(make_strategy(), callbacks=list(callbacks), **settings)
+        trainer = make_trainer(
+            make_strategy(), callbacks=[*make_callbacks(), *callbacks], **settings
+        )
         random.seed(seed + rank)
         np.random.seed(seed + rank)
         torch.manual_seed(seed + rank)

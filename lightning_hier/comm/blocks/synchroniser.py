@@ -14,8 +14,9 @@ from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.members import divide
 from lightning_hier.comm.blocks.model_block import BlockReport, ModelBlock
 from lightning_hier.comm.blocks.status import Place, Status, exchange
-from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.worker import StepCount, Worker
 
 # Steps between two checks of all ranks where there is no block synchronisation.
@@ -68,6 +69,7 @@ class Synchroniser:
         self._shown: list[tuple[Tensor, Tensor]] | None = None
         self.reports: dict[int, BlockReport] = {}
         self._finished = False
+        self._settled = False
         self.terminate = False
         self.agreed_to_terminate = False
         self.on_warm: Callable[[], None] = lambda: None
@@ -81,6 +83,11 @@ class Synchroniser:
     def shown(self) -> bool:
         """Whether the module holds the global model, its local one put aside."""
         return self._shown is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step has been taken, in this run or in the one that it goes on from."""
+        return any(count.total > 0 for count in self._worker.steps)
 
     def note_termination(self) -> None:
         """Remember that this rank shall stop; all learn of it at the next synchronisation."""
@@ -121,6 +128,13 @@ class Synchroniser:
         self._trainable |= set(trainable)
         self._blocks = self._new_blocks()
         return self._blocks or ()
+
+    def rewind(self) -> None:
+        """Forget blocks and looks, before a state is loaded that is older than the present one."""
+        self._blocks = None
+        self._shown = None
+        self._finished = self._settled = False
+        self.reports.clear()
 
     def admit_trainable(self) -> bool:
         """Take in parameters that have been unfrozen since the last call.
@@ -168,14 +182,16 @@ class Synchroniser:
         """Put the local model aside and write the global model into the module, in place.
 
         A collective of the world. Does nothing where the global model is already shown, and after
-        :meth:`finish`.
+        :meth:`finish`; after :meth:`settle` it averages the buffers.
         """
-        if not self.shown:
+        if self._settled:
+            self._average_buffers()
+        elif not self.shown:
             self._look(Place.LOOK)
 
     def hide(self) -> None:
         """Put the local model back, bit for bit. Does nothing where it is not aside for a look."""
-        if self._shown is not None and not self._finished:
+        if self._shown is not None and not self._finished and not self._settled:
             targets = [tensor.detach() for tensor, _ in self._shown]
             if targets:
                 torch._foreach_copy_(targets, [saved for _, saved in self._shown])
@@ -187,9 +203,34 @@ class Synchroniser:
         The local model stays aside, for a checkpoint that is saved after training. A collective of
         the world.
         """
+        if self._settled:
+            self.show()
+            return
         self.hide()
         self._look(Place.END)
         self._finished = True
+
+    def settle(self) -> None:
+        """Leave in the module what somebody else has put there: there are no steps any more.
+
+        Only buffers still move, those of BatchNorm; every look averages them over all ranks.
+        """
+        self._settled = True
+
+    def _average_buffers(self) -> None:
+        """The mean over all ranks, each of which has seen other data. A collective of the world."""
+        world = self._communicators.world
+        with self._communicators.roll_call.at(Place.LOOK.text), torch.no_grad():
+            buffers = list(self._module.buffers())
+            averaged = [buffer for buffer in buffers if buffer.is_floating_point()]
+            for dtype, same in by_dtype(averaged).items():
+                view = FlatView(same)
+                flat = torch.empty(len(view), dtype=dtype, device=self._communicators.device)
+                view.read_(0, len(view), flat)
+                world.all_reduce_(flat.div_(world.size), "buffers").wait()
+                view.write_from(flat)
+            others = [buffer for buffer in buffers if not buffer.is_floating_point()]
+            broadcast_tensors_(others, world, "buffers")
 
     def _look(self, place: Place) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""

@@ -45,6 +45,7 @@ class CheckpointedStrategy(TieredStrategy):
     block_sync: BlockSync | None
     _session: FitSession | None = None
     _ended: FitSession | None = None
+    _loaded: str = ""
 
     @property
     def _fit_session(self) -> FitSession:
@@ -69,19 +70,29 @@ class CheckpointedStrategy(TieredStrategy):
         if session is None or "optimizer_states" not in checkpoint:
             write(checkpoint, filepath, storage_options)
             return
-        save_run(
-            checkpoint,
-            filepath,
-            shared=self._shared(session),
-            of_group=session.state.of_group,
-            of_rank=self._of_rank(session),
-            layout=self.layout,
-            rank=self.global_rank,
-            removes=self.local_rank == 0,
-            io=self.checkpoint_io,
-            write=lambda whole: write(whole, filepath, storage_options),
-            device=self.root_device,
-        )
+        # What callbacks have put into the checkpoint are the tensors that are shown here.
+        with session.averaged_weights.shown():
+            save_run(
+                checkpoint,
+                filepath,
+                shared=self._shared(session),
+                of_group=lambda: self._of_group(session),
+                of_rank=self._of_rank(session),
+                layout=self.layout,
+                rank=self.global_rank,
+                removes=self.local_rank == 0,
+                io=self.checkpoint_io,
+                write=lambda whole: write(whole, filepath, storage_options),
+                device=self.root_device,
+            )
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint, and remember which one: a Tuner goes on from one of its own."""
+        self._loaded = str(checkpoint_path)
+        return super().load_checkpoint(checkpoint_path, weights_only)
 
     @override
     def remove_checkpoint(self, filepath: str | Path) -> None:
@@ -96,7 +107,7 @@ class CheckpointedStrategy(TieredStrategy):
 
         A collective of the world: every rank must call it.
         """
-        path = str(self._module.trainer.ckpt_path)
+        path = self._loaded
         section = section_of(checkpoint)
         if section is None:
             super().load_optimizer_state_dict(checkpoint)
@@ -112,6 +123,12 @@ class CheckpointedStrategy(TieredStrategy):
 
     def _go_on(self, saved: SavedRun) -> None:
         session, state = self._fit_session, self._fit_session.state
+        trained = session.synchroniser.begun
+        session.rewind()
+        state.load_steps(saved.section)
+        if trained:
+            # As at the begin of a run: other buckets, and perhaps a warm-up once more.
+            self._wrap_again()
         self._wrap_trained(saved)
         rank = saved.of_rank(self.global_rank)
         group = saved.of_group(self.layout.coordinates(self.global_rank)[1])
@@ -119,6 +136,7 @@ class CheckpointedStrategy(TieredStrategy):
         if isinstance(self.model, DistributedDataParallel) and self.root_device.type == "cpu":
             session.rehearse(self.model, order)
         state.load(saved.section, group, rank)
+        session.averaged_weights.load(group["averages"], rank["averages"])
         session.follow_steps()
         if rank["precision"]:
             self.precision_plugin.load_state_dict(rank["precision"])
@@ -168,11 +186,15 @@ class CheckpointedStrategy(TieredStrategy):
             "ready_order": [names[own] for own in session.ready_order],
         }
 
+    def _of_group(self, session: FitSession) -> dict[str, Any]:
+        return {**session.state.of_group(), "averages": session.averaged_weights.of_group()}
+
     def _of_rank(self, session: FitSession) -> dict[str, Any]:
         loop = self._module.trainer.fit_loop.epoch_loop
         accumulates = self._session is not None and loop._should_accumulate()
         return {
             **session.state.of_rank(),
+            "averages": session.averaged_weights.of_rank(),
             "random": session.position.state(),
             "precision": self.precision_plugin.state_dict(),
             "gradients": session.state.gradients() if accumulates else {},

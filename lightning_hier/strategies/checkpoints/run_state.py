@@ -40,12 +40,12 @@ class RunState:
         synchroniser: Synchroniser,
         worker: Worker,
     ) -> None:
+        self._module = module
         self._optimizers = list(optimizers)
         self._synchroniser = synchroniser
         self._worker = worker
         self.parameters: dict[str, Parameter] = dict(module.named_parameters())
         self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
-        self._buffers = {buffer: name for name, buffer in module.named_buffers()}
 
     def shared(self) -> State:
         """What is small and the same on all ranks; it goes into the checkpoint itself."""
@@ -71,10 +71,11 @@ class RunState:
         """Shares of the global model and its update, residuals, and local buffers."""
         blocks = self._synchroniser.blocks
         local = self._synchroniser.local_values()
+        buffers = {name: local[own] for name, own in self._module.named_buffers()}
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": self._worker.memory.state(self.names),
-            "buffers": {self._buffers[own]: v for own, v in local.items() if own in self._buffers},
+            "buffers": buffers,
         }
 
     def gradients(self) -> State:
@@ -98,7 +99,7 @@ class RunState:
             ):
                 block.load(parts, self.by_parameter(counts))
         self._worker.memory.load(rank["memory"], self.parameters)
-        buffers = {name: buffer for buffer, name in self._buffers.items()}
+        buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
             own = self.parameters[name] if name in self.parameters else buffers[name]
             own.copy_(value)

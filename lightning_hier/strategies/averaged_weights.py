@@ -1,0 +1,147 @@
+"""Averages that WeightAveraging callbacks keep (EMA), as all ranks agree on them when somebody looks.
+
+After a step such a callback sees the local model, so every group has an average of its own. An
+average over steps is linear in the models, so the mean of these averages over the groups is the
+average of the groups' mean model: that one is validated, saved and left in the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.flat import FlatView
+
+KIND = "averages"
+
+
+class AveragedWeights(Callback):
+    """Shows the agreed average where Lightning validates, saves and ends.
+
+    It stands before the Trainer's own callbacks. Elsewhere they have their own average, to the last
+    bit: looking changes nothing.
+
+    Args:
+        trainer: whose callbacks are meant.
+        communicators: channels of this rank.
+
+    """
+
+    def __init__(self, trainer: pl.Trainer, communicators: Communicators) -> None:
+        self._trainer = trainer
+        self._communicators = communicators
+        self._own: list[tuple[Tensor, Tensor]] | None = None
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have the callbacks validate the agreed average."""
+        if not trainer.sanity_checking:
+            self._show()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on with this rank's own average; the callbacks have taken it out of the module."""
+        self._hide()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have the callbacks leave the agreed average in the module."""
+        self._show()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the agreed average for a while. A collective of the world during training."""
+        already = self._own is not None
+        self._show()
+        try:
+            yield
+        finally:
+            if not already:
+                self._hide()
+
+    def of_group(self) -> list[dict[str, Tensor]]:
+        """Own averages of parameters, which the ranks of a group have in common; not copied."""
+        return [
+            self._values(dict(averaged.named_parameters())) for averaged in self._averaged_models()
+        ]
+
+    def of_rank(self) -> list[dict[str, Tensor]]:
+        """Own averages of buffers, and how many models are in them; not copied."""
+        return [
+            self._values(dict(averaged.named_buffers())) for averaged in self._averaged_models()
+        ]
+
+    @torch.no_grad()
+    def load(self, *parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take over what :meth:`of_group` and :meth:`of_rank` gave.
+
+        Does nothing where the run that was saved had other callbacks: Lightning says what happens.
+        """
+        models = self._averaged_models()
+        for part in parts:
+            if len(part) != len(models):
+                continue
+            for averaged, saved in zip(models, part, strict=True):
+                tensors = dict(chain(averaged.named_parameters(), averaged.named_buffers()))
+                for name, value in saved.items():
+                    tensors[name].copy_(value)
+
+    def _averaged_models(self) -> list[AveragedModel]:
+        callbacks: list[Any] = self._trainer.callbacks  # type: ignore[attr-defined]
+        kept = [c._average_model for c in callbacks if isinstance(c, WeightAveraging)]
+        return [averaged for averaged in kept if averaged is not None]
+
+    def _values(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = {id(tensor): value for tensor, value in self._own or ()}
+        return {name: own.get(id(t), t.detach()) for name, t in tensors.items()}
+
+    def _show(self) -> None:
+        if self._own is not None:
+            return
+        models = self._averaged_models()
+        tensors = [t for m in models for t in chain(m.parameters(), m.buffers())]
+        self._own = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        if tensors:
+            place = "a look at averaged weights"
+            with self._communicators.roll_call.at(place), torch.no_grad():
+                _average_(tensors, self._communicators)
+
+    @torch.no_grad()
+    def _hide(self) -> None:
+        for tensor, own in self._own or ():
+            tensor.copy_(own)
+        self._own = None
+
+
+def _average_(tensors: Sequence[Tensor], communicators: Communicators) -> None:
+    """Mean over the groups, in place; whole numbers become those of rank 0.
+
+    The groups' first ranks average and tell the others. The tensors may lie on another device than
+    the one of collectives.
+    """
+    across, group = communicators.across, communicators.group
+    whole = []
+    for dtype, same in by_dtype(tensors).items():
+        if not dtype.is_floating_point and not dtype.is_complex:
+            whole += same
+            continue
+        view = FlatView(same)
+        flat = torch.empty(len(view), dtype=dtype, device=communicators.device)
+        view.read_(0, len(view), flat)
+        if across.size > 1 and group.position == 0:
+            across.all_reduce_(flat.div_(across.size), KIND).wait()
+        if group.size > 1:
+            group.broadcast_(flat, KIND).wait()
+        view.write_from(flat)
+    moved = [tensor.detach().to(communicators.device) for tensor in whole]
+    broadcast_tensors_(moved, communicators.world, KIND)
+    for tensor, value in zip(whole, moved, strict=True):
+        tensor.copy_(value)

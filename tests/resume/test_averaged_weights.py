@@ -1,0 +1,159 @@
+"""Callbacks that average weights: one average on all ranks, kept by a resume, harmless to training."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, NoisyData, SaveAt, shuffled, stop_and_go_on
+from tests.trainer.fitting import make_trainer, weights
+
+DECAY = 0.7
+STRATEGIES: dict[str, tuple[int, Any, str]] = {
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4), "SGD"),
+    "bmuf_adam": (2, partial(lh.BMUFAdamStrategy, block_size=4), "Adam"),
+    "bmuf_gtc": (
+        4,
+        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        "SGD",
+    ),
+}
+
+
+def _ema(**settings: Any) -> list[Callback]:
+    return [EMAWeightAveraging(decay=DECAY, **settings)]
+
+
+class _Validated(Callback):
+    """Notes the weights that are validated, and those that stay when validation is over."""
+
+    def __init__(self) -> None:
+        self.during: list[Tensor] = []
+        self.after: list[Tensor] = []
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        self.during.append(weights(pl_module))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.after.append(weights(pl_module))
+
+
+def _train(
+    strategy: Any, optimizer: str, callbacks: list[Callback], **settings: Any
+) -> tuple[DropoutNet, _Validated]:
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(rank)
+    watch, model = _Validated(), DropoutNet(optimizer)
+    trainer = make_trainer(
+        strategy(), callbacks=[*callbacks, watch], max_epochs=2, num_sanity_val_steps=0, **settings
+    )
+    trainer.fit(model, shuffled(5), DataLoader(NoisyData(2), batch_size=2))
+    return model, watch
+
+
+def _average_and_not(strategy: Any, optimizer: str, path: Path) -> dict[str, Any]:
+    plain, _ = _train(strategy, optimizer, [])
+    save = SaveAt("on_train_batch_end", 7, path)
+    model, watch = _train(strategy, optimizer, [*_ema(), save], val_check_interval=3)
+    unseen, _ = _train(strategy, optimizer, _ema(), limit_val_batches=0)
+    return {
+        "plain": plain.seen,
+        "seen": model.seen,
+        "during": watch.during,
+        "after": watch.after,
+        "global": weights(plain),
+        "end": model.state_dict(),
+        "unseen": unseen.state_dict(),
+    }
+
+
+def _means(results: list[dict[str, Any]]) -> list[Tensor]:
+    """The average after each step, of the ranks' mean model."""
+    paths = [torch.stack(own["seen"]).double() for own in results]
+    models = torch.stack(paths).mean(0)
+    averages = [models[0]]
+    for model in models[1:]:
+        averages.append(DECAY * averages[-1] + (1 - DECAY) * model)
+    return averages
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) -> None:
+    """In validation, in a checkpoint and at the end; and training does not notice."""
+    world_size, strategy, optimizer = STRATEGIES[name]
+    path = tmp_path / "seven.ckpt"
+    results = run_ranks(_average_and_not, world_size, strategy, optimizer, path)
+    means = _means(results)
+    saved = torch.load(path, weights_only=True)
+    names = [name for name, _ in DropoutNet().named_parameters()]
+    in_file = torch.cat([saved["state_dict"][name].reshape(-1) for name in names])
+    torch.testing.assert_close(in_file.double(), means[6], rtol=1e-5, atol=1e-6)
+    for own in results:
+        assert all(torch.equal(a, b) for a, b in zip(own["seen"], own["plain"], strict=True))
+        for shown, step in zip(own["during"], (3, 8), strict=True):
+            torch.testing.assert_close(shown.double(), means[step - 1], rtol=1e-5, atol=1e-6)
+        end = torch.cat([own["end"][name].reshape(-1) for name in names])
+        torch.testing.assert_close(end.double(), means[-1], rtol=1e-5, atol=1e-6)
+        assert torch.equal(own["after"][-1], own["global"])
+        for key, value in own["end"].items():
+            assert torch.equal(value, results[0]["end"][key]), key
+            assert torch.equal(value, own["unseen"][key]), key
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("hook", "number"), [("on_train_batch_end", 7), ("on_validation_end", 2)])
+def test_resume_goes_on_with_every_ranks_own_average(
+    name: str, hook: str, number: int, tmp_path: Path
+) -> None:
+    world_size, strategy, optimizer = STRATEGIES[name]
+    found = run_ranks(
+        stop_and_go_on,
+        world_size,
+        strategy,
+        hook,
+        number,
+        tmp_path,
+        optimizer=optimizer,
+        make_callbacks=_ema,
+    )
+    assert found == [[]] * world_size
+
+
+def _once_an_epoch() -> list[Callback]:
+    return _ema(update_every_n_steps=10**9, update_starting_at_step=1, update_starting_at_epoch=0)
+
+
+def _epochs(strategy: Any) -> tuple[list[Tensor], Tensor]:
+    model, watch = _train(strategy, "SGD", _once_an_epoch())
+    return watch.after, weights(model)
+
+
+def test_average_at_the_end_of_epochs_is_one_of_global_models() -> None:
+    results = run_ranks(_epochs, 2, STRATEGIES["bmuf"][1])
+    for after, end in results:
+        torch.testing.assert_close(end, DECAY * after[0] + (1 - DECAY) * after[1])
+        assert torch.equal(end, results[0][1])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_resume_with_an_average_at_the_end_of_epochs(number: int, tmp_path: Path) -> None:
+    found = run_ranks(
+        stop_and_go_on,
+        2,
+        STRATEGIES["bmuf"][1],
+        "on_train_epoch_end",
+        number,
+        tmp_path,
+        make_callbacks=_once_an_epoch,
+    )
+    assert found == [[]] * 2
