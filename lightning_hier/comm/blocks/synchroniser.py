@@ -164,8 +164,11 @@ class Synchroniser:
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
 
-        A collective of the world at the end of a block, and of nobody before.
+        A collective of the world at the end of a block, and of nobody before. After
+        :meth:`settle` a step has no gradients and does not count.
         """
+        if self._settled:
+            return
         count = self._worker.steps[optimizer]
         was_warming = self.warming
         count.total += 1

@@ -1,0 +1,108 @@
+"""StochasticWeightAveraging averages global models, and its average is what ``fit`` leaves."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, NoisyData, shuffled, stop_and_go_on
+from tests.trainer.fitting import make_trainer, weights
+
+STRATEGIES: dict[str, tuple[int, Any]] = {
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=7)),
+    "bmuf_gtc": (
+        4,
+        partial(lh.BMUFGTCStrategy, group_size=2, block_size=7, density=0.2, dense_below=10),
+    ),
+}
+
+
+class PlainNet(DropoutNet):
+    """Without BatchNorm, which would need an epoch for its statistics."""
+
+    def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
+        super().__init__(optimizer, seed=seed)
+        self.net[1] = nn.Identity()
+
+
+def _swa() -> list[Callback]:
+    return [StochasticWeightAveraging(swa_lrs=0.02, swa_epoch_start=2, annealing_epochs=2)]
+
+
+class _Watch(Callback):
+    """Notes the model at every epoch's begin and in validation."""
+
+    def __init__(self) -> None:
+        self.begins: list[Tensor] = []
+        self.validated: list[Tensor] = []
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.begins.append(weights(pl_module))
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self.validated.append(weights(pl_module))
+
+
+def _train(make_model: Any, strategy: Any) -> dict[str, Any]:
+    torch.manual_seed(int(os.environ["RANK"]))
+    model, watch = make_model(), _Watch()
+    trainer = make_trainer(
+        strategy(), callbacks=[watch, *_swa()], max_epochs=4, num_sanity_val_steps=0
+    )
+    trainer.fit(model, shuffled(5), DataLoader(NoisyData(2), batch_size=2))
+    return {
+        "begins": watch.begins,
+        "validated": watch.validated,
+        "end": weights(model),
+        "state": model.state_dict(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("make_model", "name"), [(PlainNet, "bmuf"), (DropoutNet, "bmuf"), (DropoutNet, "bmuf_gtc")]
+)
+def test_average_of_global_models_is_the_end(make_model: Any, name: str) -> None:
+    """With BatchNorm one more epoch sees the average, and ends with its statistics.
+
+    At its end Lightning calls the optimizer once, without gradients: the step that would end the
+    third block.
+    """
+    world_size, strategy = STRATEGIES[name]
+    results = run_ranks(_train, world_size, make_model, strategy)
+    mean = torch.stack(results[0]["begins"][1:4]).double().mean(0)
+    for own in results:
+        torch.testing.assert_close(own["end"].double(), mean, rtol=1e-5, atol=1e-6)
+        for begin, first in zip(own["begins"], results[0]["begins"], strict=True):
+            assert torch.equal(begin, first)  # the global model
+        if make_model is DropoutNet:
+            torch.testing.assert_close(own["validated"][-1].double(), mean, rtol=1e-5, atol=1e-6)
+            assert not torch.equal(own["state"]["net.1.running_mean"], torch.zeros(8))
+        for key, value in own["state"].items():
+            assert torch.equal(value, results[0]["state"][key]), key
+
+
+@pytest.mark.parametrize("make_model", [PlainNet, DropoutNet])
+def test_resume_at_the_end_of_an_epoch(make_model: Any, tmp_path: Path) -> None:
+    """In the middle of one Lightning itself does not set up the callback's schedule again."""
+    found = run_ranks(
+        stop_and_go_on,
+        2,
+        STRATEGIES["bmuf"][1],
+        "on_train_epoch_end",
+        2,
+        tmp_path,
+        make_model=make_model,
+        make_callbacks=_swa,
+        max_epochs=4,
+    )
+    assert found == [[]] * 2

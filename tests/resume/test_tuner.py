@@ -1,0 +1,113 @@
+"""The Tuner trains, and then puts everything back with a checkpoint of its own."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, shuffled
+from tests.trainer.fitting import make_trainer, weights
+
+GTC = partial(
+    lh.BMUFGTCStrategy,
+    group_size=1,
+    block_size=4,
+    density=0.2,
+    dense_below=10,
+    warmup_steps=3,
+)
+BMUF = partial(lh.BMUFStrategy, block_size=4)
+RATE = 0.03
+
+
+class _Tuned(DropoutNet):
+    """Notes the state in which training starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr = RATE
+        self.starts: list[dict[str, Any]] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.trainer.global_step == 0:
+            strategy: Any = self.trainer.strategy
+            session = strategy._session
+            self.starts.append(
+                {
+                    "weights": weights(self),
+                    "steps": [vars(count).copy() for count in session.worker.steps],
+                    "residuals": len(session.worker.memory.tensors),
+                    "blocks": session.synchroniser.blocks,
+                    "shown": session.synchroniser.shown,
+                    "warming": session._hook.warming,
+                    "momentum": len(self.trainer.optimizers[0].state),
+                    "random": torch.get_rng_state(),
+                }
+            )
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+
+
+def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = _Tuned()
+    finder = {"num_training": 8, "min_lr": RATE, "max_lr": 0.1, "early_stop_threshold": None}
+    callbacks: list[Callback] = []
+    if as_callback:
+        callbacks.append(LearningRateFinder(**finder, update_attr=False))
+    trainer = make_trainer(
+        strategy(), callbacks=callbacks, max_epochs=2, default_root_dir=folder
+    )
+    found = []
+    if not as_callback:
+        found = Tuner(trainer).lr_find(model, shuffled(5), **finder, update_attr=False).results["lr"]
+    trainer.fit(model, shuffled(5))
+    return {
+        "starts": model.starts,
+        "steps": trainer.global_step,
+        "end": weights(model),
+        "rates": found,
+        "left": [str(path) for path in folder.iterdir()],
+    }
+
+
+@pytest.mark.parametrize("as_callback", [True, False])
+@pytest.mark.parametrize("strategy", [BMUF, GTC])
+def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) -> None:
+    """The training after it starts as the search did: counts, residuals, blocks and warm-up."""
+    results = run_ranks(_tune, 2, strategy, tmp_path, as_callback=as_callback)
+    for own in results:
+        searching, training = own["starts"][0], own["starts"][-1]
+        assert len(own["starts"]) == 2
+        for name in ("steps", "residuals", "blocks", "shown", "warming", "momentum"):
+            assert training[name] == searching[name], name
+        assert torch.equal(training["weights"], searching["weights"])
+        assert own["steps"] == 10
+        assert own["left"] == []
+        assert torch.equal(own["end"], results[0]["end"])
+        if as_callback:
+            assert torch.equal(training["random"], searching["random"])
+        else:
+            assert own["rates"] == results[0]["rates"]
+            assert len(own["rates"]) == 8
+
+
+def _scale_batch_size() -> str:
+    trainer = make_trainer(BMUF())
+    with pytest.raises(ValueError, match="batch size is currently not supported with distributed"):
+        Tuner(trainer).scale_batch_size(_Tuned(), shuffled(5))
+    return "said"
+
+
+def test_batch_size_finder_is_refused_by_lightning() -> None:
+    assert run_ranks(_scale_batch_size, 2) == ["said", "said"]
