@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
@@ -159,7 +160,14 @@ class CheckpointedStrategy(TieredStrategy):
         rank_zero_warn(what_changes(saved, self.layout, kinds, keeps_residuals=compresses))
 
     def _wrap_trained(self, saved: SavedRun) -> None:
-        """Have DDP know the parameters that had been unfrozen when the run was saved."""
+        """Have DDP know the parameters that had been unfrozen when the run was saved.
+
+        On a resume a ``BaseFinetuning`` freezes them all once more, and does not come back to those
+        of earlier epochs.
+        """
+        callbacks: list[Any] = self._module.trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, BaseFinetuning) for callback in callbacks):
+            self._fit_session.state.thaw(saved.section)
         trained = {self._fit_session.state.parameters[name] for name in saved.section["trainable"]}
         if not trained <= set(self._fit_session.reduced):
             self._wrap_again()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.model_block import ModelBlock
@@ -53,6 +54,7 @@ class RunState:
         local = self._synchroniser.local_values()
         return {
             "steps": [asdict(count) for count in self._worker.steps],
+            "frozen": [name for name, own in self.parameters.items() if not own.requires_grad],
             "trainable": [self.names[own] for own in local if isinstance(own, Parameter)],
             "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
         }
@@ -103,6 +105,15 @@ class RunState:
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
             own = self.parameters[name] if name in self.parameters else buffers[name]
             own.copy_(value)
+
+    def thaw(self, shared: Mapping[str, Any]) -> None:
+        """Unfreeze what had been unfrozen when the run was saved, as ``BaseFinetuning`` does."""
+        for prefix, module in self._module.named_modules():
+            for name, own in module.named_parameters(prefix, recurse=False):
+                if not own.requires_grad and name not in shared["frozen"]:
+                    own.requires_grad_(True)
+                    if isinstance(module, _BatchNorm):
+                        module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
         """Take over the counts of steps."""

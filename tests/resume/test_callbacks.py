@@ -1,0 +1,153 @@
+"""Callbacks that watch a metric: all ranks decide alike, and what they save can be used."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, NoisyData, shuffled
+from tests.trainer.fitting import make_trainer, weights
+
+STRATEGIES: dict[str, tuple[int, Any, str]] = {
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4), "SGD"),
+    "bmuf_adam": (2, partial(lh.BMUFAdamStrategy, block_size=4), "Adam"),
+    "bmuf_gtc": (
+        4,
+        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        "SGD",
+    ),
+}
+BMUF = STRATEGIES["bmuf"][1]
+
+
+class Watched(DropoutNet):
+    """Logs a value for every validation, best in the second one; rank 1 sees another than rank 0."""
+
+    def __init__(self, optimizer: str = "SGD") -> None:
+        super().__init__(optimizer)
+        self.validations = 0
+        self.tested: list[Tensor] = []
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.validations += 1
+        value = (3.0, 1.0, 2.0, 4.0)[self.validations - 1]
+        own = value + (1.0 if os.environ["RANK"] == "1" else -1.0) * (5 - self.validations)
+        self.log("value", own, sync_dist=True)
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.tested.append(weights(self))
+
+
+def _validation() -> DataLoader[Any]:
+    return DataLoader(NoisyData(2 * int(os.environ["WORLD_SIZE"])), batch_size=2)
+
+
+def _fit(strategy: Any, *callbacks: Any, optimizer: str = "SGD", **settings: Any) -> Any:
+    torch.manual_seed(int(os.environ["RANK"]))
+    trainer = make_trainer(
+        strategy(),
+        callbacks=list(callbacks),
+        num_sanity_val_steps=0,
+        enable_checkpointing=any(isinstance(one, ModelCheckpoint) for one in callbacks),
+        **{"max_epochs": 4, **settings},
+    )
+    model = Watched(optimizer)
+    trainer.fit(model, shuffled(5), _validation())
+    return trainer, model
+
+
+def _stop_early(interval: int | None) -> tuple[int, int]:
+    stopping = EarlyStopping("value", patience=1, mode="min")
+    trainer, model = _fit(BMUF, stopping, val_check_interval=interval)
+    return trainer.global_step, model.validations
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(None, 15), (3, 13)])
+def test_all_ranks_stop_early_at_one_step(interval: int | None, steps: int) -> None:
+    """The third validation is no better than the second, by the mean that no rank sees alone.
+
+    With ``interval`` it comes in the middle of a block and of an epoch.
+    """
+    assert run_ranks(_stop_early, 2, interval) == [(steps, 3)] * 2
+
+
+def _best(folder: Path) -> dict[str, Any]:
+    best = ModelCheckpoint(folder, "{epoch}", monitor="value", save_top_k=2, mode="min", save_last=True)
+    trainer, model = _fit(BMUF, best)
+    end = weights(model)
+    trainer.test(model, _validation(), ckpt_path="best")
+    left = sorted(path.name for path in folder.iterdir())
+    again = make_trainer(
+        BMUF(),
+        callbacks=[ModelCheckpoint(folder, save_last=True, save_top_k=0)],
+        max_epochs=5,
+        limit_val_batches=0,
+        enable_checkpointing=True,
+    )
+    resumed = DropoutNet()
+    again.fit(resumed, shuffled(5), ckpt_path="last")
+    return {
+        "best": Path(best.best_model_path).name,
+        "tested": model.tested[0],
+        "left": left,
+        "end": end,
+        "steps": len(resumed.seen),
+    }
+
+
+def test_best_and_last(tmp_path: Path) -> None:
+    """The two best of four stay with their files; they are tested, and the last one goes on."""
+    results = run_ranks(_best, 2, tmp_path)
+    kept = ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
+    saved = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]
+    names = [name for name, _ in DropoutNet().named_parameters()]
+    for own in results:
+        assert own["best"] == "epoch=1.ckpt"
+        assert own["left"] == sorted([*kept, *(f"{name}.ranks" for name in kept)])
+        assert torch.equal(own["tested"], torch.cat([saved[n].reshape(-1) for n in names]))
+        assert not torch.equal(own["tested"], own["end"])
+        assert own["steps"] == 10  # the last one that was saved is that of the third epoch
+
+
+def _weights_only(folder: Path) -> Tensor:
+    saving = ModelCheckpoint(folder, "{epoch}", save_weights_only=True, every_n_epochs=1)
+    trainer, model = _fit(BMUF, saving, max_epochs=1)
+    trainer.save_checkpoint(folder / "after.ckpt", weights_only=True)
+    return weights(model)
+
+
+def test_weights_alone_have_nothing_beside_them(tmp_path: Path) -> None:
+    results = run_ranks(_weights_only, 2, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after.ckpt", "epoch=0.ckpt"]
+    for path in tmp_path.iterdir():
+        model = Watched.load_from_checkpoint(path)
+        assert torch.equal(weights(model), results[0])
+        assert "optimizer_states" not in torch.load(path, weights_only=True)
+
+
+def _saving_or_not(strategy: Any, optimizer: str, folder: Path) -> list[list[Tensor]]:
+    saving = ModelCheckpoint(
+        folder, "{step}", every_n_train_steps=3, save_top_k=-1, save_on_train_epoch_end=True
+    )
+    settings: dict[str, Any] = {"optimizer": optimizer, "limit_val_batches": 0, "max_epochs": 2}
+    runs = [_fit(strategy, **settings)[1], _fit(strategy, saving, **settings)[1]]
+    return [[*model.seen, *model.state_dict().values()] for model in runs]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_saving_in_the_middle_of_blocks_changes_nothing(name: str, tmp_path: Path) -> None:
+    world_size, strategy, optimizer = STRATEGIES[name]
+    for without, saving in run_ranks(_saving_or_not, world_size, strategy, optimizer, tmp_path):
+        assert all(torch.equal(a, b) for a, b in zip(without, saving, strict=True))
+    steps = {path.stem for path in tmp_path.glob("*.ckpt")}
+    assert {"step=3", "step=6", "step=9"} <= steps

@@ -1,0 +1,141 @@
+"""Exact resume of other ways to train: scaled gradients, two optimizers, unfrozen layers."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor, nn
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, stop_and_go_on
+
+BMUF = partial(lh.BMUFStrategy, block_size=4)
+ADAM = partial(lh.BMUFAdamStrategy, block_size=4)
+TWO_TIERS = partial(
+    lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10
+)
+
+
+class OverflowingNet(DropoutNet):
+    """Rank 1 overflows at one batch of every epoch, so its scale is not that of rank 0."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * 1e38 * 1e38 if os.environ["RANK"] == "1" and batch_idx == 3 else loss
+
+
+def _scaled(strategy: Any, number: int, folder: Path) -> list[str]:
+    scales = []
+
+    class Scaled(MixedPrecision):
+        def __init__(self) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+            super().__init__("16-mixed", "cpu", scaler=scaler)
+            scales.append(scaler)
+
+    def make_strategy() -> Any:
+        made = strategy()
+        made.precision_plugin = Scaled()
+        return made
+
+    found = stop_and_go_on(
+        make_strategy, "on_train_batch_end", number, folder, make_model=OverflowingNet
+    )
+    through, resumed = [scaler.state_dict() for scaler in scales]
+    assert (through["scale"], through["_growth_tracker"]) != (1024.0, 0)  # it was used
+    if through != resumed:
+        found.append(f"scaler: {through} against {resumed}")
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "strategy"), [(2, BMUF), (4, TWO_TIERS)])
+def test_scaled_gradients(world_size: int, strategy: Any, tmp_path: Path) -> None:
+    """Every rank goes on with its own scale, and residuals with the one they were kept under."""
+    assert run_ranks(_scaled, world_size, strategy, 7, tmp_path) == [[]] * world_size
+
+
+class TwoOptimizers(DropoutNet):
+    """Manual optimisation: the second optimizer steps at every other batch."""
+
+    def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
+        super().__init__(optimizer, seed=seed)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        first, second = self.optimizers()  # type: ignore[attr-defined]
+        loss = super().training_step(batch, batch_idx)
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(loss)
+        first.step()
+        if batch_idx % 2:
+            second.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.Adam(self.net[0].parameters(), lr=0.02),
+            torch.optim.Adam(self.net[1:].parameters(), lr=0.05),
+        ]
+
+
+@pytest.mark.parametrize("strategy", [ADAM, TWO_TIERS])
+def test_two_optimizers_by_hand(strategy: Any, tmp_path: Path) -> None:
+    """Each is in the middle of a block of its own."""
+    world_size = 4 if strategy is TWO_TIERS else 2
+    found = run_ranks(
+        stop_and_go_on,
+        world_size,
+        strategy,
+        "on_train_batch_end",
+        7,
+        tmp_path,
+        make_model=TwoOptimizers,
+    )
+    assert found == [[]] * world_size
+
+
+class _Unfreeze(BaseFinetuning):
+    """The first layer trains from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
+
+
+class Thawing(DropoutNet):
+    """Its optimizer holds what can be trained at first."""
+
+    def configure_optimizers(self) -> Any:
+        trainable = nn.ParameterList(p for p in self.parameters() if p.requires_grad)
+        return torch.optim.SGD(trainable.parameters(), lr=0.05, momentum=0.9)
+
+
+def _unfreeze() -> list[Callback]:
+    return [_Unfreeze()]
+
+
+@pytest.mark.parametrize("number", [3, 7])
+def test_before_and_after_a_layer_is_unfrozen(number: int, tmp_path: Path) -> None:
+    found = run_ranks(
+        stop_and_go_on,
+        4,
+        TWO_TIERS,
+        "on_train_batch_end",
+        number,
+        tmp_path,
+        make_model=Thawing,
+        make_callbacks=_unfreeze,
+    )
+    assert found == [[]] * 4
