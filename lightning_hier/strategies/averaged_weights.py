@@ -1,4 +1,4 @@
-"""Averages that WeightAveraging callbacks keep (EMA), as all ranks agree on them when somebody looks.
+"""Averages of weights (EMA) that Lightning's callbacks keep, one for all ranks when somebody looks.
 
 After a step such a callback sees the local model, so every group has an average of its own. An
 average over steps is linear in the models, so the mean of these averages over the groups is the

@@ -54,9 +54,7 @@ class GlobalModelLifecycle(Callback):
         self._model.finish()
 
 
-def surround_callbacks(
-    trainer: pl.Trainer, *first: Callback, last: Callback
-) -> Callable[[], None]:
+def surround_callbacks(trainer: pl.Trainer, *first: Callback, last: Callback) -> Callable[[], None]:
     """Put callbacks around a Trainer's own; what is returned takes them away again."""
     trainer.callbacks = [*first, *trainer.callbacks, last]  # type: ignore[attr-defined]
 

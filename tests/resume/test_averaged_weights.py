@@ -1,4 +1,4 @@
-"""Callbacks that average weights: one average on all ranks, kept by a resume, harmless to training."""
+"""Callbacks that average weights: one average on all ranks, kept by a resume."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ BMUF = STRATEGIES["bmuf"][1]
 
 
 class Watched(DropoutNet):
-    """Logs a value for every validation, best in the second one; rank 1 sees another than rank 0."""
+    """Logs a value for every validation, best in the second one; ranks see different ones."""
 
     def __init__(self, optimizer: str = "SGD") -> None:
         super().__init__(optimizer)
@@ -82,7 +82,7 @@ def test_all_ranks_stop_early_at_one_step(interval: int | None, steps: int) -> N
 
 
 def _best(folder: Path) -> dict[str, Any]:
-    best = ModelCheckpoint(folder, "{epoch}", monitor="value", save_top_k=2, mode="min", save_last=True)
+    best = ModelCheckpoint(folder, "{epoch}", monitor="value", save_top_k=2, save_last=True)
     trainer, model = _fit(BMUF, best)
     end = weights(model)
     trainer.test(model, _validation(), ckpt_path="best")

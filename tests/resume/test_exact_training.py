@@ -19,9 +19,7 @@ from tests.resume.runs import DropoutNet, stop_and_go_on
 
 BMUF = partial(lh.BMUFStrategy, block_size=4)
 ADAM = partial(lh.BMUFAdamStrategy, block_size=4)
-TWO_TIERS = partial(
-    lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10
-)
+TWO_TIERS = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10)
 
 
 class OverflowingNet(DropoutNet):
@@ -70,7 +68,7 @@ class TwoOptimizers(DropoutNet):
         self.automatic_optimization = False
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        first, second = self.optimizers()  # type: ignore[attr-defined]
+        first, second = self.optimizers()
         loss = super().training_step(batch, batch_idx)
         first.zero_grad()
         second.zero_grad()
