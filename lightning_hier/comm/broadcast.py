@@ -1,4 +1,4 @@
-"""Broadcast of many tensors, in place, as one message for each dtype."""
+"""Broadcast and mean of many tensors, in place, as one message for each dtype."""
 
 from __future__ import annotations
 
@@ -35,3 +35,21 @@ def broadcast_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -
         view.read_(0, len(view), flat)
         channel.broadcast_(flat, kind).wait()
         view.write_from(flat)
+
+
+def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:
+    """Give every rank of ``channel`` the mean of all; whole numbers become those of its first rank.
+
+    A collective of the channel. The tensors must lie on the device of collectives.
+    """
+    if channel.size == 1:
+        return
+    averaged = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    for dtype, same in by_dtype(averaged).items():
+        view = FlatView(same)
+        flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
+        view.read_(0, len(view), flat)
+        channel.all_reduce_(flat.div_(channel.size), kind).wait()
+        view.write_from(flat)
+    whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex()]
+    broadcast_tensors_(whole, channel, kind)

@@ -19,9 +19,8 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.flat import FlatView
 
 KIND = "averages"
 
@@ -127,21 +126,9 @@ def _average_(tensors: Sequence[Tensor], communicators: Communicators) -> None:
     The groups' first ranks average and tell the others. The tensors may lie on another device than
     the one of collectives.
     """
-    across, group = communicators.across, communicators.group
-    whole = []
-    for dtype, same in by_dtype(tensors).items():
-        if not dtype.is_floating_point and not dtype.is_complex:
-            whole += same
-            continue
-        view = FlatView(same)
-        flat = torch.empty(len(view), dtype=dtype, device=communicators.device)
-        view.read_(0, len(view), flat)
-        if across.size > 1 and group.position == 0:
-            across.all_reduce_(flat.div_(across.size), KIND).wait()
-        if group.size > 1:
-            group.broadcast_(flat, KIND).wait()
-        view.write_from(flat)
-    moved = [tensor.detach().to(communicators.device) for tensor in whole]
-    broadcast_tensors_(moved, communicators.world, KIND)
-    for tensor, value in zip(whole, moved, strict=True):
+    moved = [tensor.detach().to(communicators.device) for tensor in tensors]
+    if communicators.group.position == 0:
+        average_tensors_(moved, communicators.across, KIND)
+    broadcast_tensors_(moved, communicators.group, KIND)
+    for tensor, value in zip(tensors, moved, strict=True):
         tensor.copy_(value)

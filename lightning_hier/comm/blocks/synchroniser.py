@@ -14,9 +14,8 @@ from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.members import divide
 from lightning_hier.comm.blocks.model_block import BlockReport, ModelBlock
 from lightning_hier.comm.blocks.status import Place, Status, exchange
-from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.worker import StepCount, Worker
 
 # Steps between two checks of all ranks where there is no block synchronisation.
@@ -224,16 +223,7 @@ class Synchroniser:
         """The mean over all ranks, each of which has seen other data. A collective of the world."""
         world = self._communicators.world
         with self._communicators.roll_call.at(Place.LOOK.text), torch.no_grad():
-            buffers = list(self._module.buffers())
-            averaged = [buffer for buffer in buffers if buffer.is_floating_point()]
-            for dtype, same in by_dtype(averaged).items():
-                view = FlatView(same)
-                flat = torch.empty(len(view), dtype=dtype, device=self._communicators.device)
-                view.read_(0, len(view), flat)
-                world.all_reduce_(flat.div_(world.size), "buffers").wait()
-                view.write_from(flat)
-            others = [buffer for buffer in buffers if not buffer.is_floating_point()]
-            broadcast_tensors_(others, world, "buffers")
+            average_tensors_(list(self._module.buffers()), world, "buffers")
 
     def _look(self, place: Place) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""
