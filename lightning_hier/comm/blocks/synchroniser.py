@@ -187,7 +187,9 @@ class Synchroniser:
         :meth:`finish`; after :meth:`settle` it averages the buffers.
         """
         if self._settled:
-            self._average_buffers()
+            buffers = list(self._module.buffers())
+            with self._communicators.roll_call.at(Place.LOOK.text):
+                average_tensors_(buffers, self._communicators.world, "buffers")
         elif not self.shown:
             self._look(Place.LOOK)
 
@@ -218,12 +220,6 @@ class Synchroniser:
         Only buffers still move, those of BatchNorm; every look averages them over all ranks.
         """
         self._settled = True
-
-    def _average_buffers(self) -> None:
-        """The mean over all ranks, each of which has seen other data. A collective of the world."""
-        world = self._communicators.world
-        with self._communicators.roll_call.at(Place.LOOK.text), torch.no_grad():
-            average_tensors_(list(self._module.buffers()), world, "buffers")
 
     def _look(self, place: Place) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""
