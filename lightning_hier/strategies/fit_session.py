@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import lightning.pytorch as pl
 from torch.nn import Module, Parameter
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
+from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
@@ -24,6 +26,7 @@ from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
+from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
 
@@ -138,8 +141,19 @@ class FitSession:
         block_sync: BlockSync | None,
         *,
         one_host: bool,
+        on_nonfinite: OnNonfinite = "error",
+        scaler: Any = None,
     ) -> None:
         """Start counting steps and quieten the Trainer. A collective of the world.
+
+        Args:
+            trainer: about to fit ``module`` with ``optimizers``.
+            module: the model.
+            optimizers: each has its own block.
+            block_sync: how models are synchronised.
+            one_host: whether all ranks are on one host.
+            on_nonfinite: what becomes of groups whose models are not finite.
+            scaler: the GradScaler of this rank, if it scales gradients.
 
         Raises:
             ValueError: on every rank, if optimizers differ or do not suit ``block_sync``.
@@ -158,8 +172,11 @@ class FitSession:
             worker=self.worker,
             warmup_steps=self._warmup_steps,
             cards=None if one_host else fewest_network_cards(device),
+            on_nonfinite=on_nonfinite,
         )
         self._synchroniser.on_warm = self._end_warm_up
+        if scaler is not None:
+            self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
         self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, device, validation)

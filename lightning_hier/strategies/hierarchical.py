@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
-from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.block_sync import BlockSync, check_choice
+from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
@@ -40,6 +41,11 @@ class HierarchicalStrategy(CheckpointedStrategy):
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the
             whole world; blocks begin after them.
+        on_nonfinite: what becomes of a group whose model, or optimizer state that travels with it,
+            holds NaN or inf at a synchronisation. ``"error"``: one error on every rank, before any
+            model is sent. ``"exclude"``: a warning; the mean is over the other groups, and this one
+            starts the next block from it. A model that all ranks train, as in the warm-up or in a
+            single group, is always an error.
         timeout: limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -58,6 +64,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
         gradient_sync: GradientSync | None = None,
         block_sync: BlockSync | None = None,
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -66,11 +73,17 @@ class HierarchicalStrategy(CheckpointedStrategy):
         )
         checks.check_synchronisations(gradient_sync, block_sync)
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
+        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.block_sync = block_sync
+        self.on_nonfinite: OnNonfinite = on_nonfinite
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {"gradient_sync": repr(self.gradient_sync), "block_sync": repr(self.block_sync)}
+        return {
+            "gradient_sync": repr(self.gradient_sync),
+            "block_sync": repr(self.block_sync),
+            "on_nonfinite": self.on_nonfinite,
+        }
 
     @override
     def _problem(self) -> str | None:
@@ -88,7 +101,15 @@ class HierarchicalStrategy(CheckpointedStrategy):
         if fitting:
             module, one_host = self._module, self.num_nodes == 1
             session = self._fit_session
-            session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
+            session.begin(
+                trainer,
+                module,
+                self.optimizers,
+                self.block_sync,
+                one_host=one_host,
+                on_nonfinite=self.on_nonfinite,
+                scaler=self._scaler,
+            )
             lifecycle = GlobalModelLifecycle(session.synchroniser)
             session.at_end(surround_callbacks(trainer, lifecycle, HierarchyMetrics(self)))
 
@@ -202,6 +223,9 @@ class HierarchicalStrategy(CheckpointedStrategy):
         found = self.traffic.metrics()
         return found | self._session.metrics() if self._session is not None else found
 
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self.precision_plugin, "scaler", None)
+
     def _grad_scale(self) -> float:
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        return float(scaler.get_scale()) if scaler is not None else 1.0
+        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer, RMSprop
 
+from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.members import optimizer_parameters
 
 
@@ -30,8 +31,13 @@ class LocalState:
     carried: Sequence[Tensor] = ()
     keeps_previous: bool = False
 
-    def collect(self) -> None:
-        """Prepare, before the model is sent. May start collectives of tier ``across``."""
+    def collect(self, verdict: Verdict) -> None:
+        """Prepare, before the model is sent. May start collectives of tier ``across``.
+
+        Args:
+            verdict: whose models, with the state that travels along, are averaged.
+
+        """
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Turn means into what the next block starts from, in place.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 
@@ -35,10 +35,6 @@ class OutOfStepError(RuntimeError):
     """Ranks have come to different synchronisations, so they would wait for each other for ever."""
 
 
-class NonFiniteModelError(RuntimeError):
-    """A local model holds NaN or inf and must not enter the global model."""
-
-
 @dataclass(frozen=True)
 class Status:
     """One rank's state at a synchronisation.
@@ -49,6 +45,7 @@ class Status:
         steps: steps of that optimizer, or of all of them, since the start.
         squares: sum of the squares of the part of the local model that this rank carries across.
         terminate: whether this rank has received SIGTERM.
+        nonfinite: what of the local model holds NaN or inf, a ``Nonfinite``.
 
     """
 
@@ -57,12 +54,13 @@ class Status:
     steps: int
     squares: float
     terminate: int
+    nonfinite: int
 
     @classmethod
     def of_row(cls, row: list[float]) -> Status:
         """From one row of the exchange."""
-        place, optimizer, steps, squares, terminate = row
-        return cls(int(place), int(optimizer), int(steps), squares, int(terminate))
+        place, optimizer, steps, squares, *flags = row
+        return cls(int(place), int(optimizer), int(steps), squares, *map(int, flags))
 
 
 def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
@@ -72,7 +70,6 @@ def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
 
     Raises:
         OutOfStepError: ranks are at different places. Raised on every rank.
-        NonFiniteModelError: some rank's model is not finite. Raised on every rank.
 
     """
     row = torch.tensor(astuple(own), dtype=torch.float64, device=device)
@@ -80,7 +77,6 @@ def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
     world.all_gather(rows, row, "status").wait()
     statuses = [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
     _check_in_step(statuses)
-    _check_finite(statuses)
     return statuses
 
 
@@ -91,7 +87,7 @@ def _check_in_step(statuses: list[Status]) -> None:
     if len(ranks) == 1:
         return
     said = "; ".join(
-        f"rank{'s' * (len(members) > 1)} {_span(members)} at {Place(place).text}"
+        f"rank{'s' * (len(members) > 1)} {span(members)} at {Place(place).text}"
         f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
         for (place, optimizer, steps), members in ranks.items()
     )
@@ -102,15 +98,6 @@ def _check_in_step(statuses: list[Status]) -> None:
     )
 
 
-def _check_finite(statuses: list[Status]) -> None:
-    ranks = [rank for rank, status in enumerate(statuses) if not math.isfinite(status.squares)]
-    if ranks:
-        raise NonFiniteModelError(
-            f"the local model of rank{'s' * (len(ranks) > 1)} {_span(ranks)} holds NaN or inf "
-            f"after {statuses[ranks[0]].steps} steps; it was kept out of the global model. Lower "
-            "the learning rate, clip gradients (gradient_clip_val), or look for bad batches there."
-        )
-
-
-def _span(ranks: list[int]) -> str:
+def span(ranks: Sequence[int]) -> str:
+    """Numbers of ranks or groups, for people."""
     return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks from {ranks[0]}"
