@@ -149,12 +149,14 @@ def exclusion(statuses: Sequence[Status], layout: RankLayout, verdict: Verdict) 
         for group in verdict.excluded
     )
     then = (
-        " It starts the next block from the global model, its optimizer and residuals anew."
+        " Such a group starts the next block from the global model, its optimizer and residuals "
+        "anew."
         if place == Place.BLOCK
         else ""
     )
+    left = "were" if len(verdict.excluded) > 1 else "was"
     return (
-        f"At {place.text}, after {statuses[0].steps} steps, {said} was left out of the mean of "
+        f"At {place.text}, after {statuses[0].steps} steps, {said} {left} left out of the mean of "
         f"the models: {_finding(statuses)}.{then}"
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 
 def forget_state_(
@@ -20,11 +20,15 @@ def forget_state_(
     it anew at their next gradient.
     """
     kept = {id(tensor) for tensor in carried}
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     for parameter in parameters:
         state = optimizer.state.get(parameter, {})
-        if any(id(value) in kept for value in state.values()):
-            for value in state.values():
-                if isinstance(value, Tensor) and id(value) not in kept:
-                    value.zero_()
-        else:
+        begun = isinstance(optimizer, Adagrad)  # makes its state before the first gradient
+        if not begun and not any(id(value) in kept for value in state.values()):
             optimizer.state.pop(parameter, None)
+            continue
+        for value in state.values():
+            if isinstance(value, Tensor) and id(value) not in kept:
+                value.zero_()
+        if begun and state:
+            state["sum"].fill_(groups[parameter]["initial_accumulator_value"])
