@@ -40,6 +40,8 @@ class GradientMemory:
         if memory is None:
             memory = TensorMemory(torch.zeros_like(flat), threshold)
             self.tensors[parameter] = memory
+        elif memory.threshold is None:
+            memory.threshold = threshold
         return memory
 
     def state(self, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
@@ -62,7 +64,10 @@ class GradientMemory:
     def forget(self, parameters: Iterable[Parameter]) -> None:
         """Drop residuals and thresholds of these parameters; they begin anew, as at first."""
         for parameter in parameters:
-            self.tensors.pop(parameter, None)
+            memory = self.tensors.get(parameter)
+            if memory is not None:
+                memory.residual.zero_()
+                memory.threshold = None
 
     def residual_norm(self) -> float:
         """Euclidean norm of all residuals of this worker."""

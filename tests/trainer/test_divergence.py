@@ -199,14 +199,16 @@ def test_loss_scale_of_a_group_that_restarts_is_what_it_was_in_health() -> None:
         assert torch.equal(final, results[0][-1]) and final.isfinite().all()
 
 
-def _thresholds() -> tuple[list[float | None], list[float | None], Tensor]:
-    """Of the group's GTC after the block in which it diverged, and at the end."""
+def _thresholds() -> tuple[list[float | None], list[float | None], float, Tensor]:
+    """Of the group's GTC after the block in which it diverged, and a step later."""
     seen: list[list[float | None]] = []
+    norms: list[float] = []
 
     class Notes(_Breaks):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            memory = self.trainer.strategy._fit_session._worker.memory.tensors
-            seen.append([tensor.threshold for tensor in memory.values()])
+            memory = self.trainer.strategy._fit_session.worker.memory
+            seen.append([tensor.threshold for tensor in memory.tensors.values()])
+            norms.append(memory.residual_norm())
 
     model = Notes(3, (2,), "loss")
     strategy = lh.BMUFGTCStrategy(
@@ -215,15 +217,17 @@ def _thresholds() -> tuple[list[float | None], list[float | None], Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fit(strategy, 9, model)
-    return seen[4], seen[5], weights(model)
+    return seen[4], seen[5], norms[4], weights(model)
 
 
 def test_thresholds_and_residuals_of_a_group_that_restarts_begin_anew() -> None:
     """The first step after the restart is averaged exactly again and tells the scale."""
     results = run_ranks(_thresholds, 4)
-    for rank, (at_end, later, final) in enumerate(results):
-        assert len(at_end) == (0 if rank >= 2 else 6)
-        assert len(later) == 6 and all(threshold is not None for threshold in later)
+    for rank, (at_end, later, norm, final) in enumerate(results):
+        assert len(at_end) == len(later) == 6
+        assert {threshold is None for threshold in at_end} == {rank >= 2}
+        assert (norm == 0.0) == (rank >= 2)
+        assert all(threshold is not None for threshold in later)
         assert torch.equal(final, results[0][-1]) and final.isfinite().all()
 
 
