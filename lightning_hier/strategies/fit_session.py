@@ -15,6 +15,7 @@ from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
 from lightning_hier.comm.blocks.health import OnNonfinite
+from lightning_hier.comm.blocks.joining import Joining
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
@@ -26,6 +27,7 @@ from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
+from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
@@ -177,7 +179,7 @@ class FitSession:
         self._synchroniser.on_warm = self._end_warm_up
         if scaler is not None:
             self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
-        self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
+        self._termination = QuietTermination(trainer, self._note_termination)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, device, validation)
         for change in (self._termination, validation, self._position):
@@ -188,8 +190,25 @@ class FitSession:
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""
         self.synchroniser.after_step(optimizer)
-        if self.synchroniser.agreed_to_terminate and self._termination is not None:
+        if self.synchroniser.statuses.agreed_to_terminate:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let Lightning stop after this batch."""
+        if self._termination is not None:
             self._termination.stop()
+
+    def end_of_data(self, *, join: bool) -> EndOfData:
+        """A callback for the ends of this rank's batches.
+
+        Args:
+            join: whether ranks that have run out of batches join the others.
+
+        """
+        synchroniser = self.synchroniser
+        statuses = synchroniser.statuses
+        joining = Joining(self._communicators, self.worker, statuses, synchroniser.end_block)
+        return EndOfData(statuses, joining if join else None, self.stop)
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""
@@ -209,6 +228,9 @@ class FitSession:
         self._at_end.close()
         if self._hook is not None:
             self._hook.close()
+
+    def _note_termination(self) -> None:
+        self.synchroniser.statuses.terminate = True
 
     def _end_warm_up(self) -> None:
         if self._hook is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, get_args
 
@@ -16,12 +16,18 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync, check_choice
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.batch_counts import (
+    UnevenBatches,
+    join_problem,
+    join_trainer_problem,
+)
 from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
@@ -46,6 +52,12 @@ class HierarchicalStrategy(CheckpointedStrategy):
             model is sent. ``"exclude"``: a warning; the mean is over the other groups, and this one
             starts the next block from it. A model that all ranks train, as in the warm-up or in a
             single group, is always an error.
+        uneven_batches: what becomes of groups that run out of batches in an epoch before others.
+            ``"error"``: one error on every rank that names ranks and counts, before training where
+            the data have a length. ``"join"``: they take part in the remaining synchronisations of
+            the epoch with their models as they are, at the weight of every model. Then ranks meet
+            at the ends of epochs alone: nothing may validate, save or stop in the middle of one.
+            The ranks inside a group need the same number of batches.
         timeout: limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -65,6 +77,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
         block_sync: BlockSync | None = None,
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -76,6 +89,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
         check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.block_sync = block_sync
         self.on_nonfinite: OnNonfinite = on_nonfinite
+        check_choice("uneven_batches", uneven_batches, get_args(UnevenBatches))
+        self.uneven_batches: UnevenBatches = uneven_batches
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -83,6 +98,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
             "gradient_sync": repr(self.gradient_sync),
             "block_sync": repr(self.block_sync),
             "on_nonfinite": self.on_nonfinite,
+            "uneven_batches": self.uneven_batches,
         }
 
     @override
@@ -95,6 +111,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
         if fitting:
             static_graph = bool(self._ddp_kwargs.get("static_graph"))
             checks.check_run(trainer, static_graph=static_graph)
+            if self.uneven_batches == "join":
+                raise_everywhere(join_trainer_problem(trainer), self.root_device)
             if self._layer_sync is not None:
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
@@ -111,7 +129,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
                 scaler=self._scaler,
             )
             lifecycle = GlobalModelLifecycle(session.synchroniser)
-            session.at_end(surround_callbacks(trainer, lifecycle, HierarchyMetrics(self)))
+            first = [session.end_of_data(join=self.uneven_batches == "join"), lifecycle]
+            session.at_end(surround_callbacks(trainer, first, HierarchyMetrics(self)))
 
     @override
     def configure_ddp(self) -> None:
@@ -149,6 +168,22 @@ class HierarchicalStrategy(CheckpointedStrategy):
     def on_train_start(self) -> None:
         super().on_train_start()
         self._fit_session.start()
+
+    @override
+    def _batches_problem(self, counts: Sequence[float]) -> str | None:
+        if self.uneven_batches == "join":
+            warming = self._fit_session.synchroniser.warming
+            return join_problem(
+                counts,
+                group_size=self._ranks_per_group(),
+                warmup_steps=self.warmup_steps if warming else 0,
+                accumulated=self._module.trainer.accumulate_grad_batches,
+            )
+        problem = super()._batches_problem(counts)
+        groups = self.layout.sizes[1]
+        if problem is None or groups == 1:
+            return problem
+        return f"{problem}, or pass uneven_batches='join'"
 
     @override
     def optimizer_step(

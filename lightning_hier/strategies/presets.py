@@ -13,6 +13,7 @@ from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.strategies.batch_counts import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 
@@ -62,6 +63,7 @@ class ModelAveragingStrategy(HierarchicalStrategy):
         local_momentum: LocalMomentum = "reset",
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -70,6 +72,7 @@ class ModelAveragingStrategy(HierarchicalStrategy):
             block_sync=ModelAveraging(block_size=block_size, local_momentum=local_momentum),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -96,6 +99,7 @@ class BMUFStrategy(HierarchicalStrategy):
         update_from: UpdateFrom = "global",
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -112,6 +116,7 @@ class BMUFStrategy(HierarchicalStrategy):
             ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -137,6 +142,7 @@ class BMUFAdamStrategy(HierarchicalStrategy):
         c: float = 1.0,
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -152,6 +158,7 @@ class BMUFAdamStrategy(HierarchicalStrategy):
             ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -183,6 +190,7 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         across: Across = "auto",
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -201,6 +209,7 @@ class BMUFGTCStrategy(HierarchicalStrategy):
             ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )

@@ -26,7 +26,7 @@ GOOD = Nonfinite.NOTHING
 
 def _statuses(*found: Nonfinite) -> list[Status]:
     return [
-        Status(Place.BLOCK, 0, 12, math.nan if flags else float(rank + 1), 0, int(flags))
+        Status(Place.BLOCK, 0, 12, math.nan if flags else float(rank + 1), 0, int(flags), -1)
         for rank, flags in enumerate(found)
     ]
 

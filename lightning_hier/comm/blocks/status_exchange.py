@@ -12,7 +12,7 @@ from lightning_hier.comm.blocks.health import (
     judge,
     require_finite,
 )
-from lightning_hier.comm.blocks.status import Place, Status, exchange
+from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
@@ -28,6 +28,7 @@ class StatusExchange:
     Attributes:
         terminate: whether this rank has received SIGTERM; told with the next exchange.
         agreed_to_terminate: whether some rank has told so.
+        out_after: if this rank has no batches left in this epoch, how many it had, else -1.
 
     """
 
@@ -39,6 +40,7 @@ class StatusExchange:
         self._on_nonfinite = on_nonfinite
         self.terminate = False
         self.agreed_to_terminate = False
+        self.out_after = -1
 
     def judge(self, place: Place, optimizer: int, reading: Reading) -> Verdict:
         """Agree on whose models are averaged. A collective of the world.
@@ -68,11 +70,38 @@ class StatusExchange:
         """
         require_finite(self._exchange(place, optimizer, reading))
 
+    def meet_at_end(self) -> Status | None:
+        """Learn where the ranks are that have batches left. A collective of the world.
+
+        Returns:
+            The place at which they wait for this rank, or None where no rank has batches left.
+
+        Raises:
+            OutOfStepError: on every rank, if it is none that this rank can come to.
+
+        """
+        return common_place(self._rows(Place.OUT, -1, Reading()))
+
     def _exchange(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
+        statuses = self._rows(place, optimizer, reading)
+        common_place(statuses)
+        if any(status.place == Place.OUT for status in statuses):
+            # Those who waited there know now where to come to, and speak of it for the first time.
+            statuses = self._rows(place, optimizer, reading)
+            common_place(statuses)
+        return statuses
+
+    def _rows(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
         counts = self._worker.steps
         steps = counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts)
         own = Status(
-            place, optimizer, steps, reading.squares, int(self.terminate), int(reading.nonfinite)
+            place,
+            optimizer,
+            steps,
+            reading.squares,
+            int(self.terminate),
+            int(reading.nonfinite),
+            self.out_after,
         )
         statuses = exchange(own, self._communicators.world, self._communicators.device)
         self.agreed_to_terminate |= any(status.terminate for status in statuses)

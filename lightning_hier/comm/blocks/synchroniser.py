@@ -18,7 +18,7 @@ from lightning_hier.comm.blocks.status_exchange import StatusExchange
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks where there is no block synchronisation.
 _CHECK_EVERY = 50
@@ -45,6 +45,7 @@ class Synchroniser:
         reports: of the last synchronisation of each optimizer's block.
         on_warm: called when the warm-up ends.
         on_block: called after each synchronisation at a block's end, with its report.
+        statuses: what this rank tells the others at synchronisations, and learns from them.
 
     Raises:
         ValueError: the settings do not suit the number of groups.
@@ -77,7 +78,7 @@ class Synchroniser:
         self._shown: list[tuple[Tensor, Tensor]] | None = None
         self.reports: dict[int, BlockReport] = {}
         self._finished = False
-        self._statuses = StatusExchange(communicators, worker, on_nonfinite)
+        self.statuses = StatusExchange(communicators, worker, on_nonfinite)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
 
@@ -90,15 +91,6 @@ class Synchroniser:
     def shown(self) -> bool:
         """Whether the module holds the global model, its local one put aside."""
         return self._shown is not None
-
-    def note_termination(self) -> None:
-        """Remember that this rank shall stop; all learn of it at the next synchronisation."""
-        self._statuses.terminate = True
-
-    @property
-    def agreed_to_terminate(self) -> bool:
-        """Whether all ranks know that some rank shall stop."""
-        return self._statuses.agreed_to_terminate
 
     def metrics(self) -> dict[str, float]:
         """What the last synchronisation of each optimizer's block did, by name."""
@@ -159,8 +151,8 @@ class Synchroniser:
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
-        if self._blocks is None and not self.warming:
-            self._blocks = self._new_blocks()
+        self.statuses.out_after = -1
+        self._open_blocks()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
@@ -177,7 +169,9 @@ class Synchroniser:
         count.in_block += 1
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
-            self._end_block(optimizer, count)
+            place = Place.CHECK if self._blocks is None else Place.BLOCK
+            with self._communicators.roll_call.at(place.text):
+                self.end_block(optimizer)
 
     def show(self) -> None:
         """Put the local model aside and write the global model into the module, in place.
@@ -222,10 +216,12 @@ class Synchroniser:
 
     def _write_global(self, place: Place, blocks: list[ModelBlock] | None) -> None:
         """Write the global model into the module, in place. A collective of the world."""
-        with self._communicators.roll_call.at(place.text), torch.no_grad():
+        out = self.statuses.out_after
+        said = f"{place.text}, with no batch left after {out}" if out >= 0 else place.text
+        with self._communicators.roll_call.at(said), torch.no_grad():
             if not blocks:
                 # One model trains, so parameters are equal on all ranks; buffers are not.
-                self._statuses.check(place, -1, self._one_model())
+                self.statuses.check(place, -1, self._one_model())
                 buffers = list(self._module.buffers())
                 broadcast_tensors_(buffers, self._communicators.world, "buffers")
                 return
@@ -253,21 +249,30 @@ class Synchroniser:
         """Make the groups' models equal to the last bit, buffers included, and begin blocks."""
         with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.optimizer_tensors]
-            self._statuses.check(Place.CHECK, -1, self._one_model(carried))
+            self.statuses.check(Place.CHECK, -1, self._one_model(carried))
             everything = [*self._module.parameters(), *self._module.buffers(), *carried]
             broadcast_tensors_(everything, self._communicators.world, "initial_model")
         self.on_warm()
 
-    def _end_block(self, optimizer: int, count: StepCount) -> None:
+    def _open_blocks(self) -> None:
+        if self._blocks is None and not self.warming:
+            self._blocks = self._new_blocks()
+
+    @torch.no_grad()
+    def end_block(self, optimizer: int) -> None:
+        """Synchronise the models, or check that all ranks are in step. A collective of the world.
+
+        The roll call must have been told where this rank is.
+        """
+        self._open_blocks()
+        count = self._worker.steps[optimizer]
         count.in_block = 0
         if self._blocks is None:
-            with self._communicators.roll_call.at(Place.CHECK.text):
-                self._statuses.check(Place.CHECK, optimizer, self._one_model())
+            self.statuses.check(Place.CHECK, optimizer, self._one_model())
             return
         count.blocks += 1
         block = self._blocks[optimizer]
-        with self._communicators.roll_call.at(Place.BLOCK.text), torch.no_grad():
-            report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
+        report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
         count.excluded += report.excluded
         if report.restarted:
             self._worker.memory.forget(block.members.parameters)
@@ -275,7 +280,7 @@ class Synchroniser:
         self.on_block(report)
 
     def _agreement(self, place: Place, optimizer: int) -> Agreement:
-        return lambda reading: self._statuses.judge(place, optimizer, reading)
+        return lambda reading: self.statuses.judge(place, optimizer, reading)
 
     def _one_model(self, carried: Sequence[Tensor] = ()) -> Reading:
         """How the model is that all ranks train. Buffers and ``carried`` count on rank 0 alone."""
