@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
@@ -62,12 +62,13 @@ def join_problem(
 def join_trainer_problem(trainer: pl.Trainer) -> str | None:
     """What of a Trainer has all ranks meet in the middle of an epoch or count steps, or None."""
     found = []
-    if not trainer.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
+    settings: Any = trainer  # some are not among its annotations
+    if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
         found.append("max_steps and min_steps (ranks take different numbers: use max_epochs)")
-    interval = trainer._val_check_time_interval or trainer.val_check_interval
+    interval = settings._val_check_time_interval or trainer.val_check_interval
     if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
         found.append("validation in the middle of an epoch (leave out val_check_interval)")
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in settings.callbacks:
         if isinstance(callback, Timer) and callback._interval == "step":
             found.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
         if isinstance(callback, ModelCheckpoint) and (
