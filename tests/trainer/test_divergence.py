@@ -8,8 +8,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,58 +15,16 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
+from tests.trainer.breaking import INF, Breaks, Make, caught_in
 from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
-
-NAN, INF = float("nan"), float("inf")
 
 
 def _rank() -> int:
     return int(os.environ["RANK"])
-
-
-class _Breaks(Net):
-    """At a batch of some ranks, sets an element of a tensor, or multiplies the loss."""
-
-    def __init__(self, batch: int, ranks: tuple[int, ...], where: str, value: float = NAN) -> None:
-        super().__init__(batchnorm=True)
-        self.excluded = 0.0
-        self.batch, self.ranks, self.where, self.value = batch, ranks, where, value
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self._now(batch_idx) and self.where != "loss":
-            with torch.no_grad():
-                self.state_dict()[self.where].view(-1)[0] = self.value
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss * self.value if self._now(batch_idx) and self.where == "loss" else loss
-
-    def on_train_end(self) -> None:
-        metrics = self.trainer.strategy.metrics()
-        self.excluded = metrics.get("hier/block/excluded", 0.0)
-
-    def _now(self, batch_idx: int) -> bool:
-        return batch_idx == self.batch and _rank() in self.ranks
-
-
-Make = Callable[[], Any]
-
-
-def _caught(
-    make: Make, *broken: Any, batches: int = 6, **settings: Any
-) -> tuple[list[str], _Breaks]:
-    """Trains; the warnings of this rank that speak of NaN, and the model."""
-    model = _Breaks(*broken)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(make(), batches, model, **settings)
-    said = [str(warning.message) for warning in caught if "NaN" in str(warning.message)]
-    return said, model
 
 
 def _warned(group_size: int, *broken: Any) -> tuple[list[str], bool]:
@@ -77,7 +33,7 @@ def _warned(group_size: int, *broken: Any) -> tuple[list[str], bool]:
     make = partial(
         lh.HierarchicalStrategy, group_size=group_size, block_sync=sync, on_nonfinite="exclude"
     )
-    said, model = _caught(make, *broken)
+    said, model = caught_in(make, *broken)
     return said, bool(weights(model).isfinite().all())
 
 
@@ -130,7 +86,7 @@ ONE_MODEL: dict[str, tuple[Make, str]] = {
 
 def _one_model(name: str) -> None:
     ranks = (0, 1) if name == "all groups" else (1,)
-    fit(ONE_MODEL[name][0](), 6, _Breaks(1, ranks, "loss"))
+    fit(ONE_MODEL[name][0](), 6, Breaks(1, ranks, "loss"))
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)
@@ -144,7 +100,7 @@ def test_where_no_healthy_model_is_left_one_error_is_raised(name: str) -> None:
 
 def _buffer_of_the_warm_up(rank: int) -> Tensor:
     """DDP forms the statistics of rank 0 in the warm-up; those of others are overwritten."""
-    model = _Breaks(1, (rank,), "layers.1.running_var", INF)
+    model = Breaks(1, (rank,), "layers.1.running_var", INF)
     fit(lh.BMUFStrategy(block_size=2, warmup_steps=2), 5, model)
     return weights(model)
 
@@ -160,75 +116,12 @@ def _look_in_the_warm_up() -> None:
     trainer = make_trainer(
         lh.BMUFStrategy(warmup_steps=50), val_check_interval=2, num_sanity_val_steps=0
     )
-    trainer.fit(_Breaks(1, (0,), "loss"), loader(6), loader(1))
+    trainer.fit(Breaks(1, (0,), "loss"), loader(6), loader(1))
 
 
 def test_model_of_the_warm_up_that_is_not_finite_is_not_shown() -> None:
     for error in run_ranks(_look_in_the_warm_up, 2, expect_failure=True, timeout_s=30):
         assert "NaN or inf after 2 steps (parameters)" in error
-
-
-def _scaled(where: str, value: float) -> tuple[float, float, list[str], Tensor]:
-    """Ten steps in fp16, blocks of five; the scale and what was excluded."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    make = partial(lh.BMUFStrategy, block_size=5, on_nonfinite="exclude")
-    said, model = _caught(
-        make,
-        *(1, (1,), where, value),
-        batches=10,
-        plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)],
-    )
-    return scaler.get_scale(), model.excluded, said, weights(model)
-
-
-def test_step_that_loss_scaling_skips_makes_no_model_sick() -> None:
-    """The loss of one rank is beyond half precision once: it skips, and nothing else happens."""
-    results = run_ranks(_scaled, 2, "loss", 1e38)
-    assert [scale for scale, *_ in results] == [1024.0, 512.0]
-    for _, excluded, said, final in results:
-        assert excluded == 0 and not said
-        assert torch.equal(final, results[0][-1])
-
-
-def test_loss_scale_of_a_group_that_restarts_is_what_it_was_in_health() -> None:
-    """Its weight is NaN from the second step on, so four steps of its first block are skipped."""
-    results = run_ranks(_scaled, 2, "layers.2.weight", NAN)
-    assert [scale for scale, *_ in results] == [1024.0, 1024.0]
-    for _, excluded, _, final in results:
-        assert excluded == 1
-        assert torch.equal(final, results[0][-1]) and final.isfinite().all()
-
-
-def _thresholds() -> tuple[list[float | None], list[float | None], float, Tensor]:
-    """Of the group's GTC after the block in which it diverged, and a step later."""
-    seen: list[list[float | None]] = []
-    norms: list[float] = []
-
-    class Notes(_Breaks):
-        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-            memory = self.trainer.strategy._fit_session.worker.memory
-            seen.append([tensor.threshold for tensor in memory.tensors.values()])
-            norms.append(memory.residual_norm())
-
-    model = Notes(3, (2,), "loss")
-    strategy = lh.BMUFGTCStrategy(
-        group_size=2, block_size=5, density=0.2, dense_below=0, on_nonfinite="exclude"
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit(strategy, 9, model)
-    return seen[4], seen[5], norms[4], weights(model)
-
-
-def test_thresholds_and_residuals_of_a_group_that_restarts_begin_anew() -> None:
-    """The first step after the restart is averaged exactly again and tells the scale."""
-    results = run_ranks(_thresholds, 4)
-    for rank, (at_end, later, norm, final) in enumerate(results):
-        assert len(at_end) == len(later) == 6
-        assert {threshold is None for threshold in at_end} == {rank >= 2}
-        assert (norm == 0.0) == (rank >= 2)
-        assert all(threshold is not None for threshold in later)
-        assert torch.equal(final, results[0][-1]) and final.isfinite().all()
 
 
 class _Masked(Net):
@@ -282,7 +175,7 @@ def test_update_beyond_the_range_is_an_error_too() -> None:
 def _logged() -> None:
     logger = CSVLogger(os.environ["FOLDER"], name="run", version=0)
     make = partial(lh.BMUFStrategy, block_size=2, on_nonfinite="exclude")
-    _caught(make, 2, (0, 1), "loss", batches=8, logger=logger, log_every_n_steps=2)
+    caught_in(make, 2, (0, 1), "loss", batches=8, logger=logger, log_every_n_steps=2)
 
 
 def test_exclusions_are_counted_in_the_log(tmp_path: Path) -> None:

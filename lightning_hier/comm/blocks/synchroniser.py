@@ -78,6 +78,8 @@ class Synchroniser:
         self._shown: list[tuple[Tensor, Tensor]] | None = None
         self.reports: dict[int, BlockReport] = {}
         self._finished = False
+        # Not among the worker's counts: a run that is resumed goes on in the middle of that block.
+        self._excluded_at_end: dict[int, int] = {}
         self.statuses = StatusExchange(communicators, worker, on_nonfinite)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
@@ -100,7 +102,8 @@ class Synchroniser:
             found[f"{prefix}/update_norm"] = report.update_norm
             found[f"{prefix}/model_distance"] = report.model_distance
             found[f"{prefix}/blocks"] = self._worker.steps[index].blocks
-            found[f"{prefix}/excluded"] = self._worker.steps[index].excluded
+            at_end = self._excluded_at_end.get(index, 0)
+            found[f"{prefix}/excluded"] = self._worker.steps[index].excluded + at_end
         return found
 
     def local_values(self) -> dict[Tensor, Tensor]:
@@ -229,7 +232,7 @@ class Synchroniser:
                 count = self._worker.steps[index]
                 verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
                 if place == Place.END and count.in_block:
-                    count.excluded += len(verdict.excluded)
+                    self._excluded_at_end[index] = len(verdict.excluded)
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         if self._config is None:
