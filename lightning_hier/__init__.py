@@ -5,7 +5,8 @@ Importing the package registers the names, so that ``Trainer(strategy="bmuf_gtc"
 
 from lightning_hier.comm.blocks.block_sync import BMUF, BlockSync, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
-from lightning_hier.comm.blocks.status import NonFiniteModelError, OutOfStepError
+from lightning_hier.comm.blocks.health import NonFiniteModelError
+from lightning_hier.comm.blocks.status import OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.psp.push_rule import QuorumError

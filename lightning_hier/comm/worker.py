@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ class GradientMemory:
         if memory is None:
             memory = TensorMemory(torch.zeros_like(flat), threshold)
             self.tensors[parameter] = memory
+        elif memory.threshold is None:
+            memory.threshold = threshold
         return memory
 
     def state(self, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
@@ -59,6 +61,14 @@ class GradientMemory:
                 flat = residual.to(device=own.device, copy=True)
                 self.tensors[own] = TensorMemory(flat, state["thresholds"][name])
 
+    def forget(self, parameters: Iterable[Parameter]) -> None:
+        """Drop residuals and thresholds of these parameters; they begin anew, as at first."""
+        for parameter in parameters:
+            memory = self.tensors.get(parameter)
+            if memory is not None:
+                memory.residual.zero_()
+                memory.threshold = None
+
     def residual_norm(self) -> float:
         """Euclidean norm of all residuals of this worker."""
         squares = sum(
@@ -76,12 +86,14 @@ class StepCount:
         total: since the start of the run, warm-up included.
         in_block: since the last synchronisation of models.
         blocks: synchronisations of models so far.
+        excluded: groups left out of them because their models were not finite, each time counted.
 
     """
 
     total: int = 0
     in_block: int = 0
     blocks: int = 0
+    excluded: int = 0
 
 
 @dataclass
@@ -90,10 +102,18 @@ class Worker:
 
     A rank plays one worker. Everything that differs between two workers of the same rank is
     reachable from here, so that a rank can put one worker away and play another.
+
+    Attributes:
+        memory: residuals and thresholds.
+        steps: one count for each optimizer.
+        loss_scale: scale of fp16 gradients when the model was last known to be healthy; None
+            where gradients are not scaled.
+
     """
 
     memory: GradientMemory = field(default_factory=GradientMemory)
     steps: list[StepCount] = field(default_factory=list)
+    loss_scale: float | None = None
 
     def count_optimizers(self, number: int) -> None:
         """Start the counts of so many optimizers at zero."""

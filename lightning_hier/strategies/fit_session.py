@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import lightning.pytorch as pl
 from torch.nn import Module, Parameter
@@ -13,6 +14,8 @@ from torch.optim import Optimizer
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
+from lightning_hier.comm.blocks.health import OnNonfinite
+from lightning_hier.comm.blocks.joining import Joining
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
@@ -25,6 +28,8 @@ from lightning_hier.strategies import checks
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
+from lightning_hier.strategies.end_of_data import EndOfData
+from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
 
@@ -153,8 +158,19 @@ class FitSession:
         block_sync: BlockSync | None,
         *,
         one_host: bool,
+        on_nonfinite: OnNonfinite = "error",
+        scaler: Any = None,
     ) -> None:
         """Start counting steps and quieten the Trainer. A collective of the world.
+
+        Args:
+            trainer: about to fit ``module`` with ``optimizers``.
+            module: the model.
+            optimizers: each has its own block.
+            block_sync: how models are synchronised.
+            one_host: whether all ranks are on one host.
+            on_nonfinite: what becomes of groups whose models are not finite.
+            scaler: the GradScaler of this rank, if it scales gradients.
 
         Raises:
             ValueError: on every rank, if optimizers differ or do not suit ``block_sync``.
@@ -173,9 +189,12 @@ class FitSession:
             worker=self.worker,
             warmup_steps=self._warmup_steps,
             cards=None if one_host else fewest_network_cards(device),
+            on_nonfinite=on_nonfinite,
         )
         self._synchroniser.on_warm = self._end_warm_up
-        self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
+        if scaler is not None:
+            self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
+        self._termination = QuietTermination(trainer, self._note_termination)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, device, validation)
         for change in (self._termination, validation, self._position):
@@ -187,8 +206,25 @@ class FitSession:
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""
         self.synchroniser.after_step(optimizer)
-        if self.synchroniser.agreed_to_terminate and self._termination is not None:
+        if self.synchroniser.statuses.agreed_to_terminate:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let Lightning stop after this batch."""
+        if self._termination is not None:
             self._termination.stop()
+
+    def end_of_data(self, *, join: bool) -> EndOfData:
+        """A callback for the ends of this rank's batches.
+
+        Args:
+            join: whether ranks that have run out of batches join the others.
+
+        """
+        synchroniser = self.synchroniser
+        statuses = synchroniser.statuses
+        joining = Joining(self._communicators, self.worker, statuses, synchroniser.end_block)
+        return EndOfData(statuses, joining if join else None, self.stop)
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""
@@ -208,6 +244,9 @@ class FitSession:
         self._at_end.close()
         if self._hook is not None:
             self._hook.close()
+
+    def _note_termination(self) -> None:
+        self.synchroniser.statuses.terminate = True
 
     def _end_warm_up(self) -> None:
         if self._hook is not None:

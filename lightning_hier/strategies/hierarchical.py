@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import lightning.pytorch as pl
 import torch
@@ -16,11 +16,18 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
-from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.agreement import raise_everywhere
+from lightning_hier.comm.blocks.block_sync import BlockSync, check_choice
+from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.batch_counts import (
+    UnevenBatches,
+    join_problem,
+    join_trainer_problem,
+)
 from lightning_hier.strategies.between_epochs import BetweenEpochs
 from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
 from lightning_hier.strategies.fit_session import FitSession
@@ -41,6 +48,17 @@ class HierarchicalStrategy(CheckpointedStrategy):
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the
             whole world; blocks begin after them.
+        on_nonfinite: what becomes of a group whose model, or optimizer state that travels with it,
+            holds NaN or inf at a synchronisation. ``"error"``: one error on every rank, before any
+            model is sent. ``"exclude"``: a warning; the mean is over the other groups, and this one
+            starts the next block from it. A model that all ranks train, as in the warm-up or in a
+            single group, is always an error.
+        uneven_batches: what becomes of groups that run out of batches in an epoch before others.
+            ``"error"``: one error on every rank that names ranks and counts, before training where
+            the data have a length. ``"join"``: they take part in the remaining synchronisations of
+            the epoch with their models as they are, at the weight of every model. Then ranks meet
+            at the ends of epochs alone: nothing may validate, save or stop in the middle of one.
+            The ranks inside a group need the same number of batches.
         timeout: limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -59,6 +77,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
         gradient_sync: GradientSync | None = None,
         block_sync: BlockSync | None = None,
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -67,11 +87,20 @@ class HierarchicalStrategy(CheckpointedStrategy):
         )
         checks.check_synchronisations(gradient_sync, block_sync)
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
+        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.block_sync = block_sync
+        self.on_nonfinite: OnNonfinite = on_nonfinite
+        check_choice("uneven_batches", uneven_batches, get_args(UnevenBatches))
+        self.uneven_batches: UnevenBatches = uneven_batches
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {"gradient_sync": repr(self.gradient_sync), "block_sync": repr(self.block_sync)}
+        return {
+            "gradient_sync": repr(self.gradient_sync),
+            "block_sync": repr(self.block_sync),
+            "on_nonfinite": self.on_nonfinite,
+            "uneven_batches": self.uneven_batches,
+        }
 
     @override
     def _problem(self) -> str | None:
@@ -83,19 +112,30 @@ class HierarchicalStrategy(CheckpointedStrategy):
         if fitting:
             static_graph = bool(self._ddp_kwargs.get("static_graph"))
             checks.check_run(trainer, static_graph=static_graph)
+            if self.uneven_batches == "join":
+                raise_everywhere(join_trainer_problem(trainer), self.root_device)
             if self._layer_sync is not None:
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
         if fitting:
             module, one_host = self._module, self.num_nodes == 1
             session = self._fit_session
-            session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
-            first = (
+            session.begin(
+                trainer,
+                module,
+                self.optimizers,
+                self.block_sync,
+                one_host=one_host,
+                on_nonfinite=self.on_nonfinite,
+                scaler=self._scaler,
+            )
+            first = [
+                session.end_of_data(join=self.uneven_batches == "join"),
                 BetweenEpochs(session.synchroniser),
                 GlobalModelLifecycle(session.synchroniser),
                 session.averaged_weights,
-            )
-            session.at_end(surround_callbacks(trainer, *first, last=HierarchyMetrics(self)))
+            ]
+            session.at_end(surround_callbacks(trainer, first, [HierarchyMetrics(self)]))
 
     @override
     def configure_ddp(self) -> None:
@@ -133,6 +173,22 @@ class HierarchicalStrategy(CheckpointedStrategy):
     def on_train_start(self) -> None:
         super().on_train_start()
         self._fit_session.start()
+
+    @override
+    def _batches_problem(self, counts: Sequence[float]) -> str | None:
+        if self.uneven_batches == "join":
+            warming = self._fit_session.synchroniser.warming
+            return join_problem(
+                counts,
+                group_size=self._ranks_per_group(),
+                warmup_steps=self.warmup_steps if warming else 0,
+                accumulated=self._module.trainer.accumulate_grad_batches,
+            )
+        problem = super()._batches_problem(counts)
+        groups = self.layout.sizes[1]
+        if problem is None or groups == 1:
+            return problem
+        return f"{problem}, or pass uneven_batches='join'"
 
     @override
     def optimizer_step(
@@ -207,6 +263,9 @@ class HierarchicalStrategy(CheckpointedStrategy):
         found = self.traffic.metrics()
         return found | self._session.metrics() if self._session is not None else found
 
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self.precision_plugin, "scaler", None)
+
     def _grad_scale(self) -> float:
-        scaler = getattr(self.precision_plugin, "scaler", None)
-        return float(scaler.get_scale()) if scaler is not None else 1.0
+        return float(self._scaler.get_scale()) if self._scaler is not None else 1.0

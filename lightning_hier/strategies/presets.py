@@ -10,8 +10,10 @@ from torch.distributed.constants import default_pg_timeout
 from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
+from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.strategies.batch_counts import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 
@@ -31,6 +33,7 @@ class GTCStrategy(HierarchicalStrategy):
         density: float = 0.01,
         dense_below: int = 1024,
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -38,6 +41,7 @@ class GTCStrategy(HierarchicalStrategy):
             group_size="world",
             gradient_sync=GTC(threshold=threshold, density=density, dense_below=dense_below),
             warmup_steps=warmup_steps,
+            on_nonfinite=on_nonfinite,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -58,6 +62,8 @@ class ModelAveragingStrategy(HierarchicalStrategy):
         block_size: int = 50,
         local_momentum: LocalMomentum = "reset",
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -65,6 +71,8 @@ class ModelAveragingStrategy(HierarchicalStrategy):
             group_size=1,
             block_sync=ModelAveraging(block_size=block_size, local_momentum=local_momentum),
             warmup_steps=warmup_steps,
+            on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -90,6 +98,8 @@ class BMUFStrategy(HierarchicalStrategy):
         c: float = 1.0,
         update_from: UpdateFrom = "global",
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -105,6 +115,8 @@ class BMUFStrategy(HierarchicalStrategy):
                 update_from=update_from,
             ),
             warmup_steps=warmup_steps,
+            on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -129,6 +141,8 @@ class BMUFAdamStrategy(HierarchicalStrategy):
         block_lr: float = 1.0,
         c: float = 1.0,
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -143,6 +157,8 @@ class BMUFAdamStrategy(HierarchicalStrategy):
                 c=c,
             ),
             warmup_steps=warmup_steps,
+            on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )
@@ -173,6 +189,8 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         update_from: UpdateFrom = "global",
         across: Across = "auto",
         warmup_steps: int = 0,
+        on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -190,6 +208,8 @@ class BMUFGTCStrategy(HierarchicalStrategy):
                 across=across,
             ),
             warmup_steps=warmup_steps,
+            on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
             timeout=timeout,
             **ddp_kwargs,
         )

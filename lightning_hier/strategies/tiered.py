@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.leaving import destroy_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout, ranks_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.batch_counts import uneven_problem
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 
 
@@ -123,8 +125,14 @@ class TieredStrategy(DDPStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        batches = self._module.trainer.num_training_batches
-        require_same({"number of training batches": str(batches)}, self.root_device)
+        counts = gather_json(self._module.trainer.num_training_batches, self.root_device)
+        problem = self._batches_problem(counts)
+        if problem is not None:
+            raise ValueError(problem)
+
+    def _batches_problem(self, counts: Sequence[float]) -> str | None:
+        """What about the numbers of batches of all ranks can't be trained, or None."""
+        return uneven_problem(counts)
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -132,10 +133,17 @@ def run_twin(case: Case) -> Twin:
     return twin
 
 
-def train_batch(case: Case, twin: Twin, count: int) -> None:
-    """Train the twin on one more batch, ``count`` batches into the run."""
+def train_batch(
+    case: Case, twin: Twin, count: int, factors: Mapping[int, float] | None = None
+) -> None:
+    """Train the twin on one more batch, ``count`` batches into the run.
+
+    ``factors`` multiply the losses of some workers.
+    """
     number = count % case.batches
     losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
+    for rank, factor in (factors or {}).items():
+        losses[rank] = partial(_scaled, losses[rank], factor)
     if case.net == "pair":
         twin.backward([_part(loss, "a") for loss in losses])
         twin.step(0)
@@ -147,6 +155,12 @@ def train_batch(case: Case, twin: Twin, count: int) -> None:
     # Lightning steps at an epoch's last batch too, however few batches were accumulated.
     if (number + 1) % case.accumulate == 0 or number + 1 == case.batches:
         twin.step()
+
+
+def _scaled(
+    loss: Callable[[nn.Module], torch.Tensor], factor: float, net: nn.Module
+) -> torch.Tensor:
+    return loss(net) * factor
 
 
 def _part(

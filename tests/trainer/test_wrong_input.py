@@ -166,7 +166,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_nothing_to_train, r"no trainable parameter"),
     (_static_graph, r"static_graph=True can't be combined with accumulate_grad_batches=2"),
     (_hook, r"ddp_comm_hook can't be set.*gradient_sync=CommHook"),
-    (_batches_differ, r"number of training batches: \"20\" on ranks 0, 2, 3; \"12\" on rank 1"),
+    (_batches_differ, r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1"),
 ]
 
 

@@ -18,6 +18,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
+from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
 
@@ -111,10 +112,12 @@ class AdamMoments(LocalState):
         }
         self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
         self._taken = torch.empty(0)
+        self._groups = across.size
         self._exchange: Pending | None = None
 
-    def collect(self) -> None:
-        """Start to add up the steps that the groups have taken, for each parameter."""
+    def collect(self, verdict: Verdict) -> None:
+        """Start to add up the steps that the healthy groups have taken, for each parameter."""
+        self._groups = verdict.healthy
         if not self._steps:
             return
         device = next(iter(self._steps)).device
@@ -122,7 +125,7 @@ class AdamMoments(LocalState):
         starts = [steps.start for steps in self._steps.values()]
         # Counts are fractions with rounding; their differences within a block are whole.
         taken = counts.double() - torch.tensor(starts, dtype=torch.float64, device=device)
-        self._taken = taken.round_()
+        self._taken = taken.round_() if verdict.takes_part else taken.zero_()
         self._exchange = self._across.all_reduce_(self._taken, "steps")
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
@@ -172,7 +175,7 @@ class AdamMoments(LocalState):
         self._exchange.wait()
         self._exchange = None
         for steps, total in zip(self._steps.values(), self._taken.tolist(), strict=True):
-            local = total / self._across.size
+            local = total / self._groups
             steps.rho = next_rho(steps.rho, local, self._eta)
             ahead = self._eta * steps.rho if local else 0.0
             steps.block = BlockSteps(local, ahead)

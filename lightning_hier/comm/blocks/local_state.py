@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import Optimizer, RMSprop
 
+from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.members import optimizer_parameters
 
 
@@ -29,8 +31,13 @@ class LocalState:
     carried: Sequence[Tensor] = ()
     keeps_previous: bool = False
 
-    def collect(self) -> None:
-        """Prepare, before the model is sent. May start collectives of tier ``across``."""
+    def collect(self, verdict: Verdict) -> None:
+        """Prepare, before the model is sent. May start collectives of tier ``across``.
+
+        Args:
+            verdict: whose models, with the state that travels along, are averaged.
+
+        """
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Turn means into what the next block starts from, in place.
@@ -83,21 +90,26 @@ class AveragedMomentum(LocalState):
         A parameter that had no gradient on this rank has no momentum yet, while it may have one on
         another rank; zero is what it stands for.
         """
-        with_momentum = {
-            parameter
+        groups = {
+            parameter: group
             for group in optimizer.param_groups
             if group.get("momentum")
             for parameter in group["params"]
         }
         self.carried = [
-            _momentum(optimizer, parameter)
+            _momentum(optimizer, parameter, groups[parameter])
             for parameter in parameters
-            if parameter in with_momentum
+            if parameter in groups
         ]
 
 
-def _momentum(optimizer: Optimizer, parameter: Parameter) -> Tensor:
+def _momentum(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> Tensor:
     state = optimizer.state[parameter]
+    if not state and isinstance(optimizer, RMSprop):
+        # It makes all of its state at the first gradient, or, where it finds some, nothing.
+        state["step"] = torch.zeros(())
+        for name in ("square_avg", *(["grad_avg"] if group["centered"] else [])):
+            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     if state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(parameter)
     momentum: Tensor = state["momentum_buffer"]

@@ -19,7 +19,8 @@ class Members:
         float_buffers: floating-point buffers such as BatchNorm statistics; they are averaged.
             Block momentum on statistics would be wrong: its look-ahead can make a variance
             negative.
-        other_buffers: integer and boolean buffers; kept equal to those of the first group.
+        other_buffers: integer and boolean buffers, and those that have no mean; kept equal to those
+            of the first group.
 
     """
 
@@ -34,12 +35,16 @@ class Members:
 
 
 def divide(
-    module: Module, optimizers: Sequence[Optimizer], trainable: Collection[Parameter]
+    module: Module,
+    optimizers: Sequence[Optimizer],
+    trainable: Collection[Parameter],
+    not_averaged: Collection[str] = (),
 ) -> list[Members]:
     """Give every trainable parameter and every buffer to exactly one optimizer's block.
 
     What counts as trainable is said by ``trainable`` and not by ``requires_grad``, which a module
-    with several optimizers switches off and on while it trains.
+    with several optimizers switches off and on while it trains. Floating-point buffers with a name
+    among ``not_averaged`` are kept equal.
 
     A parameter belongs to the first optimizer that holds it; buffers, and trainable parameters
     that no optimizer holds, belong to the first optimizer. Tied weights count once. The order is
@@ -54,8 +59,9 @@ def divide(
         if parameter in trainable:
             members[owners.get(id(parameter), 0)].parameters.append(parameter)
     if members:
-        for buffer in _distinct(list(module.buffers())):
-            kind = members[0].float_buffers if _is_averaged(buffer) else members[0].other_buffers
+        for name, buffer in module.named_buffers():
+            averaged = _is_averaged(buffer) and name not in not_averaged
+            kind = members[0].float_buffers if averaged else members[0].other_buffers
             kind.append(buffer)
     return members
 
@@ -67,7 +73,3 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
 
 def _is_averaged(buffer: Tensor) -> bool:
     return buffer.is_floating_point() or buffer.is_complex()
-
-
-def _distinct(buffers: list[Tensor]) -> list[Tensor]:
-    return list({id(buffer): buffer for buffer in buffers}.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,11 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.health import NonFiniteModelError, Reading, Verdict
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.members import Members
 from lightning_hier.comm.blocks.model_part import ModelPart
+from lightning_hier.comm.blocks.restart import forget_state_
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
 
@@ -29,16 +32,20 @@ class BlockReport:
         model_distance: how far the group models were apart: the root mean square over the groups
             of the Euclidean distance between a group's model and their mean. Averaged buffers
             count as part of the model.
+        excluded: groups that were left out because their models were not finite.
+        restarted: whether this rank's group was one of them.
 
     """
 
     update_norm: float
     model_distance: float
+    excluded: int = 0
+    restarted: bool = False
 
 
-# Agrees with all ranks before anything is sent: takes the sum of squares of this rank's share of
-# the local model, returns the sum over all ranks; raises on every rank what any rank objects to.
-Agreement = Callable[[float], float]
+# Agrees with all ranks before anything is sent: takes what this rank finds in its local model,
+# returns whose models are averaged; raises on every rank what any rank objects to.
+Agreement = Callable[[Reading], Verdict]
 
 Counts = Mapping[Parameter, list[float]]
 
@@ -131,20 +138,23 @@ class ModelBlock:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first group; the state of the local optimizer becomes what the settings say.
+        first group; the state of the local optimizer becomes what the settings say. A group that
+        is left out of the mean gets the same, and fresh state where none is carried.
         """
         self._unite_buffers()
-        local = agree(sum(part.gather() for part in self._parts))
-        self._local_state.collect()
-        mean = sum(part.average_() for part in self._parts)
+        verdict = agree(self._gather())
+        self._local_state.collect(verdict)
+        mean = sum(part.average_(verdict) for part in self._parts)
         update = sum(part.advance_() for part in self._parts)
         for part in self._parts:
             part.spread_()
+        if not verdict.takes_part:
+            forget_state_(self._optimizer, self.members.parameters, self._local_state.carried)
         self._local_state.finish()
         self._equalise_other_buffers()
-        return self._report(local, mean, update)
+        return self._report(verdict, mean, update)
 
-    def look(self, agree: Agreement, *, pending: bool) -> None:
+    def look(self, agree: Agreement, *, pending: bool) -> Verdict:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
 
         Args:
@@ -152,15 +162,19 @@ class ModelBlock:
             pending: whether steps were taken since the last synchronisation. W is then what it
                 would become if the block ended here.
 
+        Returns:
+            Whose models were averaged.
+
         """
         # Buffers move with every forward pass, be it one of a step or not: they are always pending.
         self._unite_buffers()
-        agree(sum(part.gather() for part in self._parts))
+        verdict = agree(self._gather())
         for part in self._parts:
-            part.look_(pending=pending)
+            part.look_(verdict, pending=pending)
         for part in self._parts:
             part.spread_(carried=False)
         self._equalise_other_buffers()
+        return verdict
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -196,6 +210,15 @@ class ModelBlock:
             tensor.copy_(local)
         return block
 
+    def _gather(self) -> Reading:
+        """Put this rank's share into the transfer buffers; tell how the whole model is."""
+        reading = sum((part.gather() for part in self._parts), Reading())
+        if self._communicators.group.size > 1:
+            # What another rank carries is overwritten, but what this one has made of it is not.
+            own = self.members
+            reading += Reading.of_tensors(own.parameters, own.float_buffers, self.optimizer_tensors)
+        return reading
+
     def _unite_buffers(self) -> None:
         """Give a group its first rank's buffers, as DDP does before every forward pass."""
         broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
@@ -203,9 +226,20 @@ class ModelBlock:
     def _equalise_other_buffers(self) -> None:
         broadcast_tensors_(self.members.other_buffers, self._communicators.world, "buffers")
 
-    def _report(self, local: float, mean: float, update: float) -> BlockReport:
+    def _report(self, verdict: Verdict, mean: float, update: float) -> BlockReport:
         sums = torch.tensor([mean, update], dtype=torch.float64, device=self._communicators.device)
         self._communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
-        apart = local / self._communicators.across.size - mean
-        return BlockReport(update_norm=update**0.5, model_distance=max(apart, 0.0) ** 0.5)
+        if not math.isfinite(update):
+            # The same on all ranks: every group holds all of Delta.
+            raise NonFiniteModelError(
+                "the global update is beyond the range of its dtype, although the models that it "
+                "was made of are finite: training has diverged. Lower the learning rate."
+            )
+        apart = verdict.squares / verdict.healthy - mean
+        return BlockReport(
+            update_norm=update**0.5,
+            model_distance=max(apart, 0.0) ** 0.5,
+            excluded=len(verdict.excluded),
+            restarted=not verdict.takes_part,
+        )

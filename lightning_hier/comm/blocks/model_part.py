@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
@@ -76,20 +76,17 @@ class ModelPart:
         self._view.read_(self._share.start, self._share.stop, share)
         return share
 
-    def gather(self) -> float:
-        """Copy this rank's share of the local model and state into the transfer buffer.
-
-        Returns:
-            The sum of the squares of the model; NaN or inf where a value of model or state is.
-
-        """
+    def gather(self) -> Reading:
+        """Copy this rank's share of the local model and state into the transfer buffer."""
         share = self._read_share()
-        if not math.isfinite(_squares(share[self._own_carried])):
-            return math.nan
-        return _squares(share[: self._own_carried.start])
+        return Reading.of_squares(
+            parameters=_squares(share[self._own_filtered]),
+            buffers=_squares(share[self._own_averaged]),
+            optimizer=_squares(share[self._own_carried]),
+        )
 
-    def average_(self) -> float:
-        """Replace the gathered share by its mean over the groups.
+    def average_(self, verdict: Verdict) -> float:
+        """Replace the gathered share by its mean over the healthy groups.
 
         A collective of the ranks at this position in all groups.
 
@@ -98,7 +95,7 @@ class ModelPart:
 
         """
         share = self._buffer[self._share]
-        self._average(share)
+        self._average(share, verdict)
         return _squares(share[: self._own_carried.start])
 
     def advance_(self) -> float:
@@ -112,21 +109,22 @@ class ModelPart:
         self._advance_carried_(mean[self._own_carried])
         return self._filter.advance_(mean[self._own_filtered], self.global_model, self.update)
 
-    def look_(self, *, pending: bool) -> None:
+    def look_(self, verdict: Verdict, *, pending: bool) -> None:
         """Put W into the gathered share, and the mean of what is only averaged; W and Delta stay.
 
         A collective of the ranks at this position in all groups.
 
         Args:
+            verdict: whose models are averaged.
             pending: whether W shall be what it would become if the block ended here.
 
         """
         share = self._buffer[self._share]
         if not pending:
-            self._average(share[self._own_averaged])
+            self._average(share[self._own_averaged], verdict)
             share[self._own_filtered].copy_(self.global_model)
             return
-        self._average(share[: self._own_carried.start])
+        self._average(share[: self._own_carried.start], verdict)
         mean = share[self._own_filtered]
         mean.copy_(self._filter.next_global(mean, self.global_model, self.update))
 
@@ -198,9 +196,12 @@ class ModelPart:
         self._carrier.spread_(self._buffer)
         (self._view if carried else self._model).write_from(self._buffer)
 
-    def _average(self, piece: Tensor) -> None:
+    def _average(self, piece: Tensor, verdict: Verdict) -> None:
         if piece.numel():
-            piece.div_(self._across.size)
+            if verdict.takes_part:
+                piece.div_(verdict.healthy)
+            else:
+                piece.zero_()  # dividing would leave the NaN
             self._across.all_reduce_(piece, "models").wait()
 
     def _advance_carried_(self, mean: Tensor) -> None:
@@ -213,4 +214,5 @@ class ModelPart:
 
 
 def _squares(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2 if len(values) else 0.0
+    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64)) if len(values) else 0.0
+    return norm * norm  # a power that overflows would raise, on this rank alone

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 
@@ -19,6 +19,7 @@ class Place(IntEnum):
     LOOK = 2
     END = 3
     CHECK = 4
+    OUT = 5
 
     @property
     def text(self) -> str:
@@ -28,15 +29,12 @@ class Place(IntEnum):
             Place.LOOK: "a look at the global model (validation, checkpoint or end of an epoch)",
             Place.END: "the end of training",
             Place.CHECK: "the regular check of all ranks",
+            Place.OUT: "the end of its batches",
         }[self]
 
 
 class OutOfStepError(RuntimeError):
     """Ranks have come to different synchronisations, so they would wait for each other for ever."""
-
-
-class NonFiniteModelError(RuntimeError):
-    """A local model holds NaN or inf and must not enter the global model."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,8 @@ class Status:
         steps: steps of that optimizer, or of all of them, since the start.
         squares: sum of the squares of the part of the local model that this rank carries across.
         terminate: whether this rank has received SIGTERM.
+        nonfinite: what of the local model holds NaN or inf, a ``Nonfinite``.
+        out_after: if it has no batches left in this epoch, how many it had, else -1.
 
     """
 
@@ -57,60 +57,73 @@ class Status:
     steps: int
     squares: float
     terminate: int
+    nonfinite: int
+    out_after: int
 
     @classmethod
     def of_row(cls, row: list[float]) -> Status:
         """From one row of the exchange."""
-        place, optimizer, steps, squares, terminate = row
-        return cls(int(place), int(optimizer), int(steps), squares, int(terminate))
+        place, optimizer, steps, squares, *flags = row
+        return cls(int(place), int(optimizer), int(steps), squares, *map(int, flags))
 
 
 def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
     """Tell all ranks where this one is, and learn where they are.
 
     A collective of the world: every rank must call it.
-
-    Raises:
-        OutOfStepError: ranks are at different places. Raised on every rank.
-        NonFiniteModelError: some rank's model is not finite. Raised on every rank.
-
     """
     row = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     rows = row.new_empty(world.size * row.numel())
     world.all_gather(rows, row, "status").wait()
-    statuses = [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
-    _check_in_step(statuses)
-    _check_finite(statuses)
-    return statuses
+    return [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
 
 
-def _check_in_step(statuses: list[Status]) -> None:
-    ranks: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+def common_place(statuses: Sequence[Status]) -> Status | None:
+    """Where the ranks are that have batches; None where none has any left in this epoch.
+
+    The same on every rank; no communication.
+
+    Raises:
+        OutOfStepError: they are at different places, or at one that others can't come to who wait
+            at the end of their batches.
+
+    """
+    active = [status for status in statuses if status.place != Place.OUT]
+    places = {(status.place, status.optimizer, status.steps) for status in active}
+    joined = 0 < len(active) < len(statuses)
+    if len(places) > 1 or (joined and active[0].place != Place.BLOCK):
+        raise OutOfStepError(_out_of_step(statuses))
+    return active[0] if active else None
+
+
+def _out_of_step(statuses: Sequence[Status]) -> str:
+    ranks: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
     for rank, status in enumerate(statuses):
-        ranks[status.place, status.optimizer, status.steps].append(rank)
-    if len(ranks) == 1:
-        return
+        ranks[status.place, status.optimizer, status.steps, status.out_after].append(rank)
     said = "; ".join(
-        f"rank{'s' * (len(members) > 1)} {_span(members)} at {Place(place).text}"
+        f"rank{'s' * (len(members) > 1)} {span(members)} at {Place(place).text}"
         f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
-        for (place, optimizer, steps), members in ranks.items()
+        f"{f', with no batch left after {out_after} in this epoch' if out_after >= 0 else ''}"
+        for (place, optimizer, steps, out_after), members in ranks.items()
     )
-    raise OutOfStepError(
+    if any(status.place == Place.OUT for status in statuses):
+        return (
+            "some ranks wait at the end of their batches, and others come to something else than "
+            f"a synchronisation of models: {said}. With uneven_batches='join' validate and save at "
+            "the ends of epochs, and end training there."
+        )
+    way_out = (
+        " uneven_batches='join' has ranks that run out of batches wait for the others."
+        if len({status.out_after >= 0 for status in statuses}) > 1
+        else ""
+    )
+    return (
         f"the ranks are out of step: {said}. All ranks must take the same number of steps: give "
         "every rank the same number of batches (drop_last, a DistributedSampler, or "
-        "limit_train_batches), and validate or save on all ranks at the same step."
+        f"limit_train_batches), and validate or save on all ranks at the same step.{way_out}"
     )
 
 
-def _check_finite(statuses: list[Status]) -> None:
-    ranks = [rank for rank, status in enumerate(statuses) if not math.isfinite(status.squares)]
-    if ranks:
-        raise NonFiniteModelError(
-            f"the local model of rank{'s' * (len(ranks) > 1)} {_span(ranks)} holds NaN or inf "
-            f"after {statuses[ranks[0]].steps} steps; it was kept out of the global model. Lower "
-            "the learning rate, clip gradients (gradient_clip_val), or look for bad batches there."
-        )
-
-
-def _span(ranks: list[int]) -> str:
+def span(ranks: Sequence[int]) -> str:
+    """Numbers of ranks or groups, for people."""
     return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks from {ranks[0]}"

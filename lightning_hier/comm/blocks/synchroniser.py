@@ -11,12 +11,14 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
-from lightning_hier.comm.blocks.members import divide
-from lightning_hier.comm.blocks.model_block import BlockReport, ModelBlock
-from lightning_hier.comm.blocks.status import Place, Status, exchange
+from lightning_hier.comm.blocks.health import OnNonfinite, Reading
+from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock
+from lightning_hier.comm.blocks.status import Place
+from lightning_hier.comm.blocks.status_exchange import StatusExchange
+from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks where there is no block synchronisation.
 _CHECK_EVERY = 50
@@ -37,6 +39,13 @@ class Synchroniser:
         worker: counts of the worker that this rank plays.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         cards: as in :func:`~lightning_hier.comm.blocks.carriers.make_carrier`.
+        on_nonfinite: what becomes of groups whose models are not finite.
+
+    Attributes:
+        reports: of the last synchronisation of each optimizer's block.
+        on_warm: called when the warm-up ends.
+        on_block: called after each synchronisation at a block's end, with its report.
+        statuses: what this rank tells the others at synchronisations, and learns from them.
 
     Raises:
         ValueError: the settings do not suit the number of groups.
@@ -53,10 +62,11 @@ class Synchroniser:
         worker: Worker,
         warmup_steps: int = 0,
         cards: int | None = None,
+        on_nonfinite: OnNonfinite = "error",
     ) -> None:
         self._module = module
-        self._trainable = {p for p in module.parameters() if p.requires_grad}
         self._optimizers = list(optimizers)
+        self._trained = TrainedTensors(module, self._optimizers)
         self._config = config
         self._communicators = communicators
         self._worker = worker
@@ -69,9 +79,11 @@ class Synchroniser:
         self.reports: dict[int, BlockReport] = {}
         self._finished = False
         self._settled = False
-        self.terminate = False
-        self.agreed_to_terminate = False
+        # Not among the worker's counts: a run that is resumed goes on in the middle of that block.
+        self._excluded_at_end: dict[int, int] = {}
+        self.statuses = StatusExchange(communicators, worker, on_nonfinite)
         self.on_warm: Callable[[], None] = lambda: None
+        self.on_block: Callable[[BlockReport], None] = lambda report: None
 
     @property
     def warming(self) -> bool:
@@ -88,10 +100,6 @@ class Synchroniser:
         """Whether a step has been taken, in this run or in the one that it goes on from."""
         return any(count.total > 0 for count in self._worker.steps)
 
-    def note_termination(self) -> None:
-        """Remember that this rank shall stop; all learn of it at the next synchronisation."""
-        self.terminate = True
-
     def metrics(self) -> dict[str, float]:
         """What the last synchronisation of each optimizer's block did, by name."""
         found: dict[str, float] = {}
@@ -100,12 +108,15 @@ class Synchroniser:
             found[f"{prefix}/update_norm"] = report.update_norm
             found[f"{prefix}/model_distance"] = report.model_distance
             found[f"{prefix}/blocks"] = self._worker.steps[index].blocks
+            at_end = self._excluded_at_end.get(index, 0)
+            found[f"{prefix}/excluded"] = self._worker.steps[index].excluded + at_end
         return found
 
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
         aside = {tensor: saved for tensor, saved in self._shown or []}
-        tensors = [p for p in self._module.parameters() if p in self._trainable]
+        trainable = self._trained.parameters
+        tensors = [p for p in self._module.parameters() if p in trainable]
         every: list[Tensor] = [*tensors, *self._module.buffers()]
         return {tensor: aside.get(tensor, tensor.detach()) for tensor in every}
 
@@ -124,7 +135,7 @@ class Synchroniser:
             None of them where models are not synchronised.
 
         """
-        self._trainable |= set(trainable)
+        self._trained.parameters |= set(trainable)
         self._blocks = self._new_blocks()
         return self._blocks or ()
 
@@ -145,20 +156,19 @@ class Synchroniser:
             Whether there were any.
 
         """
-        new = {p for p in self._module.parameters() if p.requires_grad} - self._trainable
-        self._trainable |= new
+        new = self._trained.admit()
         if new and self._blocks is not None:
-            members = divide(self._module, self._optimizers, self._trainable)
+            members = self._trained.members()
             self._blocks = [
                 block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
                 for block, own in zip(self._blocks, members, strict=True)
             ]
-        return bool(new)
+        return new
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
-        if self._blocks is None and not self.warming:
-            self._blocks = self._new_blocks()
+        self.statuses.out_after = -1
+        self._open_blocks()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
@@ -178,7 +188,9 @@ class Synchroniser:
         count.in_block += 1
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
-            self._end_block(optimizer, count)
+            place = Place.CHECK if self._blocks is None else Place.BLOCK
+            with self._communicators.roll_call.at(place.text):
+                self.end_block(optimizer)
 
     def show(self) -> None:
         """Put the local model aside and write the global model into the module, in place.
@@ -237,16 +249,20 @@ class Synchroniser:
 
     def _write_global(self, place: Place, blocks: list[ModelBlock] | None) -> None:
         """Write the global model into the module, in place. A collective of the world."""
-        with self._communicators.roll_call.at(place.text), torch.no_grad():
+        out = self.statuses.out_after
+        said = f"{place.text}, with no batch left after {out}" if out >= 0 else place.text
+        with self._communicators.roll_call.at(said), torch.no_grad():
             if not blocks:
                 # One model trains, so parameters are equal on all ranks; buffers are not.
-                self._agree(place, -1, 0.0)
+                self.statuses.check(place, -1, self._one_model())
                 buffers = list(self._module.buffers())
                 broadcast_tensors_(buffers, self._communicators.world, "buffers")
                 return
             for index, block in enumerate(blocks):
-                pending = self._worker.steps[index].in_block > 0
-                block.look(self._agreement(place, index), pending=pending)
+                count = self._worker.steps[index]
+                verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
+                if place == Place.END and count.in_block:
+                    self._excluded_at_end[index] = len(verdict.excluded)
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         if self._config is None:
@@ -259,41 +275,47 @@ class Synchroniser:
                 carrier=self.carrier,
                 communicators=self._communicators,
             )
-            for members, optimizer in zip(
-                divide(self._module, self._optimizers, self._trainable),
-                self._optimizers,
-                strict=True,
-            )
+            for members, optimizer in zip(self._trained.members(), self._optimizers, strict=True)
         ]
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal to the last bit, buffers included, and begin blocks."""
         with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
-            self._agree(Place.CHECK, -1, 0.0)
-            everything = [*self._module.parameters(), *self._module.buffers()]
-            for block in self._new_blocks() or []:
-                everything += block.optimizer_tensors
+            carried = [t for block in self._new_blocks() or [] for t in block.optimizer_tensors]
+            self.statuses.check(Place.CHECK, -1, self._one_model(carried))
+            everything = [*self._module.parameters(), *self._module.buffers(), *carried]
             broadcast_tensors_(everything, self._communicators.world, "initial_model")
         self.on_warm()
 
-    def _end_block(self, optimizer: int, count: StepCount) -> None:
+    def _open_blocks(self) -> None:
+        if self._blocks is None and not self.warming:
+            self._blocks = self._new_blocks()
+
+    @torch.no_grad()
+    def end_block(self, optimizer: int) -> None:
+        """Synchronise the models, or check that all ranks are in step. A collective of the world.
+
+        The roll call must have been told where this rank is.
+        """
+        self._open_blocks()
+        count = self._worker.steps[optimizer]
         count.in_block = 0
         if self._blocks is None:
-            with self._communicators.roll_call.at(Place.CHECK.text):
-                self._agree(Place.CHECK, optimizer, 0.0)
+            self.statuses.check(Place.CHECK, optimizer, self._one_model())
             return
         count.blocks += 1
-        with self._communicators.roll_call.at(Place.BLOCK.text), torch.no_grad():
-            agreement = self._agreement(Place.BLOCK, optimizer)
-            self.reports[optimizer] = self._blocks[optimizer].synchronise(agreement)
+        block = self._blocks[optimizer]
+        report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
+        count.excluded += report.excluded
+        if report.restarted:
+            self._worker.memory.forget(block.members.parameters)
+        self.reports[optimizer] = report
+        self.on_block(report)
 
-    def _agreement(self, place: Place, optimizer: int) -> Callable[[float], float]:
-        return lambda squares: self._agree(place, optimizer, squares)
+    def _agreement(self, place: Place, optimizer: int) -> Agreement:
+        return lambda reading: self.statuses.judge(place, optimizer, reading)
 
-    def _agree(self, place: Place, optimizer: int, squares: float) -> float:
-        counts = self._worker.steps
-        steps = counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts)
-        own = Status(place, optimizer, steps, squares, int(self.terminate))
-        statuses = exchange(own, self._communicators.world, self._communicators.device)
-        self.agreed_to_terminate |= any(status.terminate for status in statuses)
-        return sum(status.squares for status in statuses)
+    def _one_model(self, carried: Sequence[Tensor] = ()) -> Reading:
+        """How the model is that all ranks train. Buffers and ``carried`` count on rank 0 alone."""
+        first = self._communicators.world.position == 0
+        return self._trained.reading(averaged=first, carried=carried if first else ())

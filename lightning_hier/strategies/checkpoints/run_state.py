@@ -70,13 +70,14 @@ class RunState:
         }
 
     def of_rank(self) -> State:
-        """Shares of the global model and its update, residuals, and local buffers."""
+        """Shares of the global model and its update, residuals, local buffers, a loss scale."""
         blocks = self._synchroniser.blocks
         local = self._synchroniser.local_values()
         buffers = {name: local[own] for name, own in self._module.named_buffers()}
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": self._worker.memory.state(self.names),
+            "loss_scale": self._worker.loss_scale,
             "buffers": buffers,
         }
 
@@ -101,6 +102,7 @@ class RunState:
             ):
                 block.load(parts, self.by_parameter(counts))
         self._worker.memory.load(rank["memory"], self.parameters)
+        self._worker.loss_scale = rank["loss_scale"]
         buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
             own = self.parameters[name] if name in self.parameters else buffers[name]

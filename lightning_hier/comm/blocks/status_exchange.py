@@ -1,0 +1,108 @@
+"""One rank's part in what ranks agree on before every synchronisation."""
+
+from __future__ import annotations
+
+import warnings
+
+from lightning_hier.comm.blocks.health import (
+    OnNonfinite,
+    Reading,
+    Verdict,
+    exclusion,
+    judge,
+    require_finite,
+)
+from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.worker import Worker
+
+
+class StatusExchange:
+    """Tells all ranks where this one is and how its model is, and judges what they tell.
+
+    Args:
+        communicators: channels of this rank.
+        worker: counts of the worker that this rank plays.
+        on_nonfinite: what becomes of groups whose models are not finite.
+
+    Attributes:
+        terminate: whether this rank has received SIGTERM; told with the next exchange.
+        agreed_to_terminate: whether some rank has told so.
+        out_after: if this rank has no batches left in this epoch, how many it had, else -1.
+
+    """
+
+    def __init__(
+        self, communicators: Communicators, worker: Worker, on_nonfinite: OnNonfinite
+    ) -> None:
+        self._communicators = communicators
+        self._worker = worker
+        self._on_nonfinite = on_nonfinite
+        self.terminate = False
+        self.agreed_to_terminate = False
+        self.out_after = -1
+
+    def judge(self, place: Place, optimizer: int, reading: Reading) -> Verdict:
+        """Agree on whose models are averaged. A collective of the world.
+
+        Raises:
+            OutOfStepError: on every rank, if ranks are at different places.
+            NonFiniteModelError: on every rank, if models are not finite and that is an error.
+
+        """
+        statuses = self._exchange(place, optimizer, reading)
+        communicators = self._communicators
+        rank = communicators.world.position
+        verdict = judge(statuses, communicators.layout, rank, self._on_nonfinite)
+        if verdict.excluded and rank == 0:
+            warnings.warn(
+                exclusion(statuses, communicators.layout, verdict), RuntimeWarning, stacklevel=2
+            )
+        return verdict
+
+    def check(self, place: Place, optimizer: int, reading: Reading) -> None:
+        """Agree that all ranks are in step with their one model. A collective of the world.
+
+        Raises:
+            OutOfStepError: on every rank, if ranks are at different places.
+            NonFiniteModelError: on every rank, if the model is not finite.
+
+        """
+        require_finite(self._exchange(place, optimizer, reading))
+
+    def meet_at_end(self) -> Status | None:
+        """Learn where the ranks are that have batches left. A collective of the world.
+
+        Returns:
+            The place at which they wait for this rank, or None where no rank has batches left.
+
+        Raises:
+            OutOfStepError: on every rank, if it is none that this rank can come to.
+
+        """
+        return common_place(self._rows(Place.OUT, -1, Reading()))
+
+    def _exchange(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
+        statuses = self._rows(place, optimizer, reading)
+        common_place(statuses)
+        if any(status.place == Place.OUT for status in statuses):
+            # Those who waited there know now where to come to, and speak of it for the first time.
+            statuses = self._rows(place, optimizer, reading)
+            common_place(statuses)
+        return statuses
+
+    def _rows(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
+        counts = self._worker.steps
+        steps = counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts)
+        own = Status(
+            place,
+            optimizer,
+            steps,
+            reading.squares,
+            int(self.terminate),
+            int(reading.nonfinite),
+            self.out_after,
+        )
+        statuses = exchange(own, self._communicators.world, self._communicators.device)
+        self.agreed_to_terminate |= any(status.terminate for status in statuses)
+        return statuses

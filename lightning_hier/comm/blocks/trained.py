@@ -1,0 +1,54 @@
+"""What of a module is trained: the tensors that blocks synchronise, optimizer by optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.health import Reading
+from lightning_hier.comm.blocks.members import Members, divide
+
+
+class TrainedTensors:
+    """Parameters that are or have been trainable, and buffers.
+
+    A buffer that holds NaN or inf before training has no mean, be it the mask of an attention or a
+    minimum that nothing has lowered yet. It is kept equal instead, and makes no model sick.
+
+    Attributes:
+        parameters: those that are or have been trainable.
+
+    """
+
+    def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
+        """Take the present trainable parameters; the module must be the same on all ranks."""
+        self._module = module
+        self._optimizers = optimizers
+        self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
+        self._not_averaged = {
+            name for name, buffer in module.named_buffers() if not buffer.isfinite().all()
+        }
+
+    def admit(self) -> bool:
+        """Take in parameters that have become trainable; whether there were any."""
+        new = {p for p in self._module.parameters() if p.requires_grad} - self.parameters
+        self.parameters |= new
+        return bool(new)
+
+    def members(self) -> list[Members]:
+        """Those of each optimizer's block."""
+        return divide(self._module, self._optimizers, self.parameters, self._not_averaged)
+
+    def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> Reading:
+        """How the model is where all ranks train one.
+
+        Args:
+            averaged: whether to look at floating-point buffers too.
+            carried: state of local optimizers to look at.
+
+        """
+        buffers = [b for own in self.members() for b in own.float_buffers] if averaged else ()
+        return Reading.of_tensors(self.parameters, buffers, carried)

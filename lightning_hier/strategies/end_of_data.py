@@ -1,0 +1,61 @@
+"""The moment when a rank's batches of an epoch end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_hier.comm.blocks.joining import Joining
+from lightning_hier.comm.blocks.status_exchange import StatusExchange
+
+
+class EndOfData(Callback):
+    """Notes it for errors, or has this rank join the others until all have come there.
+
+    The first of all callbacks: what follows at an epoch's end, validation, checkpoints and other
+    callbacks, finds all ranks in the same place.
+    """
+
+    def __init__(
+        self, statuses: StatusExchange, joining: Joining | None, stop: Callable[[], None]
+    ) -> None:
+        """Tell ``statuses``; join by ``joining`` if there is one; ``stop`` tells the Trainer to."""
+        self._statuses = statuses
+        self._joining = joining
+        self._stop = stop
+        self._met = False
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """There is a batch."""
+        self._met = False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Meet the others after the last one."""
+        if trainer.is_last_batch or _batches(trainer) == trainer.num_training_batches:
+            self._meet(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Meet them if the epoch has ended otherwise, without a batch or by the user's hook."""
+        if not self._met:
+            self._meet(trainer)
+
+    def _meet(self, trainer: pl.Trainer) -> None:
+        self._met = True
+        self._statuses.out_after = _batches(trainer)
+        if self._joining is None:
+            return
+        all_out = self._joining.run()
+        if self._statuses.agreed_to_terminate:
+            self._stop()
+        if not all_out:
+            # The others leave in the middle of their epoch, where Lightning looks for the signal.
+            raise SIGTERMException
+
+
+def _batches(trainer: pl.Trainer) -> int:
+    """Batches of this epoch so far."""
+    return int(trainer.fit_loop.epoch_loop.batch_idx) + 1

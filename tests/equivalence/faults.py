@@ -1,0 +1,290 @@
+"""Workers that diverge on purpose, under a Trainer and in the twins.
+
+A group whose model, averaged buffers or travelling optimizer state is not finite when its block
+ends is left out: the block is filtered with the mean of the others, and eta, zeta and rho stay
+what they are for all groups. Then it starts from W_g like everybody, and remembers nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from tests.equivalence.adam_cases import AdamCase, AdamRegression
+from tests.equivalence.adam_twins import AdamTwin, AdamWorker
+from tests.equivalence.cases import Case, make_trainer, rank_number, state_of, train_batch
+from tests.equivalence.tasks import Pair, Regression, TwoOptimizers, loader, make_net
+from tests.equivalence.twins import Sgd, Twin, Values, Worker
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Where = Literal["loss", "weight", "buffer", "exp_avg", "exp_avg_sq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """At the start of batch ``batch`` of the run, counted from 0, something of ``rank`` breaks.
+
+    ``loss`` makes the gradient of that batch ``value`` or NaN; the others set one element of the
+    last tensor of their kind.
+    """
+
+    batch: int
+    rank: int
+    where: Where = "loss"
+    value: float = float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyCase(Case):
+    """A run with faults."""
+
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyAdamCase(AdamCase):
+    """The same with one of the Adams."""
+
+    faults: tuple[Fault, ...] = ()
+
+
+AnyCase = FaultyCase | FaultyAdamCase
+
+
+class _Faulty(pl.LightningModule):
+    """Breaks where a rank's faults say; before a module in the order of bases."""
+
+    faults: Sequence[Fault] = ()
+    begun = 0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.begun += 1
+        for fault in self._present_faults():
+            if fault.where in ("weight", "buffer"):
+                tensors = self.net.parameters if fault.where == "weight" else self.net.buffers
+                _break(_last_float(tensors()), fault)
+            elif fault.where != "loss":
+                (optimizer,) = self.trainer.optimizers
+                _break(optimizer.state[_last_float(self.net.parameters())][fault.where], fault)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss: Any = super().training_step(batch, batch_idx)
+        for fault in self._present_faults():
+            if fault.where == "loss":
+                loss = loss * fault.value
+        return loss
+
+    def _present_faults(self) -> list[Fault]:
+        return [
+            one for one in self.faults if (one.rank, one.batch) == (rank_number(), self.begun - 1)
+        ]
+
+
+class _FaultyRegression(_Faulty, Regression):
+    pass
+
+
+class _FaultyAdam(_Faulty, AdamRegression):
+    pass
+
+
+class _FaultyPair(_Faulty, TwoOptimizers):
+    pass
+
+
+def _last_float(tensors: Any) -> Tensor:
+    return [tensor for tensor in tensors if tensor.is_floating_point()][-1]
+
+
+def _break(tensor: Tensor, fault: Fault) -> None:
+    tensor.detach().view(-1)[0] = fault.value
+
+
+def make_faulty_module(case: AnyCase) -> pl.LightningModule:
+    """The module of a case; every rank draws other weights, since rank 0's count."""
+    net = make_net(case.net, rank_number())
+    module: _Faulty
+    if isinstance(case, AdamCase):
+        module = _FaultyAdam(net, case)
+    elif isinstance(net, Pair):
+        module = _FaultyPair(net, lr=case.lr, momentum=case.momentum)
+    else:
+        module = _FaultyRegression(net, lr=case.lr, momentum=case.momentum)
+    module.faults = case.faults
+    return module
+
+
+class FaultyTwin(Twin):
+    """Leaves out the groups that are sick when a block ends; counts them in ``excluded``."""
+
+    excluded = 0
+    _index = 0  # of the optimizer whose block is looked at
+    _healthy: list[Worker] | None = None
+
+    @property
+    def leaders(self) -> list[Worker]:
+        if self._healthy is not None:
+            return self._healthy
+        size = self.recipe.world if self.warming else self.recipe.group
+        groups = (self.workers[i : i + size] for i in range(0, self.recipe.world, size))
+        return [group[0] for group in groups if not any(map(self._is_sick, group))]
+
+    def strike(self, fault: Fault) -> None:
+        """Break something of a worker; a broken loss is the caller's business."""
+        worker = self.workers[fault.rank]
+        if fault.where == "weight":
+            _break(_last_float(worker.model.parameters()), fault)
+        elif fault.where == "buffer":
+            _break(_last_float(worker.model.buffers()), fault)
+        elif isinstance(worker, AdamWorker):
+            memory = list(worker.memory.values())[-1]
+            _break(memory.m if fault.where == "exp_avg" else memory.v, fault)
+
+    def _is_sick(self, worker: Worker) -> bool:
+        """By what belongs to the block of one optimizer; buffers belong to that of the first."""
+        names = self.optimizers[self._index].names
+        values = [worker.values()[name] for name in names]
+        if self._index == 0:
+            values += worker.model.buffers()
+        if self.recipe.local_momentum == "average":
+            values += [worker.momenta[name] for name in names if name in worker.momenta]
+        if isinstance(worker, AdamWorker):
+            memory = [worker.memory[name] for name in names]
+            values += [moment for one in memory for moment in (one.m, one.v)]
+        return not all(value.isfinite().all() for value in values)
+
+    def _step_group(self, group: list[Worker], sgd: Sgd, warming: bool) -> None:
+        for name in sgd.names if self.recipe.threshold is not None else ():
+            gradients = [worker.gradients[name] for worker in group if name in worker.gradients]
+            if not all(gradient.isfinite().all() for gradient in gradients):
+                # Nobody in the group sends anything of such a step, and residuals stay.
+                for worker in group:
+                    gradient = worker.gradients.pop(name)
+                    worker.descend(name, torch.full_like(gradient, torch.nan), sgd)
+        super()._step_group(group, sgd, warming)
+
+    def _mean(self, index: int) -> Values:
+        self._index = index
+        return super()._mean(index)
+
+    def _mean_buffer(self, name: str) -> Tensor:
+        self._index = 0
+        return super()._mean_buffer(name)
+
+    def _end_block(self, index: int) -> None:
+        self._index = index
+        healthy = self._healthy = self.leaders
+        super()._end_block(index)
+        self._healthy = None
+        size = self.recipe.group
+        for first in range(0, self.recipe.world, size):
+            if any(self.workers[first] is leader for leader in healthy):
+                continue
+            self.excluded += 1
+            for worker in self.workers[first : first + size]:
+                for name in self.optimizers[index].names:
+                    worker.residuals.pop(name, None)
+                    if self.recipe.local_momentum != "average":
+                        worker.momenta.pop(name, None)
+
+
+class FaultyAdamTwin(FaultyTwin, AdamTwin):
+    """With one of the Adams; the state of all workers becomes what the healthy agree on."""
+
+
+@dataclass
+class Told:
+    """What a rank, or a worker of a twin, saw: by number of batches, and after the run."""
+
+    local: list[Values] = field(default_factory=list)
+    moments: list[Values] = field(default_factory=list)
+    validated: list[Values] = field(default_factory=list)
+    final: Values = field(default_factory=dict)
+    excluded: float = 0
+
+
+class _Notes(Callback):
+    """Fills in a :class:`Told`."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any
+    ) -> None:
+        named = dict(pl_module.net.named_parameters())
+        self._told.local.append({n: p.detach().clone() for n, p in named.items()})
+        (optimizer, *_) = trainer.optimizers
+        state = {n: optimizer.state.get(p, {}) for n, p in named.items()}
+        self._told.moments.append(
+            {f"{n} {m}": own[m].clone() for n, own in state.items() for m in MOMENTS if m in own}
+        )
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._told.validated.append(state_of(pl_module.net))
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = trainer.strategy.metrics()
+        self._told.excluded = sum(v for n, v in metrics.items() if n.endswith("/excluded"))
+
+
+def run(case: AnyCase, *, looking: bool) -> Told:
+    """Train on this rank, with a look at the global model after every batch or without."""
+    pl.seed_everything(rank_number(), verbose=False)
+    told = Told()
+    module = make_faulty_module(case)
+    looks = {"val_check_interval": 1} if looking else {"limit_val_batches": 0}
+    trainer = make_trainer(case, callbacks=[_Notes(told)], **looks)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, loader(rank_number(), case.batches), loader(0, 1))
+    told.final = state_of(module.net)
+    return told
+
+
+def run_all(cases: Sequence[AnyCase]) -> dict[str, tuple[Told, Told]]:
+    """Every case with looks and without."""
+    return {case.name: (run(case, looking=True), run(case, looking=False)) for case in cases}
+
+
+def twin_of(case: AnyCase) -> list[Told]:
+    """What the twin's workers see; all have the same global model."""
+    net = make_net(case.net)
+    twin: FaultyTwin
+    if isinstance(case, FaultyAdamCase):
+        twin = FaultyAdamTwin(net, case.recipe, [case.rules()])
+    else:
+        parts = ("a", "b") if isinstance(net, Pair) else ("",)
+        names = [tuple(n for n, _ in net.named_parameters() if n.startswith(p)) for p in parts]
+        sgds = [Sgd(names=own, lr=case.lr, momentum=case.momentum) for own in names]
+        twin = FaultyTwin(net, case.recipe, sgds)
+    tolds = [Told() for _ in twin.workers]
+    for count in range(case.epochs * case.batches):
+        due = [fault for fault in case.faults if fault.batch == count]
+        for fault in due:
+            twin.strike(fault)
+        factors = {fault.rank: fault.value for fault in due if fault.where == "loss"}
+        train_batch(case, twin, count, factors)
+        seen = twin.global_model()
+        for told, worker in zip(tolds, twin.workers, strict=True):
+            told.local.append({n: value.clone() for n, value in worker.values().items()})
+            told.validated.append(seen)
+            if isinstance(worker, AdamWorker):
+                memory = worker.memory.items()
+                told.moments.append(
+                    {
+                        f"{n} {m}": v.clone()
+                        for n, o in memory
+                        for m, v in (("exp_avg", o.m), ("exp_avg_sq", o.v))
+                    }
+                )
+    for told in tolds:
+        told.final, told.excluded = twin.global_model(), twin.excluded
+    return tolds
