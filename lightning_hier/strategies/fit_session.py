@@ -73,6 +73,13 @@ class FitSession:
         return self._position
 
     @property
+    def termination(self) -> QuietTermination:
+        """What acts on signals; there once :meth:`begin` has been called."""
+        if self._termination is None:
+            raise RuntimeError("signals are noted from the moment when optimizers are set up")
+        return self._termination
+
+    @property
     def state(self) -> RunState:
         """What of this rank's run a checkpoint holds; there once :meth:`begin` has been called."""
         if self._state is None:
@@ -160,7 +167,7 @@ class FitSession:
             cards=None if one_host else fewest_network_cards(device),
         )
         self._synchroniser.on_warm = self._end_warm_up
-        self._termination = QuietTermination(trainer, self._synchroniser.note_termination)
+        self._termination = QuietTermination(trainer, self._synchroniser.note_signal)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, device, validation)
         for change in (self._termination, validation, self._position):
@@ -171,8 +178,8 @@ class FitSession:
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""
         self.synchroniser.after_step(optimizer)
-        if self.synchroniser.agreed_to_terminate and self._termination is not None:
-            self._termination.stop()
+        if self.synchroniser.take_signal():
+            self.termination.agree(self._communicators.device)
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""

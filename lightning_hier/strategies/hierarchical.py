@@ -90,7 +90,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
             session = self._fit_session
             session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
             lifecycle = GlobalModelLifecycle(session.synchroniser)
-            session.at_end(surround_callbacks(trainer, lifecycle, HierarchyMetrics(self)))
+            last = (HierarchyMetrics(self), session.termination)
+            session.at_end(surround_callbacks(trainer, lifecycle, *last))
 
     @override
     def configure_ddp(self) -> None:

@@ -54,12 +54,12 @@ class GlobalModelLifecycle(Callback):
         self._model.finish()
 
 
-def surround_callbacks(trainer: pl.Trainer, first: Callback, last: Callback) -> Callable[[], None]:
-    """Put two callbacks around a Trainer's own; what is returned takes them away again."""
-    trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
+def surround_callbacks(trainer: pl.Trainer, first: Callback, *last: Callback) -> Callable[[], None]:
+    """Put callbacks around a Trainer's own; what is returned takes them away again."""
+    trainer.callbacks = [first, *trainer.callbacks, *last]  # type: ignore[attr-defined]
 
     def restore() -> None:
-        own = [callback for callback in trainer.callbacks if callback not in (first, last)]  # type: ignore[attr-defined]
+        own = [callback for callback in trainer.callbacks if callback not in (first, *last)]  # type: ignore[attr-defined]
         trainer.callbacks = own  # type: ignore[attr-defined]
 
     return restore

@@ -82,9 +82,16 @@ class Synchroniser:
         """Whether the module holds the global model, its local one put aside."""
         return self._shown is not None
 
-    def note_termination(self) -> None:
-        """Remember that this rank shall stop; all learn of it at the next synchronisation."""
+    def note_signal(self) -> None:
+        """Remember that this rank got a signal; all learn of it at the next synchronisation."""
         self.terminate = True
+
+    def take_signal(self) -> bool:
+        """Whether all ranks have learnt since the last call that some rank got a signal."""
+        agreed = self.agreed_to_terminate
+        if agreed:
+            self.terminate = self.agreed_to_terminate = False
+        return agreed
 
     def metrics(self) -> dict[str, float]:
         """What the last synchronisation of each optimizer's block did, by name."""
