@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,9 @@ class DropoutNet(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train to the end, or as far as the faults let it."""
-    options = _options()
+    options = _options(arguments)
     folder = options.folder
     world = int(os.environ["WORLD_SIZE"])
     torch.manual_seed(1)
@@ -115,7 +116,7 @@ def main() -> None:
     )
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("strategy", choices=STRATEGIES)
@@ -124,7 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pause-ms", type=float, default=0.0, help="least time of a step")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--kills", type=int, help="kill ranks from inside, drawn by this seed")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.reliability import diary
+from benchmarks.reliability import diary, job
 from benchmarks.reliability.agents import Agent, said, wait_until
+from tests.ranks import run_ranks
 from tests.resume.runs import differences
 
 JOB = "benchmarks.reliability.job"
-# For one start of the job and one stop; machines that test are busy.
-LIMIT_S = 90.0
+# For one start of the job and its end, most of it imports; machines that test are busy.
+LIMIT_S = 240.0
 
 
 def _finals(folder: Path, ranks: int) -> list[dict[str, Any]]:
@@ -26,9 +27,7 @@ def _finals(folder: Path, ranks: int) -> list[dict[str, Any]]:
 def _through(folder: Path, strategy: str, ranks: int, epochs: int) -> dict[str, Any]:
     """What a run comes to that nothing disturbs."""
     folder.mkdir()
-    command = [JOB, str(folder), strategy, "--epochs", str(epochs)]
-    with Agent(command, ranks=ranks, restarts=0, log=folder / "log") as agent:
-        assert agent.wait(LIMIT_S) == 0, said(folder / "log")
+    run_ranks(job.main, ranks, [str(folder), strategy, "--epochs", str(epochs)])
     return _finals(folder, ranks)[0]
 
 
@@ -58,20 +57,21 @@ def _check_kills(
     return entries
 
 
-@pytest.mark.parametrize(("strategy", "seed"), [("bmuf", 5)])
-def test_killed_ranks_cost_nothing_but_time(strategy: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_killed_ranks_cost_nothing_but_time(tmp_path: Path) -> None:
     """The seed has one of them killed in a step and another one in the middle of a save."""
-    entries = _check_kills(tmp_path, strategy, 2, kills=2, seed=seed, epochs=2)
+    entries = _check_kills(tmp_path, "bmuf", 2, kills=2, seed=1, epochs=2)
     assert {entry.where for entry in entries if entry.event == "kill"} == {"step", "save"}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(25 * LIMIT_S)
 @pytest.mark.parametrize(("strategy", "ranks"), [("bmuf", 2), ("bmuf_adam", 2), ("bmuf_gtc", 4)])
 def test_twenty_kills_in_a_row(strategy: str, ranks: int, tmp_path: Path) -> None:
-    _check_kills(tmp_path, strategy, ranks, kills=20, seed=1, epochs=10)
+    _check_kills(tmp_path, strategy, ranks, kills=20, seed=1, epochs=20)
 
 
+@pytest.mark.timeout(4 * LIMIT_S)
 def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     """Two hosts, each an agent and a rank; the store where they meet is on neither of them.
 
