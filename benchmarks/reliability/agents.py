@@ -16,9 +16,11 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Without the first, ranks that torchrun starts anew meet at a store with the keys of those before.
+# Where hosts come and go, ranks that are started anew would otherwise meet at a store that has the
+# keys of those before. On one host torchrun tells them apart, and the store of its own that this
+# makes would be in danger: its port is chosen long before rank 0 listens there.
+_SEVERAL_HOSTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _ENVIRONMENT = {
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(REPOSITORY),
@@ -40,7 +42,7 @@ class Agent:
         ranks: on this host.
         restarts: how often the ranks are started again after a fault.
         log: what they all put out is appended here.
-        meet: torchrun's arguments that say where hosts meet; none for a job on one host.
+        meet: torchrun's arguments that say where several hosts meet; None for a job on one.
 
     """
 
@@ -51,18 +53,18 @@ class Agent:
         ranks: int,
         restarts: int,
         log: Path,
-        meet: Sequence[str] = ("--standalone",),
+        meet: Sequence[str] | None = None,
     ) -> None:
         self.log = log
         with log.open("a") as out:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torch.distributed.run", *meet),
+                    *(sys.executable, "-m", "torch.distributed.run", *(meet or ("--standalone",))),
                     *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
                     *("-m", *command),
                 ],
                 cwd=REPOSITORY,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **_ENVIRONMENT, **(_SEVERAL_HOSTS if meet else {})},
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )

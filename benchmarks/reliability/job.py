@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         callbacks=[
             ModelCheckpoint(folder, every_n_train_steps=options.save_every, save_last=True),
             Diary(folder),
-            *([] if options.kills is None else [Suicide(folder, options.kills)]),
+            *([] if options.kills is None else [Suicide(folder, *options.kills)]),
         ],
         max_epochs=options.epochs,
         logger=False,
@@ -124,7 +124,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=3, help="steps")
     parser.add_argument("--pause-ms", type=float, default=0.0, help="least time of a step")
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--kills", type=int, help="kill ranks from inside, drawn by this seed")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        nargs=2,
+        metavar=("SEED", "NUMBER"),
+        help="kill ranks from inside, so often, at moments drawn by the seed",
+    )
     return parser.parse_args(arguments)
 
 

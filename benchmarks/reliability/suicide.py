@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from benchmarks.reliability.diary import write
+from benchmarks.reliability.diary import read, write
 
 # Steps after a start until the kill; more than between two checkpoints, so that work is lost.
 MOST_STEPS = 9
@@ -23,19 +23,20 @@ _LONGEST_SAVE_S = 0.02
 class Suicide(Callback):
     """Draws, for each start of the job, which rank kills itself and when.
 
-    All ranks draw alike. A start without kills follows the last one that torchrun allows.
+    All ranks draw alike: nobody is killed before all of them train.
 
     Args:
         folder: of the diary, which learns of the kill first.
         seed: of the draw.
+        most: kills, after which the job is left alone.
 
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        draw = random.Random(1000 * seed + start)
+    def __init__(self, folder: Path, seed: int, most: int) -> None:
+        kills = sum(entry.event == "kill" for entry in read(folder))
+        draw = random.Random(1000 * seed + kills)
         self._folder = folder
-        self._alone = start >= int(os.environ["TORCHELASTIC_MAX_RESTARTS"])
+        self._alone = kills >= most
         self._rank = draw.randrange(int(os.environ["WORLD_SIZE"]))
         self._steps_left = draw.randint(1, MOST_STEPS)
         self._in_save = draw.random() < 0.5

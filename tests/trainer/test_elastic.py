@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch.distributed as dist
 
 from benchmarks.reliability import diary, job
 from benchmarks.reliability.agents import Agent, said, wait_until
+from benchmarks.reliability.soak import soak
 from tests.ranks import run_ranks
 from tests.resume.runs import differences
 
@@ -36,7 +39,8 @@ def _killed(
 ) -> list[dict[str, Any]]:
     """What it comes to when it is killed so often, and started again each time by torchrun."""
     folder.mkdir()
-    command = [JOB, str(folder), strategy, "--epochs", str(epochs), "--kills", str(seed)]
+    drawn = ["--kills", str(seed), str(kills)]
+    command = [JOB, str(folder), strategy, "--epochs", str(epochs), *drawn]
     with Agent(command, ranks=ranks, restarts=kills, log=folder / "log") as agent:
         assert agent.wait(LIMIT_S * (kills + 1)) == 0, said(folder / "log")
     return _finals(folder, ranks)
@@ -106,3 +110,20 @@ def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     assert last.world == 1
     assert last.steps >= 3
     assert "Resuming with a change: 1 groups of 1 ranks instead of 2 of 1" in stays.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * LIMIT_S)
+def test_short_soak(tmp_path: Path) -> None:
+    """As `python -m benchmarks.reliability.soak --minutes 1` does it, by one strategy."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    options = argparse.Namespace(
+        minutes=1.0, seed=3, strategies=["bmuf"], limit_s=LIMIT_S, out=tmp_path / "soak.json"
+    )
+    records = soak(options, folder)
+    assert records.hangs == []
+    assert records.good
+    assert records.runs
+    assert len(records.faults) + records.too_late == sum(run.faults for run in records.runs)
+    assert json.loads(options.out.read_text())["seed"] == 3
