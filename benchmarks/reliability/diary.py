@@ -67,7 +67,7 @@ def write(folder: Path, event: str, trainer: pl.Trainer, where: str = "") -> Non
         time.monotonic(),
         where,
     )
-    handle = os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    handle = os.open(folder / _NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.write(handle, (json.dumps(asdict(entry)) + "\n").encode())
     os.close(handle)
 
