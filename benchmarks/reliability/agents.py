@@ -16,11 +16,9 @@ import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Where hosts come and go, ranks that are started anew would otherwise meet at a store that has the
-# keys of those before. On one host torchrun tells them apart, and the store of its own that this
-# makes would be in danger: its port is chosen long before rank 0 listens there.
-_SEVERAL_HOSTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 _ENVIRONMENT = {
+    # Else ranks that torchrun starts again meet at a store with the keys of those before.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(REPOSITORY),
@@ -42,7 +40,7 @@ class Agent:
         ranks: on this host.
         restarts: how often the ranks are started again after a fault.
         log: what they all put out is appended here.
-        meet: torchrun's arguments that say where several hosts meet; None for a job on one.
+        meet: torchrun's arguments that say where hosts meet; none for a job on one host.
 
     """
 
@@ -53,18 +51,18 @@ class Agent:
         ranks: int,
         restarts: int,
         log: Path,
-        meet: Sequence[str] | None = None,
+        meet: Sequence[str] = ("--standalone",),
     ) -> None:
         self.log = log
         with log.open("a") as out:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "torch.distributed.run", *(meet or ("--standalone",))),
+                    *(sys.executable, "-m", "torch.distributed.run", *meet),
                     *("--nproc-per-node", str(ranks), "--max-restarts", str(restarts)),
                     *("-m", *command),
                 ],
                 cwd=REPOSITORY,
-                env={**os.environ, **_ENVIRONMENT, **(_SEVERAL_HOSTS if meet else {})},
+                env={**os.environ, **_ENVIRONMENT},
                 stdout=out,
                 stderr=subprocess.STDOUT,
             )

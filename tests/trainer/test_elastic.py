@@ -17,10 +17,14 @@ from benchmarks.reliability.agents import Agent, said, wait_until
 from benchmarks.reliability.soak import soak
 from tests.ranks import run_ranks
 from tests.resume.runs import differences
+from tests.trainer.fitting import fit
 
 JOB = "benchmarks.reliability.job"
 # For one start of the job and its end, most of it imports; machines that test are busy.
 LIMIT_S = 240.0
+# torchrun chooses the port of a start's store long before rank 0 listens there; should another
+# program take it meanwhile, that start fails and another one follows.
+_MORE = 10
 
 
 def _finals(folder: Path, ranks: int) -> list[dict[str, Any]]:
@@ -41,7 +45,7 @@ def _killed(
     folder.mkdir()
     drawn = ["--kills", str(seed), str(kills)]
     command = [JOB, str(folder), strategy, "--epochs", str(epochs), *drawn]
-    with Agent(command, ranks=ranks, restarts=kills, log=folder / "log") as agent:
+    with Agent(command, ranks=ranks, restarts=kills + _MORE, log=folder / "log") as agent:
         assert agent.wait(LIMIT_S * (kills + 1)) == 0, said(folder / "log")
     return _finals(folder, ranks)
 
@@ -110,6 +114,16 @@ def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     assert last.world == 1
     assert last.steps >= 3
     assert "Resuming with a change: 1 groups of 1 ranks instead of 2 of 1" in stays.log.read_text()
+
+
+def _started_by_torchrun() -> None:
+    with pytest.warns(UserWarning, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        fit("bmuf", 1)
+
+
+def test_restarts_that_would_fail_are_warned_of_before() -> None:
+    """As torchrun sets it where it is not told otherwise."""
+    run_ranks(_started_by_torchrun, 1, env={"TORCHELASTIC_MAX_RESTARTS": "3"})
 
 
 @pytest.mark.slow
