@@ -38,7 +38,7 @@ def requeue(trainer: pl.Trainer) -> None:
             os.symlink(own.name, link)
 
     connector: Any = trainer._signal_connector
-    trainer.save_checkpoint = save_and_link  # type: ignore[method-assign]
+    trainer.save_checkpoint = save_and_link  # type: ignore[method-assign, assignment]
     try:
         type(connector)._slurm_sigusr_handler_fn(connector, _requeue_signal(trainer), None)
     finally:
