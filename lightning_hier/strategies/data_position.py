@@ -50,6 +50,7 @@ class DataPosition:
         reset = self._fit_loop.epoch_loop.reset
 
         def setup_data() -> None:
+            self._leave_epoch_that_ended()
             # The first epoch's data begin here, and those of a loader that is made anew.
             before, random = self._iterator(), random_state(self._device)
             set_up()
@@ -100,6 +101,17 @@ class DataPosition:
         """Training starts: draw what comes next as the run that was saved would have."""
         if self._resumed is not None:
             set_random_state(self._resumed[0], self._device)
+
+    def _leave_epoch_that_ended(self) -> None:
+        """Have Lightning count the epoch that begins now, where a run was saved at an epoch's end.
+
+        Lightning 2.6 counts the epoch as done whose last batch was saved, but takes itself to be in
+        its middle still and does not count the next one as begun. Saved again in that one, the next
+        resume would begin it anew.
+        """
+        epochs = self._fit_loop.epoch_progress.total
+        if self._fit_loop.restarted_mid_epoch and epochs.processed == epochs.started:
+            self._fit_loop.reset_restart_stage()
 
     def _iterator(self) -> Any:
         # A CombinedLoader is its own iterator; what it iterates over is new each time.

@@ -21,12 +21,12 @@ class EndOfData(Callback):
     """
 
     def __init__(
-        self, statuses: StatusExchange, joining: Joining | None, stop: Callable[[], None]
+        self, statuses: StatusExchange, joining: Joining | None, obey: Callable[[], None]
     ) -> None:
-        """Tell ``statuses``; join by ``joining`` if there is one; ``stop`` tells the Trainer to."""
+        """Tell ``statuses``; join by ``joining`` if there is one; ``obey`` acts on a signal."""
         self._statuses = statuses
         self._joining = joining
-        self._stop = stop
+        self._obey = obey
         self._met = False
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -48,12 +48,13 @@ class EndOfData(Callback):
         self._statuses.out_after = _batches(trainer)
         if self._joining is None:
             return
-        all_out = self._joining.run()
-        if self._statuses.agreed_to_terminate:
-            self._stop()
-        if not all_out:
-            # The others leave in the middle of their epoch, where Lightning looks for the signal.
-            raise SIGTERMException
+        while not self._joining.run():
+            self._obey()
+            if trainer.received_sigterm:
+                # The others leave in the middle of their epoch, where Lightning looks for it.
+                raise SIGTERMException
+        if self._statuses.signalled:
+            self._obey()
 
 
 def _batches(trainer: pl.Trainer) -> int:

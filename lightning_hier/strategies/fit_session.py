@@ -80,6 +80,13 @@ class FitSession:
         return self._position
 
     @property
+    def termination(self) -> QuietTermination:
+        """What acts on signals; there once :meth:`begin` has been called."""
+        if self._termination is None:
+            raise RuntimeError("signals are noted from the moment when optimizers are set up")
+        return self._termination
+
+    @property
     def state(self) -> RunState:
         """What of this rank's run a checkpoint holds; there once :meth:`begin` has been called."""
         if self._state is None:
@@ -194,7 +201,7 @@ class FitSession:
         self._synchroniser.on_warm = self._end_warm_up
         if scaler is not None:
             self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
-        self._termination = QuietTermination(trainer, self._note_termination)
+        self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, device, validation)
         for change in (self._termination, validation, self._position):
@@ -206,13 +213,17 @@ class FitSession:
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""
         self.synchroniser.after_step(optimizer)
-        if self.synchroniser.statuses.agreed_to_terminate:
-            self.stop()
+        self.agree_on_signal()
 
-    def stop(self) -> None:
-        """Let Lightning stop after this batch."""
-        if self._termination is not None:
-            self._termination.stop()
+    def agree_on_signal(self) -> None:
+        """If all ranks have learnt of a signal, learn which. A collective of the world then."""
+        if self.synchroniser.statuses.take_signal():
+            self.termination.agree(self._communicators.device)
+
+    def obey_signal(self) -> None:
+        """Act on a signal at once, while the others do at their batch's end. As a collective."""
+        self.agree_on_signal()
+        self.termination.act()
 
     def end_of_data(self, *, join: bool) -> EndOfData:
         """A callback for the ends of this rank's batches.
@@ -224,7 +235,7 @@ class FitSession:
         synchroniser = self.synchroniser
         statuses = synchroniser.statuses
         joining = Joining(self._communicators, self.worker, statuses, synchroniser.end_block)
-        return EndOfData(statuses, joining if join else None, self.stop)
+        return EndOfData(statuses, joining if join else None, self.obey_signal)
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""
@@ -244,9 +255,6 @@ class FitSession:
         self._at_end.close()
         if self._hook is not None:
             self._hook.close()
-
-    def _note_termination(self) -> None:
-        self.synchroniser.statuses.terminate = True
 
     def _end_warm_up(self) -> None:
         if self._hook is not None:

@@ -135,7 +135,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
                 GlobalModelLifecycle(session.synchroniser),
                 session.averaged_weights,
             ]
-            session.at_end(surround_callbacks(trainer, first, [HierarchyMetrics(self)]))
+            last = [HierarchyMetrics(self), session.termination]
+            session.at_end(surround_callbacks(trainer, first, last))
 
     @override
     def configure_ddp(self) -> None:

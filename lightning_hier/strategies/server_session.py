@@ -62,6 +62,13 @@ class ServerSession:
         self.started = False
 
     @property
+    def termination(self) -> QuietTermination:
+        """What acts on signals; there once :meth:`begin` has been called."""
+        if self._termination is None:
+            raise RuntimeError("signals are noted from the moment when optimizers are set up")
+        return self._termination
+
+    @property
     def shown(self) -> bool:
         """Whether the module holds the global model, buffers included."""
         return self._shown
@@ -163,8 +170,7 @@ class ServerSession:
             rank_zero_warn(f"rank {rank} is lost: {reason}")
 
     def _note_termination(self) -> None:
-        if self._termination is not None:
-            self._termination.stop()
+        self.termination.obey()
 
     def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
         """Have torchmetrics' metrics exchange their states by meetings instead of collectives."""

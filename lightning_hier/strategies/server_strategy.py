@@ -89,7 +89,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             self._session = self._open_session(trainer)
             self._session.begin(trainer, self.optimizers)
             lifecycle = GlobalModelLifecycle(self._session)
-            self._session.at_end(surround_callbacks(trainer, [lifecycle], [HierarchyMetrics(self)]))
+            last = [HierarchyMetrics(self), self._session.termination]
+            self._session.at_end(surround_callbacks(trainer, [lifecycle], last))
 
     @override
     def configure_ddp(self) -> None:

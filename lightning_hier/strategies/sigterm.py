@@ -1,58 +1,139 @@
-"""Keeps Lightning's termination flag from coupling all ranks at every batch.
+"""Has all ranks act together on SIGTERM and on SLURM's signal to requeue: save, then stop or go on.
 
 Lightning's training loop broadcasts a flag over the whole world before each batch, and its signal
 handler broadcasts once more. Between two synchronisations nothing may cross a tier, so under our
-strategies a rank only notes the signal; all ranks learn of it at their next synchronisation and
-stop together, by Lightning's own way out.
+strategies a rank only notes the signal; all ranks learn of it at their next synchronisation and act
+at the end of that batch. A save needs all ranks at the same place, so it can't be made in a signal
+handler either, which is where Lightning makes the one that precedes a requeue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from types import FrameType
 from typing import Any
 
 import lightning
 import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.strategies.requeue import requeue
+
 _LOOP_METHOD = "_broadcast_sigterm_tensor"
-_HANDLER = "_sigterm_notifier_fn"
+_ON_SIGTERM = "_sigterm_notifier_fn"
+_ON_REQUEUE = "_slurm_sigusr_handler_fn"
+_HANDLERS = (_ON_SIGTERM, _ON_REQUEUE)
 
 
-class QuietTermination:
-    """Replaces the two broadcasts on one Trainer, and puts them back."""
+class _Told(IntEnum):
+    """What a rank has been told by signals."""
+
+    STOP = 1
+    REQUEUE = 2
+
+
+class QuietTermination(Callback):
+    """Replaces the broadcasts and handlers of one Trainer, and acts at the end of a batch.
+
+    Args:
+        trainer: about to fit.
+        on_signal: called in the signal handler when this process is told to stop or to requeue.
+
+    """
 
     def __init__(self, trainer: pl.Trainer, on_signal: Callable[[], None]) -> None:
-        """Call ``on_signal`` when this process receives SIGTERM."""
         self._trainer = trainer
         self._on_signal = on_signal
         self._connector: Any = trainer._signal_connector
         self._loop: Any = trainer.fit_loop.epoch_loop
+        # Sets, because a handler may run between any two operations and adds in one.
+        self._received: set[_Told] = set()
+        self._to_do: set[_Told] = set()
 
     def install(self) -> None:
         """Replace them. Lightning registers its signal handlers later, so it takes ours."""
-        if not hasattr(self._loop, _LOOP_METHOD) or not hasattr(self._connector, _HANDLER):
+        missing = [name for name in _HANDLERS if not hasattr(self._connector, name)]
+        missing += [] if hasattr(self._loop, _LOOP_METHOD) else [_LOOP_METHOD]
+        if missing:
             rank_zero_warn(
-                f"Lightning {lightning.__version__} has no {_LOOP_METHOD} or {_HANDLER} to "
+                f"Lightning {lightning.__version__} has no {', '.join(missing)} to "
                 "replace; if its loop communicates at every batch in another way, groups will wait "
                 "for each other between synchronisations. Tested with Lightning 2.6."
             )
             return
         setattr(self._loop, _LOOP_METHOD, lambda: None)
-        setattr(self._connector, _HANDLER, self._note)
+        setattr(self._connector, _ON_SIGTERM, self._note_sigterm)
+        setattr(self._connector, _ON_REQUEUE, self._note_requeue)
 
     def remove(self) -> None:
         """Give the Trainer its own methods back."""
         self._loop.__dict__.pop(_LOOP_METHOD, None)
-        self._connector.__dict__.pop(_HANDLER, None)
+        for name in _HANDLERS:
+            self._connector.__dict__.pop(name, None)
 
-    def stop(self) -> None:
-        """Let Lightning stop after this batch, as if the signal had come now."""
-        self._connector.received_sigterm = True
+    def agree(self, device: torch.device) -> None:
+        """Learn what any rank has been told, to act on it at the end of this batch.
 
-    def _note(self, signum: int, _: FrameType | None) -> None:
+        A collective of the world: every rank must call it in the same step.
+        """
+        for told in gather_json([int(told) for told in self._take()], device):
+            self._to_do |= {_Told(number) for number in told}
+
+    def obey(self) -> None:
+        """Act on what this rank has been told, by itself: stop soon, or save and requeue."""
+        told = self._take()
+        self._to_do |= told & {_Told.REQUEUE}
+        if _Told.STOP in told:
+            self._connector.received_sigterm = True
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        """Save, then requeue or let Lightning stop, if there was a signal."""
+        self.act()
+
+    def act(self) -> None:
+        """Do what has been agreed on. A collective of the world if there was a signal."""
+        if _Told.REQUEUE in self._to_do:
+            self._to_do.remove(_Told.REQUEUE)
+            requeue(self._trainer)
+        if _Told.STOP in self._to_do:
+            self._to_do.remove(_Told.STOP)
+            _save_before_stop(self._trainer)
+            self._connector.received_sigterm = True
+
+    def _take(self) -> set[_Told]:
+        told = set(self._received)
+        self._received -= told
+        return told
+
+    def _note_sigterm(self, signum: int, _: FrameType | None) -> None:
         launcher = self._trainer.strategy.launcher
         if launcher is not None:
             launcher.kill(signum)
+        self._received.add(_Told.STOP)
         self._on_signal()
+
+    def _note_requeue(self, signum: int, _: FrameType | None) -> None:
+        self._received.add(_Told.REQUEUE)
+        self._on_signal()
+
+
+def _save_before_stop(trainer: pl.Trainer) -> None:
+    """Have every ModelCheckpoint save, unless it has just done so. A collective of the world."""
+    savers = [own for own in trainer.checkpoint_callbacks if isinstance(own, ModelCheckpoint)]
+    if not savers:
+        rank_zero_warn(
+            "SIGTERM ends this run without a checkpoint, because the Trainer has no ModelCheckpoint"
+        )
+    for saver in savers:
+        chosen, saver.save_on_exception = saver.save_on_exception, True
+        try:
+            saver.on_exception(trainer, trainer.lightning_module, SIGTERMException("SIGTERM"))
+        finally:
+            saver.save_on_exception = chosen

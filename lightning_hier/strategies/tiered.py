@@ -24,6 +24,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.batch_counts import uneven_problem
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies.restarts import warn_of_shared_store
 
 
 class TieredStrategy(DDPStrategy, ABC):
@@ -83,6 +84,7 @@ class TieredStrategy(DDPStrategy, ABC):
     @override
     def setup_environment(self) -> None:
         destroy_groups_at_exit(self)
+        warn_of_shared_store()
         super().setup_environment()
         if self._communicators is not None:
             return  # a Trainer that validates or tests after fitting keeps its process groups

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import stop_and_go_on
+from tests.resume.runs import DropoutNet, SaveAt, differences, outcome, shuffled, stop_and_go_on
+from tests.trainer.fitting import make_trainer
+
+BMUF = partial(lh.BMUFStrategy, block_size=4)
 
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "averaging": (2, partial(lh.ModelAveragingStrategy, block_size=4), "SGD"),
@@ -63,6 +67,30 @@ def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_at_the_end_of_an_epoch(name: str, hook: str, number: int, tmp_path: Path) -> None:
     _check(name, tmp_path, hook, number)
+
+
+def _stop_again_and_again(stops: list[int], folder: Path) -> list[str]:
+    def train(path: Path | None, *callbacks: SaveAt) -> dict[str, Any]:
+        trainer = make_trainer(BMUF(), callbacks=list(callbacks), max_epochs=3)
+        torch.manual_seed(1 + trainer.global_rank)
+        model = DropoutNet()
+        trainer.fit(model, shuffled(5), ckpt_path=path)
+        return outcome(trainer, model)
+
+    through, path = train(None), None
+    for number, steps in enumerate(stops):
+        saved = folder / f"{number}.ckpt"
+        train(path, SaveAt("on_train_batch_end", steps, saved))
+        path = saved
+    resumed = train(path)
+    through["seen"] = through["seen"][sum(stops) :]
+    return differences(through, resumed)
+
+
+@pytest.mark.parametrize("stops", [[5, 3], [4, 1, 5, 2], [2, 2, 2, 2]])
+def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
+    """So many steps after each start; epochs have five: at an epoch's end, then in the next."""
+    assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
 
 
 @pytest.mark.parametrize("number", [2, 3])

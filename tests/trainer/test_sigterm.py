@@ -1,32 +1,57 @@
-"""SIGTERM on one rank stops all of them together, at their next synchronisation."""
+"""Signals: all ranks act together, at their next synchronisation, and save first."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.resume.runs import DropoutNet, differences, outcome, shuffled
+from tests.trainer.fitting import Net, fit, make_trainer
+
+MakeStrategy = Callable[[], Any]
+
+STRATEGIES: dict[str, tuple[MakeStrategy, int]] = {
+    "bmuf": (partial(lh.BMUFStrategy, block_size=4), 2),
+    "bmuf_adam": (partial(lh.BMUFAdamStrategy, block_size=4), 2),
+    "bmuf_gtc": (
+        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        4,
+    ),
+}
 
 
-class _Signalled(Net):
-    """One rank receives the signal in the middle of its first block."""
+class _Signalled(DropoutNet):
+    """The last rank receives signals in the step after so many."""
+
+    def __init__(
+        self, signals: tuple[int, ...], step: int, optimizer: str = "SGD", **rest: Any
+    ) -> None:
+        super().__init__(optimizer, **rest)
+        self.signals, self.step = signals, step
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if int(os.environ["RANK"]) == 2 and batch_idx == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+        last = self.trainer.global_rank == self.trainer.world_size - 1
+        for signum in self.signals:
+            if last and self.global_step == self.step:
+                os.kill(os.getpid(), signum)
         return super().training_step(batch, batch_idx)
 
 
 def _signalled(group_size: int) -> tuple[int, torch.Tensor, bool]:
     strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=4, nesterov=False)
-    model = _Signalled()
+    model = _Terminated()
     raised = False
     try:
         fit(strategy, 20, model)
@@ -35,9 +60,129 @@ def _signalled(group_size: int) -> tuple[int, torch.Tensor, bool]:
     return len(model.seen), model.seen[-1], raised
 
 
+class _Terminated(Net):
+    """One rank receives the signal in the middle of its first block."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if int(os.environ["RANK"]) == 2 and batch_idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(batch, batch_idx)
+
+
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
     results = run_ranks(_signalled, 4, group_size, timeout_s=40)
     assert [steps for steps, _, _ in results] == [4] * 4
     assert all(torch.equal(weights, results[0][1]) for _, weights, _ in results)
-    assert len({raised for _, _, raised in results}) == 1
+    assert [raised for _, _, raised in results] == [True] * 4
+
+
+def _train(
+    make_strategy: MakeStrategy,
+    model: DropoutNet,
+    seed: int,
+    path: Path | None = None,
+    **settings: Any,
+) -> tuple[Any, bool]:
+    """Three epochs of five batches, as far as they go, and whether SIGTERM ended them."""
+    trainer = make_trainer(make_strategy(), max_epochs=3, **settings)
+    torch.manual_seed(seed + int(os.environ["RANK"]))
+    try:
+        trainer.fit(model, shuffled(5), ckpt_path=path)
+    except SIGTERMException:
+        return trainer, True
+    return trainer, False
+
+
+def _stop_and_go_on(
+    make_strategy: MakeStrategy, optimizer: str, step: int, folder: Path
+) -> tuple[int, list[str]]:
+    through = _Signalled((), 0, optimizer)
+    whole = outcome(_train(make_strategy, through, 1)[0], through)
+    stopped = _Signalled((signal.SIGTERM,), step, optimizer)
+    saver = ModelCheckpoint(folder, every_n_epochs=100)
+    saves: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True}
+    _, terminated = _train(make_strategy, stopped, 1, **saves)
+    assert terminated
+    path = lh.newest_checkpoint(folder)
+    assert path is not None
+    resumed = _Signalled((), 0, optimizer, seed=99)
+    end = outcome(_train(make_strategy, resumed, 50, path)[0], resumed)
+    steps = len(stopped.seen)
+    whole["seen"] = whole["seen"][steps:]
+    return steps, differences(whole, end)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("step", "end"), [(2, 4), (4, 6), (7, 8)])
+def test_checkpoint_is_saved_first_and_goes_on_exactly(
+    name: str, step: int, end: int, tmp_path: Path
+) -> None:
+    """By a ModelCheckpoint that has had no reason to save yet.
+
+    Blocks have four steps and epochs five: in the second case ranks learn of the signal when they
+    look at the model at the epoch's end, and act after the next step.
+    """
+    make_strategy, world_size = STRATEGIES[name]
+    optimizer = "Adam" if "adam" in name else "SGD"
+    found = run_ranks(_stop_and_go_on, world_size, make_strategy, optimizer, step, tmp_path)
+    assert found == [(end, [])] * world_size
+
+
+def _without_saver() -> list[str]:
+    model = _Signalled((signal.SIGTERM,), 2)
+    with pytest.warns(UserWarning, match="SIGTERM ends this run without a checkpoint"):
+        assert _train(STRATEGIES["bmuf"][0], model, 1)[1]
+    return [str(len(model.seen))]
+
+
+def test_user_who_saves_nothing_is_told() -> None:
+    assert run_ranks(_without_saver, 1) == [["4"]]
+
+
+def _cluster(folder: Path) -> dict[str, str]:
+    """The environment of a SLURM job, and a `scontrol` that notes how it is called."""
+    tool = folder / "bin" / "scontrol"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\n')
+    tool.chmod(0o755)
+    names = {"JOB_ID": "4711", "JOB_NAME": "train", "NNODES": "1", "NODEID": "0"}
+    names |= {"NTASKS": "2", "NTASKS_PER_NODE": "2"}
+    path = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, **{f"SLURM_{name}": value for name, value in names.items()}}
+
+
+def _requeued(signals: tuple[int, ...], folder: Path) -> tuple[int, list[str]]:
+    os.environ["SLURM_PROCID"] = os.environ["SLURM_LOCALID"] = os.environ["RANK"]
+    make_strategy = STRATEGIES["bmuf"][0]
+    through = _Signalled((), 0)
+    whole = outcome(_train(make_strategy, through, 1)[0], through)
+    settings = {"default_root_dir": folder, "plugins": [SLURMEnvironment(auto_requeue=True)]}
+    stopped = _Signalled(signals, 6)
+    _, terminated = _train(make_strategy, stopped, 1, **settings)
+    assert terminated == (signal.SIGTERM in signals)
+    # Lightning finds the save by itself, as in the job that SLURM starts again.
+    resumed = _Signalled((), 0, seed=99)
+    end = outcome(_train(make_strategy, resumed, 50, **settings)[0], resumed)
+    assert len(resumed.seen) == 7
+    whole["seen"] = whole["seen"][8:]
+    return len(stopped.seen), differences(whole, end)
+
+
+@pytest.mark.parametrize(
+    ("signals", "steps"),
+    [((signal.SIGUSR1,), 15), ((signal.SIGUSR1, signal.SIGTERM), 8)],
+    ids=["requeue", "requeue_and_stop"],
+)
+def test_slurm_job_is_saved_and_requeued_once(
+    signals: tuple[int, ...], steps: int, tmp_path: Path
+) -> None:
+    """One rank of two gets the signal. What a save has left that was cut off is in nobody's way."""
+    left = tmp_path / "requeue_1.ckpt.ranks" / "0123" / "rank_00000.pt"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    (tmp_path / ".requeue_1.ckpt.0a1b2c.part").touch()
+    found = run_ranks(_requeued, 2, signals, tmp_path, env=_cluster(tmp_path))
+    assert found == [(steps, [])] * 2
+    assert (tmp_path / "asked").read_text() == "requeue 4711\n"
+    assert lh.newest_checkpoint(tmp_path) is not None

@@ -45,14 +45,14 @@ class Joining:
         """Join until no rank has batches left. Every rank must call it at the end of its batches.
 
         Returns:
-            Whether that has come; False: some rank shall stop, and all do now.
+            Whether that has come; False: some rank got a signal, on which all act now.
 
         Raises:
             OutOfStepError: on every rank, if others come to something that can't be joined, or if
                 a rank has had no batch at all.
 
         """
-        while not self._statuses.agreed_to_terminate:
+        while not self._statuses.signalled:
             place = f"{Place.OUT.text}, after {self._statuses.out_after}"
             with self._communicators.roll_call.at(place):
                 others = self._statuses.meet_at_end()

@@ -26,8 +26,7 @@ class StatusExchange:
         on_nonfinite: what becomes of groups whose models are not finite.
 
     Attributes:
-        terminate: whether this rank has received SIGTERM; told with the next exchange.
-        agreed_to_terminate: whether some rank has told so.
+        signalled: whether some rank has told that it got a signal.
         out_after: if this rank has no batches left in this epoch, how many it had, else -1.
 
     """
@@ -38,9 +37,20 @@ class StatusExchange:
         self._communicators = communicators
         self._worker = worker
         self._on_nonfinite = on_nonfinite
-        self.terminate = False
-        self.agreed_to_terminate = False
+        self._noted = False
+        self.signalled = False
         self.out_after = -1
+
+    def note_signal(self) -> None:
+        """Remember that this rank got a signal; all learn of it at the next exchange."""
+        self._noted = True
+
+    def take_signal(self) -> bool:
+        """Whether all ranks have learnt since the last call that some rank got a signal."""
+        signalled = self.signalled
+        if signalled:
+            self._noted = self.signalled = False
+        return signalled
 
     def judge(self, place: Place, optimizer: int, reading: Reading) -> Verdict:
         """Agree on whose models are averaged. A collective of the world.
@@ -99,10 +109,10 @@ class StatusExchange:
             optimizer,
             steps,
             reading.squares,
-            int(self.terminate),
+            int(self._noted),
             int(reading.nonfinite),
             self.out_after,
         )
         statuses = exchange(own, self._communicators.world, self._communicators.device)
-        self.agreed_to_terminate |= any(status.terminate for status in statuses)
+        self.signalled |= any(status.terminate for status in statuses)
         return statuses

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite, Reading
@@ -76,11 +77,9 @@ class Synchroniser:
         )
         self._blocks: list[ModelBlock] | None = None
         self._shown: list[tuple[Tensor, Tensor]] | None = None
-        self.reports: dict[int, BlockReport] = {}
+        self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
-        # Not among the worker's counts: a run that is resumed goes on in the middle of that block.
-        self._excluded_at_end: dict[int, int] = {}
         self.statuses = StatusExchange(communicators, worker, on_nonfinite)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
@@ -102,15 +101,7 @@ class Synchroniser:
 
     def metrics(self) -> dict[str, float]:
         """What the last synchronisation of each optimizer's block did, by name."""
-        found: dict[str, float] = {}
-        for index, report in self.reports.items():
-            prefix = "hier/block" if len(self._optimizers) == 1 else f"hier/block/{index}"
-            found[f"{prefix}/update_norm"] = report.update_norm
-            found[f"{prefix}/model_distance"] = report.model_distance
-            found[f"{prefix}/blocks"] = self._worker.steps[index].blocks
-            at_end = self._excluded_at_end.get(index, 0)
-            found[f"{prefix}/excluded"] = self._worker.steps[index].excluded + at_end
-        return found
+        return self.log.metrics(self._worker.steps)
 
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
@@ -144,7 +135,7 @@ class Synchroniser:
         self._blocks = None
         self._shown = None
         self._finished = self._settled = False
-        self.reports.clear()
+        self.log.reports.clear()
 
     def admit_trainable(self) -> bool:
         """Take in parameters that have been unfrozen since the last call.
@@ -262,7 +253,7 @@ class Synchroniser:
                 count = self._worker.steps[index]
                 verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
                 if place == Place.END and count.in_block:
-                    self._excluded_at_end[index] = len(verdict.excluded)
+                    self.log.excluded_at_end[index] = len(verdict.excluded)
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         if self._config is None:
@@ -309,7 +300,7 @@ class Synchroniser:
         count.excluded += report.excluded
         if report.restarted:
             self._worker.memory.forget(block.members.parameters)
-        self.reports[optimizer] = report
+        self.log.reports[optimizer] = report
         self.on_block(report)
 
     def _agreement(self, place: Place, optimizer: int) -> Agreement:

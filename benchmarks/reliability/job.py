@@ -1,0 +1,138 @@
+"""A rank of a job that is meant to be disturbed: a user's script, run by torchrun.
+
+    torchrun ... -m benchmarks.reliability.job FOLDER STRATEGY
+
+It goes on from the newest complete checkpoint in ``FOLDER``, writes down there how it gets on
+(:mod:`benchmarks.reliability.diary`), and at the end the model of each rank (``final_<rank>.pt``).
+Dropout, BatchNorm, shuffling and noise in the data make any state show that a resume forgets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import lightning_hier as lh
+from benchmarks.reliability.diary import Diary
+from benchmarks.reliability.suicide import Suicide
+
+ROWS = 2
+BATCHES = 10
+LIMIT_S = 30.0
+
+_GTC: dict[str, Any] = {"density": 0.2, "dense_below": 10}
+STRATEGIES: dict[str, Any] = {
+    "bmuf": lambda **limit: lh.BMUFStrategy(block_size=4, **limit),
+    "bmuf_adam": lambda **limit: lh.BMUFAdamStrategy(block_size=4, **limit),
+    "bmuf_gtc": lambda **limit: lh.BMUFGTCStrategy(group_size=2, block_size=4, **_GTC, **limit),
+    "gtc": lambda **limit: lh.GTCStrategy(**_GTC, **limit),
+    "model_averaging": lambda **limit: lh.ModelAveragingStrategy(block_size=4, **limit),
+}
+
+
+class NoisyRows(Dataset[tuple[Tensor, Tensor]]):
+    """So many rows, with fresh noise each time that one is read."""
+
+    def __init__(self, rows: int) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(rows, 16, generator=generator)
+        self.targets = torch.randn(rows, 4, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index] + 0.1 * torch.randn(16), self.targets[index]
+
+
+class DropoutNet(pl.LightningModule):
+    """A small network whose steps take at least ``pause_s``, so that faults find it at work."""
+
+    def __init__(self, optimizer: str, *, width: int, pause_s: float) -> None:
+        super().__init__()
+        self.optimizer, self.pause_s = optimizer, pause_s
+        self.net = nn.Sequential(
+            nn.Linear(16, width),
+            nn.BatchNorm1d(width),
+            nn.Tanh(),
+            nn.Dropout(0.3),
+            nn.Linear(width, 4),
+        )
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        time.sleep(self.pause_s)
+        return (self.net(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        settings = {"momentum": 0.9} if self.optimizer == "SGD" else {}
+        optimizer = getattr(torch.optim, self.optimizer)(self.parameters(), lr=0.02, **settings)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train to the end, or as far as the faults let it."""
+    options = _options(arguments)
+    folder = options.folder
+    world = int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(1)
+    model = DropoutNet(
+        "Adam" if options.strategy == "bmuf_adam" else "SGD",
+        width=options.width,
+        pause_s=options.pause_ms / 1000,
+    )
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
+        strategy=STRATEGIES[options.strategy](timeout=timedelta(seconds=LIMIT_S)),
+        callbacks=[
+            ModelCheckpoint(folder, every_n_train_steps=options.save_every, save_last=True),
+            Diary(folder),
+            *([] if options.kills is None else [Suicide(folder, *options.kills)]),
+        ],
+        max_epochs=options.epochs,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    torch.manual_seed(1 + int(os.environ["RANK"]))
+    rows = ROWS * BATCHES * world
+    data = DataLoader(NoisyRows(rows), batch_size=ROWS, shuffle=True)
+    trainer.fit(model, data, ckpt_path=lh.newest_checkpoint(folder))
+    torch.save(
+        {"state": model.state_dict(), "steps": trainer.global_step, "world": world},
+        folder / f"final_{trainer.global_rank}.pt",
+    )
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("strategy", choices=STRATEGIES)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--save-every", type=int, default=3, help="steps")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="least time of a step")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument(
+        "--kills",
+        type=int,
+        nargs=2,
+        metavar=("SEED", "NUMBER"),
+        help="kill ranks from inside, so often, at moments drawn by the seed",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

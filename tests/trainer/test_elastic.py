@@ -1,0 +1,143 @@
+"""Jobs under torchrun whose ranks and hosts are killed: they go on from the newest checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.reliability import diary, job
+from benchmarks.reliability.agents import Agent, said, wait_until
+from benchmarks.reliability.soak import soak
+from tests.ranks import run_ranks
+from tests.resume.runs import differences
+from tests.trainer.fitting import fit
+
+JOB = "benchmarks.reliability.job"
+# For one start of the job and its end, most of it imports; machines that test are busy.
+LIMIT_S = 240.0
+# torchrun chooses the port of a start's store long before rank 0 listens there; should another
+# program take it meanwhile, that start fails and another one follows.
+_MORE = 10
+
+
+def _finals(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"final_{rank}.pt", weights_only=True) for rank in range(ranks)]
+
+
+def _through(folder: Path, strategy: str, ranks: int, epochs: int) -> dict[str, Any]:
+    """What a run comes to that nothing disturbs."""
+    folder.mkdir()
+    run_ranks(job.main, ranks, [str(folder), strategy, "--epochs", str(epochs)])
+    return _finals(folder, ranks)[0]
+
+
+def _killed(
+    folder: Path, strategy: str, ranks: int, kills: int, seed: int, epochs: int
+) -> list[dict[str, Any]]:
+    """What it comes to when it is killed so often, and started again each time by torchrun."""
+    folder.mkdir()
+    drawn = ["--kills", str(seed), str(kills)]
+    command = [JOB, str(folder), strategy, "--epochs", str(epochs), *drawn]
+    with Agent(command, ranks=ranks, restarts=kills + _MORE, log=folder / "log") as agent:
+        assert agent.wait(LIMIT_S * (kills + 1)) == 0, said(folder / "log")
+    return _finals(folder, ranks)
+
+
+def _check_kills(
+    folder: Path, strategy: str, ranks: int, *, kills: int, seed: int, epochs: int
+) -> list[diary.Entry]:
+    whole = _through(folder / "through", strategy, ranks, epochs)
+    for final in _killed(folder / "killed", strategy, ranks, kills, seed, epochs):
+        assert differences(whole, final) == []
+    entries = diary.read(folder / "killed")
+    assert sum(entry.event == "kill" for entry in entries) == kills
+    starts = [entry.steps for entry in entries if entry.event == "start" and entry.rank == 0]
+    assert len(starts) == kills + 1
+    assert starts == sorted(starts)
+    assert starts[-1] > 0
+    return entries
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_killed_ranks_cost_nothing_but_time(tmp_path: Path) -> None:
+    """The seed has one of them killed in a step and another one in the middle of a save."""
+    entries = _check_kills(tmp_path, "bmuf", 2, kills=2, seed=1, epochs=2)
+    assert {entry.where for entry in entries if entry.event == "kill"} == {"step", "save"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(25 * LIMIT_S)
+@pytest.mark.parametrize(("strategy", "ranks"), [("bmuf", 2), ("bmuf_adam", 2), ("bmuf_gtc", 4)])
+def test_twenty_kills_in_a_row(strategy: str, ranks: int, tmp_path: Path) -> None:
+    _check_kills(tmp_path, strategy, ranks, kills=20, seed=1, epochs=20)
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
+    """Two hosts, each an agent and a rank; the store where they meet is on neither of them.
+
+    Whoever has lost its peer goes on alone, and is told what that changes.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    settings = "is_host=0,join_timeout=60,last_call_timeout=2,keep_alive_interval=1"
+    meet = [
+        *("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
+        *("--rdzv-endpoint", f"127.0.0.1:{store.port}", "--rdzv-conf", settings),
+        *("--local-addr", "127.0.0.1"),
+    ]
+    command = [JOB, str(tmp_path), "bmuf", "--epochs", "3", "--pause-ms", "50"]
+    with ExitStack() as stack:
+        stays, goes = (
+            stack.enter_context(
+                Agent(command, ranks=1, restarts=3, log=tmp_path / f"host{host}.log", meet=meet)
+            )
+            for host in range(2)
+        )
+
+        def has_saved_for_two() -> bool:
+            return any(entry.steps >= 5 and entry.world == 2 for entry in diary.read(tmp_path))
+
+        wait_until(has_saved_for_two, LIMIT_S, "the fifth step", tmp_path / "host0.log")
+        goes.kill_host()
+        assert stays.wait(2 * LIMIT_S) == 0, said(stays.log)
+    (final,) = _finals(tmp_path, 1)
+    assert (final["world"], final["steps"]) == (1, 30)
+    assert all(torch.isfinite(value).all() for value in final["state"].values())
+    last = [entry for entry in diary.read(tmp_path) if entry.event == "start"][-1]
+    assert last.world == 1
+    assert last.steps >= 3
+    assert "Resuming with a change: 1 groups of 1 ranks instead of 2 of 1" in stays.log.read_text()
+
+
+def _started_by_torchrun() -> None:
+    with pytest.warns(UserWarning, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        fit("bmuf", 1)
+
+
+def test_restarts_that_would_fail_are_warned_of_before() -> None:
+    """As torchrun sets it where it is not told otherwise."""
+    run_ranks(_started_by_torchrun, 1, env={"TORCHELASTIC_MAX_RESTARTS": "3"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10 * LIMIT_S)
+def test_short_soak(tmp_path: Path) -> None:
+    """As `python -m benchmarks.reliability.soak --minutes 1` does it, by one strategy."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    options = argparse.Namespace(
+        minutes=1.0, seed=3, strategies=["bmuf"], limit_s=LIMIT_S, out=tmp_path / "soak.json"
+    )
+    records = soak(options, folder)
+    assert records.hangs == []
+    assert records.good
+    assert records.runs
+    assert len(records.faults) + records.too_late == sum(run.faults for run in records.runs)
+    assert json.loads(options.out.read_text())["seed"] == 3
