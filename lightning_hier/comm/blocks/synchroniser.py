@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.aside import Aside
 from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
@@ -76,7 +77,7 @@ class Synchroniser:
             config.across if config else "auto", communicators.group, cards=cards
         )
         self._blocks: list[ModelBlock] | None = None
-        self._shown: list[tuple[Tensor, Tensor]] | None = None
+        self._aside = Aside()
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
@@ -92,7 +93,7 @@ class Synchroniser:
     @property
     def shown(self) -> bool:
         """Whether the module holds the global model, its local one put aside."""
-        return self._shown is not None
+        return self._aside.used
 
     @property
     def begun(self) -> bool:
@@ -105,11 +106,10 @@ class Synchroniser:
 
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
-        aside = {tensor: saved for tensor, saved in self._shown or []}
         trainable = self._trained.parameters
         tensors = [p for p in self._module.parameters() if p in trainable]
         every: list[Tensor] = [*tensors, *self._module.buffers()]
-        return {tensor: aside.get(tensor, tensor.detach()) for tensor in every}
+        return {tensor: self._aside.local(tensor) for tensor in every}
 
     @property
     def blocks(self) -> Sequence[ModelBlock] | None:
@@ -117,15 +117,7 @@ class Synchroniser:
         return self._blocks
 
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
-        """Begin blocks with the present model, before training goes on where it was stopped.
-
-        Args:
-            trainable: parameters that have been trainable until then.
-
-        Returns:
-            None of them where models are not synchronised.
-
-        """
+        """Begin blocks with the present model, and with what has been ``trainable`` until now."""
         self._trained.parameters |= set(trainable)
         self._blocks = self._new_blocks()
         return self._blocks or ()
@@ -133,7 +125,7 @@ class Synchroniser:
     def rewind(self) -> None:
         """Forget blocks and looks, before a state is loaded that is older than the present one."""
         self._blocks = None
-        self._shown = None
+        self._aside.forget()
         self._finished = self._settled = False
         self.log.reports.clear()
 
@@ -198,11 +190,8 @@ class Synchroniser:
 
     def hide(self) -> None:
         """Put the local model back, bit for bit. Does nothing where it is not aside for a look."""
-        if self._shown is not None and not self._finished and not self._settled:
-            targets = [tensor.detach() for tensor, _ in self._shown]
-            if targets:
-                torch._foreach_copy_(targets, [saved for _, saved in self._shown])
-            self._shown = None
+        if self.shown and not self._finished and not self._settled:
+            self._aside.restore()
 
     def finish(self) -> None:
         """End the last, short blocks and leave the global model in the module.
@@ -227,11 +216,8 @@ class Synchroniser:
     def _look(self, place: Place) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""
         blocks = self._present_blocks()
-        if blocks:
-            tensors = [tensor for block in blocks for tensor in block.members.tensors]
-        else:
-            tensors = list(self._module.buffers())
-        self._shown = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        own = [tensor for block in blocks or [] for tensor in block.members.tensors]
+        self._aside.put(own if blocks else self._module.buffers())
         self._write_global(place, blocks)
 
     def _present_blocks(self) -> list[ModelBlock] | None:
