@@ -86,7 +86,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
         if fitting:
-            module, one_host = self._module, self.num_nodes == 1
+            module, one_host = self._module, self._on_one_host
             session = self._fit_session
             session.begin(trainer, module, self.optimizers, self.block_sync, one_host=one_host)
             lifecycle = GlobalModelLifecycle(session.synchroniser)
