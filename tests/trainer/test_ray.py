@@ -16,18 +16,16 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
-from lightning.pytorch.plugins.environments import LightningEnvironment
 
-from lightning_hier.strategies.ray_train import node_groups_problem
 from tests.conftest import REPOSITORY
 from tests.ranks import run_ranks
-from tests.trainer.fitting import fit
 from tests.trainer.ray_loops import BATCHES, PRESET_SETTINGS, fit_by_each_preset, fit_three_epochs
 
 # Ray starts a dozen processes, most of which import much; on a busy machine that takes minutes.
 LIMIT_S = 900
 ASYNCHRONOUS = {"psp", "two_stage_asgd"}
+
+pytestmark = [pytest.mark.needs_ray, pytest.mark.timeout(LIMIT_S + 100)]
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,6 @@ def run_in_ray(loop: str, folder: Path, workers: int, ray_folder: str) -> Job:
     return Job(ranks, json.loads((folder / "reported.json").read_text()))
 
 
-@pytest.mark.needs_ray
-@pytest.mark.timeout(LIMIT_S + 100)
 def test_every_preset_trains_as_without_ray(tmp_path: Path, ray_folder: str) -> None:
     """To the last bit, in the same groups; what is reported last is the model that `fit` leaves.
 
@@ -98,8 +94,6 @@ def test_every_preset_trains_as_without_ray(tmp_path: Path, ray_folder: str) -> 
             assert torch.equal(own["weights"], model), name
 
 
-@pytest.mark.needs_ray
-@pytest.mark.timeout(LIMIT_S + 100)
 def test_goes_on_exactly_after_a_worker_was_killed(tmp_path: Path, ray_folder: str) -> None:
     job = run_in_ray("fault", tmp_path, 4, ray_folder)
     plain = run_ranks(fit_three_epochs, 4, ranks_per_node=2)
@@ -110,8 +104,6 @@ def test_goes_on_exactly_after_a_worker_was_killed(tmp_path: Path, ray_folder: s
         assert torch.equal(found["weights"], expected["weights"])
 
 
-@pytest.mark.needs_ray
-@pytest.mark.timeout(LIMIT_S + 100)
 def test_mistakes_are_named_and_hosts_may_be_uneven(tmp_path: Path, ray_folder: str) -> None:
     """Three workers on two hosts; strategies that do not ask for hosts as groups train on them."""
     job = run_in_ray("mistakes", tmp_path, 3, ray_folder)
@@ -122,29 +114,3 @@ def test_mistakes_are_named_and_hosts_may_be_uneven(tmp_path: Path, ray_folder: 
         assert "RayLightningEnvironment" in said["prepared_without_environment"]
         assert "Ray has placed 2, 1" in said["groups_of_uneven_hosts"]
         assert torch.equal(rank["weights"], job.ranks[0]["weights"])
-
-
-@pytest.mark.parametrize(
-    ("hosts", "fits"),
-    [
-        ([0], True),
-        ([0, 0, 1, 1], True),
-        ([0, 1, 2], True),
-        ([0, 0, 1], False),
-        ([0, 1, 1], False),
-        ([0, 1, 0, 1], False),
-    ],
-)
-def test_hosts_are_groups_where_they_are_filled_evenly(hosts: list[int], fits: bool) -> None:
-    assert (node_groups_problem(hosts) is None) == fits
-
-
-def _fit_among_ranks_that_the_trainer_does_not_know_of() -> None:
-    dist.init_process_group("gloo")
-    fit("bmuf", devices=1, num_nodes=1, plugins=[LightningEnvironment()])
-
-
-def test_ranks_that_the_trainer_does_not_know_of() -> None:
-    errors = run_ranks(_fit_among_ranks_that_the_trainer_does_not_know_of, 2, expect_failure=True)
-    for error in errors:
-        assert error.startswith("ValueError: the Trainer counts 1 ranks, but 2")
