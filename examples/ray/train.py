@@ -21,13 +21,15 @@ from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.lightning import RayLightningEnvironment, RayTrainReportCallback
 from ray.train.torch import TorchTrainer
 
-import lightning_hier  # noqa: F401  (registers the strategies' names)
 from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    """What every worker does, also after Ray has started it again: then it goes on."""
+    """Train; if Ray has started the workers again, go on from the newest checkpoint."""
+    # Here, because Ray sends a script's function alone; the import registers the names.
+    import lightning_hier  # noqa: F401
+
     trainer = Trainer(
         strategy=config["strategy"],
         accelerator=config["accelerator"],
@@ -71,13 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on digits inside Ray Train.")
     parser.add_argument("--strategy", default="bmuf", help="any name of lightning_hier")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--gpu", action="store_true", help="one GPU for each worker")
-    parser.add_argument("--address", help="of a running Ray, such as auto; else one is started")
+    parser.add_argument("--address", default="local", help="local: start a Ray; auto: find one")
     parser.add_argument("--storage", help="where checkpoints go; all hosts must see it")
     options = parser.parse_args()
-    own = {} if options.address else {"num_cpus": options.workers, "include_dashboard": False}
-    ray.init(address=options.address, **own)
+    own = {"num_cpus": options.workers, "include_dashboard": False}
+    ray.init(address=options.address, **(own if options.address == "local" else {}))
     try:
         result = train(
             strategy=options.strategy,
