@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, so before it
@@ -42,6 +43,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
     if item.get_closest_marker("needs_data") and not _data_root().is_dir():
         pytest.skip(f"no data at {_data_root()}: set LIGHTNING_HIER_DATA")
+    if item.get_closest_marker("needs_ray") and find_spec("ray") is None:
+        pytest.skip("needs Ray Train: pip install -c constraints.txt '.[ray]'")
     if item.get_closest_marker("needs_netns") and not _can_make_network_namespaces():
         pytest.skip("needs root and iproute2 to make network namespaces")
 

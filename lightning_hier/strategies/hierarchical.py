@@ -118,7 +118,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
         if fitting:
-            module, one_host = self._module, self.num_nodes == 1
+            module, one_host = self._module, self._on_one_host
             session = self._fit_session
             session.begin(
                 trainer,

@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -24,10 +23,11 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.batch_counts import uneven_problem
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies.placement import PlacedStrategy
 from lightning_hier.strategies.restarts import warn_of_shared_store
 
 
-class TieredStrategy(DDPStrategy, ABC):
+class TieredStrategy(PlacedStrategy, ABC):
     """A strategy whose ranks make up groups.
 
     Args:
@@ -88,7 +88,9 @@ class TieredStrategy(DDPStrategy, ABC):
         super().setup_environment()
         if self._communicators is not None:
             return  # a Trainer that validates or tests after fitting keeps its process groups
-        raise_everywhere(self._problem(), self.root_device)
+        uneven_hosts = self._node_groups_problem()
+        problem = uneven_hosts if self.group_size == "node" else None
+        raise_everywhere(problem or self._problem(), self.root_device)
         own = {
             "strategy": type(self).__name__,
             "group_size": self._ranks_per_group(),

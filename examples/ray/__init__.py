@@ -1,0 +1,1 @@
+"""Training inside Ray Train."""

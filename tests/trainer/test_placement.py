@@ -1,0 +1,105 @@
+"""Where a strategy thinks its ranks are: as it is told, by Ray too, or an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_hier.strategies.ray_train import node_groups_problem
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
+
+BATCHES = 6
+
+
+@pytest.mark.parametrize(
+    ("hosts", "fits"),
+    [
+        ([0], True),
+        ([0, 0, 1, 1], True),
+        ([0, 1, 2], True),
+        ([0, 0, 1], False),
+        ([0, 1, 1], False),
+        ([0, 1, 0, 1], False),
+    ],
+)
+def test_hosts_are_groups_where_they_are_filled_evenly(hosts: list[int], fits: bool) -> None:
+    assert (node_groups_problem(hosts) is None) == fits
+
+
+def _stand_in_for_ray() -> Any:
+    """What the strategies ask of Ray, answered from torchrun's variables; gives the environment."""
+
+    class Environment(LightningEnvironment):
+        def world_size(self) -> int:
+            return int(os.environ["WORLD_SIZE"])
+
+        def global_rank(self) -> int:
+            return int(os.environ["RANK"])
+
+        def set_world_size(self, size: int) -> None:
+            """Ray knows better."""
+
+        def set_global_rank(self, rank: int) -> None:
+            """Likewise."""
+
+    ray, train, ray_torch, ray_lightning = (
+        ModuleType(name) for name in ("ray", "ray.train", "ray.train.torch", "ray.train.lightning")
+    )
+    train.get_context = lambda: SimpleNamespace(
+        get_local_world_size=lambda: int(os.environ["LOCAL_WORLD_SIZE"]),
+        get_node_rank=lambda: int(os.environ["NODE_RANK"]),
+    )
+    ray_torch.get_device = lambda: torch.device("cpu")
+    ray_lightning.RayLightningEnvironment = Environment
+    ray_lightning.RayDDPStrategy = type("RayDDPStrategy", (DDPStrategy,), {})
+    sys.modules.update(
+        {module.__name__: module for module in (ray, train, ray_torch, ray_lightning)}
+    )
+    return ray_lightning
+
+
+def _fit_as_a_worker_of_ray() -> Any:
+    ray_lightning = _stand_in_for_ray()
+    dist.init_process_group("gloo")
+    model = Net()
+    environment = ray_lightning.RayLightningEnvironment()
+    trainer = make_trainer("bmuf_gtc", devices="auto", num_nodes=1, plugins=[environment])
+    assert isinstance(trainer.strategy, ray_lightning.RayDDPStrategy)
+    trainer.fit(model, loader(BATCHES))
+    return trainer.strategy.layout.sizes, weights(model)
+
+
+def _fit_as_a_rank() -> Any:
+    model = Net()
+    trainer = make_trainer("bmuf_gtc")
+    trainer.fit(model, loader(BATCHES))
+    return trainer.strategy.layout.sizes, weights(model)
+
+
+def test_devices_hosts_and_data_are_asked_of_ray() -> None:
+    """With a stand-in for Ray, where it is not installed; `test_ray` has the real one."""
+    found = run_ranks(_fit_as_a_worker_of_ray, 4, ranks_per_node=2)
+    expected = run_ranks(_fit_as_a_rank, 4, ranks_per_node=2)
+    for (sizes, model), (plain_sizes, plain_model) in zip(found, expected, strict=True):
+        assert sizes == plain_sizes == (2, 2)
+        assert torch.equal(model, plain_model)
+
+
+def _fit_among_ranks_that_the_trainer_does_not_know_of() -> None:
+    dist.init_process_group("gloo")
+    fit("bmuf", devices=1, num_nodes=1, plugins=[LightningEnvironment()])
+
+
+def test_ranks_that_the_trainer_does_not_know_of() -> None:
+    errors = run_ranks(_fit_among_ranks_that_the_trainer_does_not_know_of, 2, expect_failure=True)
+    for error in errors:
+        assert error.startswith("ValueError: the Trainer counts 1 ranks, but 2")
