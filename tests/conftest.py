@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, so before it
 
@@ -47,6 +49,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs Ray Train: pip install -c constraints.txt '.[ray]'")
     if item.get_closest_marker("needs_netns") and not _can_make_network_namespaces():
         pytest.skip("needs root and iproute2 to make network namespaces")
+
+
+@pytest.fixture(autouse=True)
+def environment_is_as_before() -> Iterator[None]:
+    """Undo what a test leaves in the environment: `seed_everything` puts its seed there.
+
+    Ranks inherit it, and what they draw must not depend on which tests ran before.
+    """
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def run_module(
 ) -> None:
     """Run a module under torchrun on all hosts; raise with their output if one of them fails."""
     with launched(found, ranks_per_host, module, *arguments, folder=folder) as agents:
-        codes = [agent.wait(timeout=90) for agent in agents]
+        codes = [agent.wait(timeout=280) for agent in agents]
     if any(codes):
         raise RuntimeError(said(folder, len(found)))
 

@@ -26,8 +26,10 @@ import torch.distributed as dist
 
 from tests import rank_process
 
+# A run takes seconds. The limit ends one that hangs, on a machine that is busy with other things.
+LIMIT_S = 280.0
 _SETTLE_S = 0.3
-_EXIT_LIMIT_S = 20.0
+_EXIT_LIMIT_S = 60.0
 
 _context = get_context("forkserver")
 _context.set_forkserver_preload(["torch", "lightning.pytorch", "pytest", "hypothesis"])
@@ -68,7 +70,7 @@ def run_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 120,
+    timeout_s: float = LIMIT_S,
     env: Mapping[str, str] | None = None,
     ranks_per_node: int | None = None,
     expect_failure: bool = False,
@@ -101,7 +103,7 @@ def rank_outcomes(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 120,
+    timeout_s: float = LIMIT_S,
     env: Mapping[str, str] | None = None,
     ranks_per_node: int | None = None,
     **kwargs: Any,
@@ -204,7 +206,10 @@ def _let_end(ranks: Sequence[_Rank]) -> None:
 def _timeout(ranks: Sequence[_Rank], reason: str) -> TimeoutError:
     for rank in ranks:
         rank.ask_where_it_stands()
-    time.sleep(_SETTLE_S)
+    deadline_s = time.monotonic() + _EXIT_LIMIT_S
+    while not all(rank.has_answered() for rank in ranks) and time.monotonic() < deadline_s:
+        time.sleep(_SETTLE_S)
+    time.sleep(_SETTLE_S)  # an answer has several lines
     numbers = ", ".join(str(rank.outcome.rank) for rank in ranks)
     stacks = "\n".join(f"rank {r.outcome.rank}:\n{r.stacks.read_text()}" for r in ranks)
     return TimeoutError(f"ranks {numbers} were {reason}\n\n{stacks}")
@@ -246,6 +251,10 @@ class _Rank:
         """Have the rank write its stacks; nothing happens where it is gone."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, rank_process.STACKS_SIGNAL)
+
+    def has_answered(self) -> bool:
+        """Whether the rank has begun to write its stacks, or is gone."""
+        return self.stacks.stat().st_size > 0 or not self.process.is_alive()
 
     def kill(self) -> None:
         """Kill the process, and what it started, if it still runs; then reap it."""

@@ -147,9 +147,8 @@ def read_minutes(message: Message) -> dict[int, Word]:
 class Meetings:
     """The meetings that a rank attends, from its main thread."""
 
-    def __init__(self, rank: int, world_size: int, client: Client) -> None:
-        """Attend as ``rank``, through ``client``."""
-        self._rank = rank
+    def __init__(self, world_size: int, client: Client) -> None:
+        """Attend through ``client``, among ``world_size`` ranks at the start."""
         self._world_size = world_size
         self._client = client
         self._number = 0

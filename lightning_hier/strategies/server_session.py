@@ -53,7 +53,7 @@ class ServerSession:
         self.engine = build(ports, self._client)
         self._servant.add(self.engine.duties)
         self._client.on_gone(self._note_gone)
-        self.collectives = LiveCollectives(Meetings(rank, world_size, self._client))
+        self.collectives = LiveCollectives(Meetings(world_size, self._client))
         self._buffers: GlobalBuffers | None = None
         self._gradients: list[StepGradients] = []
         self._termination: QuietTermination | None = None
@@ -67,11 +67,6 @@ class ServerSession:
         if self._termination is None:
             raise RuntimeError("signals are noted from the moment when optimizers are set up")
         return self._termination
-
-    @property
-    def shown(self) -> bool:
-        """Whether the module holds the global model, buffers included."""
-        return self._shown
 
     def begin(self, trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> None:
         """Take gradients away from the optimizers and quieten the Trainer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,8 +19,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server import addresses
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Ports, Received, Watch, open_ports
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S, wait_until
 
 
 def apart(rank: int) -> Any:
@@ -79,14 +77,6 @@ class Serving:
                 self.received.append(received)
                 if self._reply is not None:
                     self._reply(received)
-
-
-def wait_until(done: Callable[[], Any], what: str) -> None:
-    """Wait, but not for ever."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not done():
-        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
-        time.sleep(0.01)
 
 
 def poll_until_lost(watch: Watch) -> None:

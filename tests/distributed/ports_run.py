@@ -18,7 +18,8 @@ import zmq
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
-from tests.distributed.port_ranks import WAIT_S, Serving, open_rank, wait_until
+from tests.distributed.port_ranks import Serving, open_rank
+from tests.waiting import WAIT_S, leave_mark, wait_for_marks, wait_until
 
 _LINK = "eth0"
 _CPU = torch.device("cpu")
@@ -32,7 +33,7 @@ def main(folder: Path) -> None:
     os.environ["NCCL_SOCKET_IFNAME"] = "eth"
     reports.append(_speak_with_everybody())
     _cut_that_is_forgiven()
-    _cut_that_is_not()
+    _cut_that_is_not(folder)
     (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(reports))
 
 
@@ -93,19 +94,23 @@ def _cut_that_is_forgiven() -> None:
     ports.close()
 
 
-def _cut_that_is_not() -> None:
-    ports, _ = open_rank(heartbeat_s=0.1, grace_s=1.0)
-    near = dist.get_rank() ^ 1
+def _cut_that_is_not(folder: Path) -> None:
+    ports, _ = open_rank(heartbeat_s=1.0, grace_s=3.0)
+    rank = dist.get_rank()
+    near = rank ^ 1
     client = ports.open_client("main")
     with Serving(ports) as serving:
-        gather_json("all are there", _CPU)
-        if dist.get_rank() == 2:
+        # The hosts have one file system, which the cut does not part.
+        leave_mark(folder, f"there{rank}")
+        wait_for_marks(folder, *(f"there{each}" for each in range(4)))
+        if rank == 2:
             _link("down")
         wait_until(lambda: set(ports.watch.lost()) == set(_far()), "the loss of the other host")
         assert client.send(near, Message(Kind.PUSH))
         wait_until(lambda: serving.senders(Kind.PUSH) == {near}, "the rank of this host")
-        if dist.get_rank() == 2:
-            time.sleep(1.0)  # until the other host has noticed too
+        leave_mark(folder, f"noticed{rank}")
+        if rank == 2:
+            wait_for_marks(folder, *(f"noticed{each}" for each in range(4)))
             _link("up")
         gather_json("the cut is over", _CPU)
         assert set(ports.watch.lost()) == set(_far())

@@ -19,8 +19,9 @@ import zmq
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.ports import Ports, Received
-from tests.distributed.port_ranks import WAIT_S, Serving, open_rank, opened, wait_until
+from tests.distributed.port_ranks import Serving, open_rank, opened
 from tests.ranks import run_ranks
+from tests.waiting import WAIT_S, wait_until
 
 _LARGE = 1_000_000  # elements of float32
 
@@ -177,12 +178,14 @@ def test_one_message_may_be_larger_than_the_queue() -> None:
 def test_last_words_arrive_after_the_sender_has_closed() -> None:
     with opened(2) as [ports, other]:
         client = ports.open_client("main")
+        client.send(1, Message(Kind.MEET))
+        assert other.server.receive(WAIT_S) is not None  # so they are connected
         client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
         client.send(1, Message(Kind.BYE))
         ports.close()
         received = other.server.receive(WAIT_S)
         assert received is not None and received.message.kind == Kind.PUSH
-        assert other.server.receive(0.5) is None
+        wait_until(lambda: other.server.receive(0.01) or other.watch.left(), "the farewell")
         assert other.watch.left() == {0} and not other.watch.lost()
 
 

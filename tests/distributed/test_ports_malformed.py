@@ -11,7 +11,8 @@ import torch
 
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.wire import encode
-from tests.distributed.port_ranks import WAIT_S, Serving, counted, opened, wait_until
+from tests.distributed.port_ranks import Serving, counted, opened
+from tests.waiting import WAIT_S, wait_until
 
 
 def _frames(sequence: int, **fields: Any) -> list[bytes]:

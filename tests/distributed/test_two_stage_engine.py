@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 from tests.distributed.two_stage_world import two_stage_world
 from tests.ranks import run_ranks
 
@@ -24,11 +26,10 @@ def _two_optimizers() -> dict[str, Any]:
         torch.optim.Adam(module[1].parameters(), lr=0.01),
     ]
     frozen, pointers = module[1].bias.clone(), [own.data_ptr() for own in module.parameters()]
-    with two_stage_world(optimizers, 2, push_period=3) as world:
-        if world.rank == 0:
-            state = {0: {"step": torch.tensor(100.0), "exp_avg": torch.zeros(2, 3)}}
-            state[0]["exp_avg_sq"] = torch.ones(2, 3)
-            world.engine.load(1, state)
+    state = {0: {"step": torch.tensor(100.0), "exp_avg": torch.zeros(2, 3)}}
+    state[0]["exp_avg_sq"] = torch.ones(2, 3)
+    resume = partial(TwoStageASGD.load, optimizer=1, state=state)
+    with two_stage_world(optimizers, 2, push_period=3, before=resume) as world:
         versions = []
         for step in range(STEPS):
             for index, optimizer in enumerate(optimizers):

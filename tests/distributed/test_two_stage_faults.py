@@ -5,41 +5,56 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_hier.parameter_server.two_stage import shared_file
 from tests.distributed.two_stage_world import two_stage_world
 from tests.ranks import RankOutcome, rank_outcomes
+from tests.waiting import leave_mark, nothing_stays_in, wait_for_marks, wait_until
 
 STEPS = 60
 
 
 def _train(
-    victim: int, fault: str, settings: dict[str, Any], group_size: int = 2
-) -> tuple[Tensor, dict[str, float], float]:
+    victim: int,
+    fault: str,
+    settings: dict[str, Any],
+    group_size: int = 2,
+    folder: Path | None = None,
+) -> Tensor:
+    """Train on this rank; the victim is killed, or stands still until the others are where it says.
+
+    They have made all their steps, and left a mark in the folder, or they have given up.
+    """
     rank = int(os.environ["RANK"])
     parameter = nn.Parameter(torch.ones(100))
     optimizer = torch.optim.SGD([parameter], lr=0.01)
-    begun = time.monotonic()
     with two_stage_world([optimizer], group_size, push_period=2, **settings) as world:
         for step in range(STEPS):
             parameter.grad = parameter.detach().clone()
             if rank == victim and step == STEPS // 2:
                 if fault == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(8.0 if fault == "stands still" else 1.0)
+                elif folder is not None:
+                    wait_for_marks(folder, "0")
+                else:
+                    wait_until(lambda: world.client.gone() == {0, 2}, "the end of the others")
             world.engine.step(0)
             time.sleep(0.002)
+        if folder is not None:
+            leave_mark(folder, str(rank))
         world.engine.rendezvous()
-        return parameter.detach().clone(), world.engine.metrics(), time.monotonic() - begun
+        return parameter.detach().clone()
 
 
 def _all_ended_alike(outcomes: list[RankOutcome]) -> None:
     assert [outcome.error for outcome in outcomes] == [None] * len(outcomes)
-    models = [outcome.result[0] for outcome in outcomes]
+    models = [outcome.result for outcome in outcomes]
     assert all(torch.equal(model, models[0]) for model in models)
     assert models[0].isfinite().all() and models[0].max() < 1.0
 
@@ -79,16 +94,14 @@ def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None
         )
 
 
-def test_slow_node_holds_up_none_without_an_order() -> None:
-    """The others make all their steps while it sleeps, and wait for it at the epoch's end."""
-    outcomes = rank_outcomes(_train, 2, 1, "slow", {"order_locking": False}, group_size=1)
+def test_slow_node_holds_up_none_without_an_order(tmp_path: Path) -> None:
+    """It goes on when the other one has made all its steps, which waits for it at the end."""
+    settings = {"order_locking": False}
+    outcomes = rank_outcomes(_train, 2, 1, "slow", settings, group_size=1, folder=tmp_path)
     _all_ended_alike(outcomes)
-    waited = outcomes[0].result[1]["hier/two_stage/device/waiting_seconds"]
-    assert waited > outcomes[1].result[1]["hier/two_stage/device/waiting_seconds"]
 
 
 def test_nothing_is_left_in_shared_memory_by_a_killed_job() -> None:
-    before = set(os.listdir("/dev/shm"))
-    outcomes = rank_outcomes(_train, 2, 0, "killed", {})
+    with nothing_stays_in(shared_file.FOLDER):
+        outcomes = rank_outcomes(_train, 2, 0, "killed", {})
     assert outcomes[0].died
-    assert not {name for name in set(os.listdir("/dev/shm")) - before if "hier" in name}

@@ -85,7 +85,7 @@ def _fit_skipping() -> Values:
 
 @pytest.fixture(scope="module")
 def skipping_states() -> list[Values]:
-    return run_ranks(_fit_skipping, 2, timeout_s=60)
+    return run_ranks(_fit_skipping, 2)
 
 
 def test_a_skipped_step_counts(skipping_states: list[Values]) -> None:

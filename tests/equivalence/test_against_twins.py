@@ -195,7 +195,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
     """Final states, rank by rank."""
-    return run_ranks(fit_all, 4, CASES, timeout_s=250)
+    return run_ranks(fit_all, 4, CASES)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

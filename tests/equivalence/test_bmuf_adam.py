@@ -153,7 +153,7 @@ BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, Run]]:
     """For each rank, what it saw."""
-    return run_ranks(run_all, 4, CASES, timeout_s=200)
+    return run_ranks(run_all, 4, CASES)
 
 
 @pytest.fixture(scope="module")

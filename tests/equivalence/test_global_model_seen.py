@@ -112,7 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Runs:
     """For each rank and case: with looks, and without."""
-    return run_ranks(watch_all, 4, [*CASES, DROPOUT], folder, timeout_s=200)
+    return run_ranks(watch_all, 4, [*CASES, DROPOUT], folder)
 
 
 @pytest.fixture(scope="module")

@@ -81,11 +81,12 @@ def test_a_fast_rank_waits_for_the_late_one() -> None:
 
 def test_servers_that_do_not_wait_drop_gradients_and_leave_batches_out() -> None:
     """Half of the gradients are enough, so a rank that is late at every step is of no use."""
-    settings = replace(TINY, system="half", late_seconds=0.2, epochs=1)
+    settings = replace(TINY, system="half", late_seconds=1.0, epochs=1)
     result, _ = run_ranks(run_by_halves, 2, settings)
     assert 0.5 <= result.used_share < 1.0
     assert 0.0 < result.dropped_gradients < 10
-    assert result.of_ranks("waited_s")[0] < 0.5 * 10 * 0.2
+    # Ten steps that waited would wait ten seconds; what is less is waiting for a processor.
+    assert result.of_ranks("waited_s")[0] < 0.5 * 10 * 1.0
 
 
 def run_by_halves(settings: Settings) -> Result:

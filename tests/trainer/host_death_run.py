@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lightning_hier as lh
 from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.waiting import leave_mark
 
 FATAL_STEP = 6
 
@@ -27,7 +28,7 @@ class _StopsToDie(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         last = self.trainer.global_rank == self.trainer.world_size - 1
         if last and self.global_step == FATAL_STEP:
-            (self.folder / "ready").touch()
+            leave_mark(self.folder, "ready")
             time.sleep(60)
         time.sleep(0.02)
         return super().training_step(batch, batch_idx)
@@ -44,7 +45,9 @@ def main() -> None:
     trainer = make_trainer(strategy, max_epochs=2, num_sanity_val_steps=0)
     trainer.fit(model, loader(10), loader(2))
     loss = float(trainer.callback_metrics["val_loss"])
-    torch.save((weights(model), loss, trainer.global_step), folder / f"{trainer.global_rank}.pt")
+    rank = trainer.global_rank
+    torch.save((weights(model), loss, trainer.global_step), folder / f"{rank}.pt")
+    leave_mark(folder, f"saved{rank}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 import lightning_hier as lh
 from tests.hosts import link_bytes
 from tests.trainer.fitting import Net, fit
+from tests.waiting import leave_mark, wait_for_marks
 
 BLOCK = 8
 
@@ -42,12 +42,8 @@ class Watched(Net):
 
     def wait_for_other_host(self, where: str) -> None:
         """Go on when both have left the block before: what they sent there has then arrived."""
-        (self.folder / f"{where}{os.environ['GROUP_RANK']}").touch()
-        until = time.monotonic() + 60
-        while len(list(self.folder.glob(f"{where}*"))) < 2:
-            if time.monotonic() > until:
-                raise TimeoutError(f"the other host has not come to the {where} of its block")
-            time.sleep(0.01)
+        leave_mark(self.folder, f"{where}{os.environ['GROUP_RANK']}")
+        wait_for_marks(self.folder, f"{where}0", f"{where}1")
 
 
 def main() -> None:

@@ -254,7 +254,7 @@ def _poison(group_size: int, moment: str, value: float) -> None:
 def test_moment_that_is_not_finite_is_kept_out_and_its_rank_named(
     group_size: int, moment: str, value: float
 ) -> None:
-    errors = run_ranks(_poison, 4, group_size, moment, value, expect_failure=True, timeout_s=30)
+    errors = run_ranks(_poison, 4, group_size, moment, value, expect_failure=True)
     for error in errors:
         assert re.match(r"NonFiniteModelError: .*of rank 2 holds NaN or inf after 3 steps", error)
     assert len(set(errors)) == 1

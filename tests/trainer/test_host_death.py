@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.hosts import hosts, launched, said
-
-LIMIT_S = 90.0
-
-
-def _wait_for(path: Path, folder: Path) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path.name} did not come\n{said(folder, 3)}")
-        time.sleep(0.1)
+from tests.waiting import wait_for_marks
 
 
 @pytest.mark.needs_netns
@@ -29,11 +19,12 @@ def test_hosts_go_on_without_one_that_is_cut_off(name: str, tmp_path: Path) -> N
         hosts(3) as found,
         launched(found, 1, "tests.trainer.host_death_run", str(tmp_path), name, folder=tmp_path),
     ):
-        _wait_for(tmp_path / "ready", tmp_path)
-        found[2].kill_all()
-        for rank in range(2):
-            _wait_for(tmp_path / f"{rank}.pt", tmp_path)
-        time.sleep(0.5)  # until they are written
+        try:
+            wait_for_marks(tmp_path, "ready")
+            found[2].kill_all()
+            wait_for_marks(tmp_path, "saved0", "saved1")
+        except AssertionError as error:
+            raise AssertionError(said(tmp_path, 3)) from error
     (first, loss, steps), (second, same_loss, same_steps) = (
         torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)
     )

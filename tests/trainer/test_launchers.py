@@ -32,7 +32,7 @@ def test_two_ranks_end_with_the_same_model(launcher: list[str], name: str, tmp_p
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (first, world), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torchmetrics import MeanSquaredError
 import lightning_hier as lh
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
+from tests.waiting import leave_mark, wait_until
 
 RANKS = 4
 BATCHES = 6
@@ -56,8 +56,8 @@ def _validate_often(every: int) -> Any:
 
 
 def test_validation_sees_one_model_on_all_ranks_and_changes_nothing() -> None:
-    often = run_ranks(_validate_often, RANKS, 2, timeout_s=120)
-    seldom = run_ranks(_validate_often, RANKS, 6, timeout_s=120)
+    often = run_ranks(_validate_often, RANKS, 2)
+    seldom = run_ranks(_validate_often, RANKS, 6)
     assert len(often[0][0]) == 6
     assert len(seldom[0][0]) == 2
     for ranks in (often, seldom):
@@ -91,14 +91,13 @@ class _Late(Net):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if _rank() == 0:
-            self.done.with_suffix(".new").write_text(str(self.global_step))
-            self.done.with_suffix(".new").rename(self.done)
+            leave_mark(self.done.parent, self.done.name, str(self.global_step))
 
     def _wait_for(self, step: int) -> None:
-        deadline = time.monotonic() + LIMIT.total_seconds()
-        while not self.done.exists() or int(self.done.read_text()) < step:
-            assert time.monotonic() < deadline, f"rank 0 has not made {step} steps by itself"
-            time.sleep(0.005)
+        wait_until(
+            lambda: self.done.exists() and int(self.done.read_text()) >= step,
+            f"rank 0 to make {step} steps by itself",
+        )
 
 
 def _with_a_late_rank(folder: str) -> Any:
@@ -110,13 +109,13 @@ def _with_a_late_rank(folder: str) -> Any:
 def test_late_rank_holds_up_nobody_and_leaves_out_what_the_others_have_done(
     tmp_path: Path,
 ) -> None:
-    ranks = run_ranks(_with_a_late_rank, RANKS, str(tmp_path), timeout_s=120)
+    ranks = run_ranks(_with_a_late_rank, RANKS, str(tmp_path))
     for model, _, steps, _ in ranks:
         assert torch.equal(model, ranks[0][0])
         assert steps == 40
     assert [computed for _, computed, _, _ in ranks[:-1]] == [40] * (RANKS - 1)
-    # One batch in about six: five while the others went on, and perhaps one on the way back.
-    assert 2 * (20 // 7) <= ranks[-1][1] <= 2 * (20 // 5 + 1)
+    # Each batch costs it five; more, where the others were quicker than its way back, up to all.
+    assert 2 <= ranks[-1][1] <= 2 * (20 // 5 + 1)
     dropped = sum(metrics["hier/psp/dropped"] for _, _, _, metrics in ranks)
     assert dropped > 0
 
@@ -136,7 +135,7 @@ def _poisoned() -> Tensor:
 
 
 def test_gradient_that_is_not_finite_is_kept_out() -> None:
-    results = run_ranks(_poisoned, 3, timeout_s=60)
+    results = run_ranks(_poisoned, 3)
     assert torch.isfinite(results[0]).all()
     for other in results[1:]:
         assert torch.equal(other, results[0])
@@ -169,15 +168,15 @@ def _several_optimizers(strategy: str) -> Tensor:
 
 
 def test_several_optimizers_by_hand_are_those_of_ddp() -> None:
-    psp = run_ranks(_several_optimizers, 2, "psp", timeout_s=60)
-    ddp = run_ranks(_several_optimizers, 2, "ddp", timeout_s=60)
+    psp = run_ranks(_several_optimizers, 2, "psp")
+    ddp = run_ranks(_several_optimizers, 2, "ddp")
     for mine, theirs in zip(psp, ddp, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "64-true"])
 def test_precisions_train(precision: str) -> None:
-    results = run_ranks(_in_precision, 2, precision, timeout_s=60)
+    results = run_ranks(_in_precision, 2, precision)
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], weights(Net()).to(results[0].dtype))
 
@@ -206,7 +205,7 @@ def _stages(name: str) -> Any:
 
 @pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
 def test_stages_follow_each_other_in_one_process(name: str) -> None:
-    ranks = run_ranks(_stages, 2, name, timeout_s=90)
+    ranks = run_ranks(_stages, 2, name)
     for first, validated, tested, second in ranks:
         assert torch.equal(first, ranks[0][0])
         assert torch.equal(second, ranks[0][3])
@@ -234,5 +233,5 @@ def _validated_by_metric(name: str) -> float:
 
 @pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
 def test_metric_is_gathered_in_the_sanity_check_and_in_validation(name: str) -> None:
-    first, second = run_ranks(_validated_by_metric, 2, name, timeout_s=60)
+    first, second = run_ranks(_validated_by_metric, 2, name)
     assert first == second > 0

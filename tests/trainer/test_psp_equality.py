@@ -84,7 +84,7 @@ def _all_kinds() -> list[Tensor]:
 
 
 def test_all_pushes_and_all_pulls_are_synchronous_sgd_at_the_rate_times_the_workers() -> None:
-    results = run_ranks(_all_kinds, RANKS, timeout_s=120, env={"PL_GLOBAL_SEED": "0"})
+    results = run_ranks(_all_kinds, RANKS, env={"PL_GLOBAL_SEED": "0"})
     sgd = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True}
     adam = {"lr": 0.01, "eps": 1e-4}
     twins = [
@@ -108,7 +108,7 @@ def _accumulated() -> tuple[Tensor, Tensor]:
 
 
 def test_accumulated_gradients_are_those_of_ddp() -> None:
-    for psp, ddp in run_ranks(_accumulated, 2, timeout_s=120):
+    for psp, ddp in run_ranks(_accumulated, 2):
         torch.testing.assert_close(psp, ddp, rtol=0, atol=1e-10)
 
 
@@ -131,8 +131,8 @@ def _resumed(folder: str) -> tuple[Tensor, Tensor]:
 
 
 def test_resumed_from_the_servers_parameters_and_optimizer_state(tmp_path: Path) -> None:
-    whole = run_ranks(_saved, 3, str(tmp_path), timeout_s=90)
-    halves = run_ranks(_resumed, 3, str(tmp_path), timeout_s=90)
+    whole = run_ranks(_saved, 3, str(tmp_path))
+    halves = run_ranks(_resumed, 3, str(tmp_path))
     for full, (resumed, at_the_middle) in zip(whole, halves, strict=True):
         torch.testing.assert_close(resumed, full, rtol=0, atol=1e-12)
         assert not torch.equal(at_the_middle, full)

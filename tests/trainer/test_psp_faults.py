@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import RankOutcome, rank_outcomes
-from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
+from tests.waiting import leave_mark, wait_for_marks
 
 RANKS = 4
 BATCHES = 12
@@ -26,11 +28,16 @@ def _rank() -> int:
 
 
 class _Disturbed(Net):
-    """At given (rank, batch) places a rank dies, stands still or raises."""
+    """At given (rank, batch) places a rank dies, stands still or raises.
 
-    def __init__(self, disturbances: dict[tuple[int, int], str]) -> None:
+    One that hangs goes on when the others have ended, as they mark in the folder.
+    """
+
+    def __init__(
+        self, disturbances: dict[tuple[int, int], str], folder: Path | None = None
+    ) -> None:
         super().__init__(batchnorm=True)
-        self.disturbances = disturbances
+        self.disturbances, self.folder = disturbances, folder
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         disturbance = self.disturbances.get((_rank(), self.global_step))
@@ -40,6 +47,9 @@ class _Disturbed(Net):
             raise ValueError("this rank's own mistake")
         if disturbance == "sleeps":
             time.sleep(1.5)
+        if disturbance == "hangs" and self.folder is not None:
+            others = {*range(self.trainer.world_size)} - {_rank()}
+            wait_for_marks(self.folder, *map(str, others))
         # Else the live ranks would have finished before they notice.
         time.sleep(0.05)
         return super().training_step(batch, batch_idx)
@@ -69,30 +79,30 @@ def _ended_alike(outcomes: list[RankOutcome], dead: set[int]) -> None:
 @pytest.mark.parametrize("step", [0, 5, BATCHES - 1])
 def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
     where = {(rank, step): "dies"}
-    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2}, timeout_s=90)
+    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2})
     _ended_alike(outcomes, {rank})
 
 
 def test_rank_that_takes_over_may_die_too() -> None:
     where = {(1, 3): "dies", (2, 14): "dies"}
-    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2}, timeout_s=90)
+    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2})
     _ended_alike(outcomes, {1, 2})
 
 
 def test_rank_that_raises_is_done_without() -> None:
-    outcomes = rank_outcomes(_run, RANKS, {(2, 4): "raises"}, {"min_pushes": 3}, timeout_s=90)
+    outcomes = rank_outcomes(_run, RANKS, {(2, 4): "raises"}, {"min_pushes": 3})
     assert outcomes[2].error == "ValueError: this rank's own mistake"
     _ended_alike(outcomes, {2})
 
 
 @pytest.mark.parametrize("settings", [{"min_pushes": 3}, {"min_pushes": 3, "min_pulled": 0.75}])
 def test_rank_that_sleeps_comes_back(settings: dict[str, Any]) -> None:
-    outcomes = rank_outcomes(_run, RANKS, {(3, 4): "sleeps"}, settings, timeout_s=90)
+    outcomes = rank_outcomes(_run, RANKS, {(3, 4): "sleeps"}, settings)
     _ended_alike(outcomes, set())
 
 
 def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
-    outcomes = rank_outcomes(_run, RANKS, {(1, 4): "dies"}, {"min_pushes": "all"}, timeout_s=90)
+    outcomes = rank_outcomes(_run, RANKS, {(1, 4): "dies"}, {"min_pushes": "all"})
     for outcome in outcomes:
         if outcome.rank != 1:
             assert outcome.error is not None
@@ -100,9 +110,17 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
             assert "min_pushes" in outcome.error
 
 
-def test_late_rank_that_nobody_can_do_without_is_named_at_the_limit() -> None:
-    settings = {"min_pushes": "all", "timeout": timedelta(seconds=1)}
-    outcomes = rank_outcomes(_run, 3, {(2, 3): "sleeps"}, settings, timeout_s=60)
+def _run_and_tell(folder: Path) -> None:
+    # Ranks of a busy machine come to their first meeting seconds apart.
+    strategy = lh.PSPStrategy(timeout=timedelta(seconds=5))
+    try:
+        fit(strategy, BATCHES, _Disturbed({(2, 3): "hangs"}, folder))
+    finally:
+        leave_mark(folder, str(_rank()))
+
+
+def test_late_rank_that_nobody_can_do_without_is_named_at_the_limit(tmp_path: Path) -> None:
+    outcomes = rank_outcomes(_run_and_tell, 3, tmp_path)
     for rank in (0, 1):
         error = outcomes[rank].error
         assert error is not None

@@ -94,7 +94,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     ("mistake", "message"), CASES, ids=[case[0].__name__.strip("_") for case in CASES]
 )
 def test_one_clear_error_on_every_rank(mistake: Callable[[], None], message: str) -> None:
-    errors = run_ranks(mistake, 4, expect_failure=True, timeout_s=40)
+    errors = run_ranks(mistake, 4, expect_failure=True)
     for error in errors:
         assert error.startswith("ValueError"), error
         assert re.search(message, error, re.DOTALL), error
@@ -134,5 +134,5 @@ class _Unfreezes(Net):
 
 
 def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost() -> None:
-    errors = run_ranks(fit, 2, "psp", 6, _Unfreezes(), expect_failure=True, timeout_s=40)
+    errors = run_ranks(fit, 2, "psp", 6, _Unfreezes(), expect_failure=True)
     assert any("frozen when training started" in error for error in errors)

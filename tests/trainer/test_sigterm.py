@@ -71,7 +71,7 @@ class _Terminated(Net):
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
-    results = run_ranks(_signalled, 4, group_size, timeout_s=40)
+    results = run_ranks(_signalled, 4, group_size)
     assert [steps for steps, _, _ in results] == [4] * 4
     assert all(torch.equal(weights, results[0][1]) for _, weights, _ in results)
     assert [raised for _, _, raised in results] == [True] * 4

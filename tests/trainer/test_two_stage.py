@@ -52,7 +52,7 @@ def _alone_and_together() -> tuple[Tensor, Tensor]:
 
 
 def test_one_rank_that_pushes_every_gradient_is_plain_sgd() -> None:
-    ((two_stage, plain),) = run_ranks(_alone_and_together, 1, timeout_s=60)
+    ((two_stage, plain),) = run_ranks(_alone_and_together, 1)
     torch.testing.assert_close(two_stage, plain, rtol=0, atol=1e-12)
 
 
@@ -61,7 +61,7 @@ def _warming() -> tuple[Tensor, Tensor]:
 
 
 def test_warm_up_is_synchronous_sgd() -> None:
-    for two_stage, plain in run_ranks(_warming, 4, timeout_s=90):
+    for two_stage, plain in run_ranks(_warming, 4):
         torch.testing.assert_close(two_stage, plain, rtol=0, atol=1e-10)
 
 
@@ -95,7 +95,7 @@ def _watched(settings: dict[str, Any]) -> Any:
     ],
 )
 def test_validation_sees_one_model_on_all_ranks(settings: dict[str, Any]) -> None:
-    ranks = run_ranks(_watched, 4, settings, timeout_s=90)
+    ranks = run_ranks(_watched, 4, settings)
     assert len(ranks[0][0]) == 9
     for other in ranks:
         for mine, theirs in zip(ranks[0][0], other[0], strict=True):
@@ -135,26 +135,26 @@ def _ended_alike(outcomes: list[RankOutcome], ranks: list[int]) -> None:
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 @pytest.mark.parametrize("settings", [{}, {"double_buffering": False}])
 def test_rank_that_sleeps_comes_back(rank: int, settings: dict[str, Any]) -> None:
-    outcomes = rank_outcomes(_disturbed, 4, rank, "sleeps", settings, timeout_s=90)
+    outcomes = rank_outcomes(_disturbed, 4, rank, "sleeps", settings)
     _ended_alike(outcomes, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(("rank", "left"), [(1, [0, 2, 3]), (3, [0, 1, 2])])
 @pytest.mark.parametrize("settings", [{}, {"double_buffering": False}])
 def test_group_goes_on_without_a_rank(rank: int, left: list[int], settings: dict[str, Any]) -> None:
-    outcomes = rank_outcomes(_disturbed, 4, rank, "dies", settings, timeout_s=90)
+    outcomes = rank_outcomes(_disturbed, 4, rank, "dies", settings)
     _ended_alike(outcomes, left)
 
 
 def test_groups_go_on_without_another_groups_first_rank() -> None:
-    outcomes = rank_outcomes(_disturbed, 4, 2, "dies", {}, timeout_s=90)
+    outcomes = rank_outcomes(_disturbed, 4, 2, "dies", {})
     _ended_alike(outcomes, [0, 1])
     assert outcomes[3].error is not None
     assert "rank 2" in outcomes[3].error
 
 
 def test_nobody_can_go_on_without_the_master() -> None:
-    outcomes = rank_outcomes(_disturbed, 4, 0, "dies", {}, timeout_s=90)
+    outcomes = rank_outcomes(_disturbed, 4, 0, "dies", {})
     for rank in (1, 2, 3):
         error = outcomes[rank].error
         assert error is not None
@@ -176,6 +176,6 @@ def _resumed(folder: str) -> Tensor:
 
 
 def test_resumed_from_the_masters_parameters_and_optimizer_state(tmp_path: Path) -> None:
-    (whole,) = run_ranks(_saved, 1, str(tmp_path), timeout_s=60)
-    (resumed,) = run_ranks(_resumed, 1, str(tmp_path), timeout_s=60)
+    (whole,) = run_ranks(_saved, 1, str(tmp_path))
+    (resumed,) = run_ranks(_resumed, 1, str(tmp_path))
     torch.testing.assert_close(resumed, whole, rtol=0, atol=1e-12)

@@ -174,7 +174,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     ("mistake", "message"), CASES, ids=[case[0].__name__.strip("_") for case in CASES]
 )
 def test_one_clear_error_on_every_rank(mistake: Callable[[], None], message: str) -> None:
-    errors = run_ranks(mistake, 4, expect_failure=True, timeout_s=30)
+    errors = run_ranks(mistake, 4, expect_failure=True)
     for error in errors:
         assert error.startswith("ValueError"), error
         assert re.search(message, error, re.DOTALL), error
@@ -196,7 +196,7 @@ def _poison_between_blocks(group_size: int) -> None:
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_model_that_is_not_finite_is_kept_out_and_named(group_size: int) -> None:
-    errors = run_ranks(_poison_between_blocks, 4, group_size, expect_failure=True, timeout_s=30)
+    errors = run_ranks(_poison_between_blocks, 4, group_size, expect_failure=True)
     named = "rank 2" if group_size == 1 else "rank"
     for error in errors:
         assert error.startswith("NonFiniteModelError")

@@ -51,6 +51,8 @@ class LocalClientPort:
         self._network, self._rank = network, rank
 
     def receive(self, timeout_s: float) -> Received | None:
+        if self._network.cut_off.get(self._rank) == "killed":
+            raise RuntimeError("a rank that was killed does nothing more")
         return _take(self._network.clients[self._rank], timeout_s)
 
     def send(self, rank: int, message: Message) -> bool:

@@ -23,6 +23,7 @@ from lightning_hier.parameter_server.two_stage.accumulator import Taken
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.replica import Replica, file_size, shared_dtype
 from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
+from tests.waiting import nothing_stays_in
 
 NUMEL = 1000
 LIMIT_S = 0.2
@@ -120,7 +121,7 @@ def test_lock_of_a_killed_process_is_free_although_its_child_lives_on(path: Path
         with own.accumulators[0]._lock.held(LIMIT_S):
             grandchild = os.fork()
             if grandchild == 0:
-                time.sleep(5)
+                time.sleep(60)  # it is killed below
                 os._exit(0)
             own.node.finals = grandchild
             time.sleep(60)
@@ -165,11 +166,10 @@ def _alone(value: Any) -> list[Any]:
 
 def test_replica_begins_with_the_parameters_and_leaves_no_file() -> None:
     module = nn.Linear(3, 2)
-    before = set(shared_file.FOLDER.iterdir())
-    [first, second] = open_replicas(
-        [[module.weight], [module.bias]], group_size=1, rank=0, exchange=_alone
-    )
-    assert set(shared_file.FOLDER.iterdir()) == before
+    with nothing_stays_in(shared_file.FOLDER):
+        [first, second] = open_replicas(
+            [[module.weight], [module.bias]], group_size=1, rank=0, exchange=_alone
+        )
     assert torch.equal(first.weights, module.weight.detach().reshape(-1))
     assert torch.equal(second.weights, module.bias.detach())
 
@@ -193,11 +193,10 @@ def test_too_little_memory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -
     def full(handle: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    before = set(shared_file.FOLDER.iterdir())
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(RuntimeError, match=r"need 12 MiB of shared memory in /dev/shm.*--shm-size"):
+    message = r"need 12 MiB of shared memory in /dev/shm.*--shm-size"
+    with nothing_stays_in(shared_file.FOLDER), pytest.raises(RuntimeError, match=message):
         open_replicas([[torch.zeros(2**20)]], group_size=2, rank=0, exchange=lambda v: [v, v])
-    assert set(shared_file.FOLDER.iterdir()) == before
 
 
 def test_rank_that_cannot_open_the_file_is_named() -> None:
