@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -24,8 +25,9 @@ def is_ray(environment: object) -> bool:
     )
 
 
+@cache
 def worker_device() -> torch.device:
-    """The device that Ray has given to this worker."""
+    """The device that Ray has given to this worker, which keeps it; asked at every batch."""
     device: torch.device = import_module("ray.train.torch").get_device()
     return device
 
