@@ -87,7 +87,7 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
     eta = 0.0 if after == 1 else 1 - 1 / after
     for own in resumed:
         start = own["start"]
-        assert start["steps"] == [{"total": 7, "in_block": 0, "blocks": 1}]
+        assert start["steps"] == [{"total": 7, "in_block": 0, "blocks": 1, "excluded": 0}]
         torch.testing.assert_close(start["weights"], now + eta * update, rtol=1e-6, atol=1e-7)
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
