@@ -42,10 +42,8 @@ class FakeClient:
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
         self.lost_ranks: dict[int, str] = {}
-        self.polls = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        self.polls += 1
         return False
 
     def gone(self) -> set[int]:
