@@ -15,7 +15,12 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
+from lightning_hier.comm.agreement import (
+    broadcast_json,
+    gather_json,
+    raise_everywhere,
+    require_same,
+)
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.leaving import destroy_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout, ranks_per_group
@@ -135,6 +140,14 @@ class TieredStrategy(PlacedStrategy, ABC):
     def _batches_problem(self, counts: Sequence[float]) -> str | None:
         """What about the numbers of batches of all ranks can't be trained, or None."""
         return uneven_problem(counts)
+
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What rank ``src`` gives, on every rank, if JSON can say it: nothing is unpickled.
+
+        A collective of the world: every rank must call it.
+        """
+        return broadcast_json(obj, src, self.root_device)
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""
