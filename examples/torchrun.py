@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+from examples.loopback import ADDRESS, free_port, loopback_interface
+
 
 def run_module(module: str, arguments: str, *, ranks: int) -> None:
     """Run ``python -m module arguments`` on every rank, by torchrun, and wait.
@@ -21,12 +23,15 @@ def run_module(module: str, arguments: str, *, ranks: int) -> None:
     """
     command = [sys.executable, "-W", "ignore", "-m", module, arguments]
     if ranks > 1:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        # Not --standalone: its agents unpickle what lies in a store that anybody may write to.
+        meeting = [f"--master-addr={ADDRESS}", f"--master-port={free_port()}"]
+        torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc-per-node={ranks}"]
         command = [sys.executable, *torchrun, "-m", module, arguments]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
         "PYTHONWARNINGS": "ignore",
     }
     status = subprocess.run(command, env=environment, check=False).returncode

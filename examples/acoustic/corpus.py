@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -15,6 +14,7 @@ from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 from examples.acoustic.utterance import Batch, Utterance, collate
+from examples.corpus_data import CorpusData
 from examples.rank_batches import rank_and_world_size, rank_loader
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class UtteranceDataset(Dataset[Batch]):
         return collate([self.utterances[position] for position in positions], positions)
 
 
-class CorpusDataModule(LightningDataModule):
+class CorpusDataModule(CorpusData[Corpus]):
     """Mini-batches counted in frames, the same number of them on every rank.
 
     The batch sampler does the work of a distributed sampler: pass ``use_distributed_sampler=False``
@@ -157,27 +157,14 @@ class CorpusDataModule(LightningDataModule):
         self.batch_frames = batch_frames
         self.seed = seed
         self.num_workers = num_workers
-        self._corpus: Corpus | None = None
 
-    @property
-    def corpus(self) -> Corpus:
-        """The corpus, built at the first use; assign one to train on new alignments."""
-        if self._corpus is None:
-            self._corpus = self.build()
-        return self._corpus
-
-    @corpus.setter
-    def corpus(self, corpus: Corpus) -> None:
-        self._corpus = corpus
+    def _build(self) -> Corpus:
+        return self.build()
 
     def prepare_data(self) -> None:
         """Fill the cache, where there is one."""
         if self.prepare is not None:
             self.prepare()
-
-    def setup(self, stage: str) -> None:
-        """Build the corpus, or read it from the cache."""
-        _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in another order each epoch; utterances without targets are out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from examples.acoustic.corpora.manifest import build_manifest_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
 from examples.array_cache import default_cache_dir
+from examples.corpus_data import builder_of, check_arguments
 
 CorpusName = Literal["synthetic", "an4", "manifest", "kaldi"]
 
@@ -56,15 +57,13 @@ class AcousticDataModule(CorpusDataModule):
         align: bool = True,
         cache_dir: str | None = None,
     ) -> None:
-        if corpus not in BUILDERS:
-            raise ValueError(f"corpus must be one of {', '.join(BUILDERS)}, got {corpus!r}")
-        builder = BUILDERS[corpus]
+        builder = builder_of(BUILDERS, corpus)
         arguments = dict(corpus_args or {})
         folder = cache_dir or str(default_cache_dir())
         caches = "cache_dir" in inspect.signature(builder).parameters
         if caches:
             arguments.setdefault("cache_dir", folder)
-        _check_arguments(corpus, builder, arguments)
+        check_arguments(corpus, builder, arguments)
         build = partial(builder, **arguments)
         if align:
             build = partial(_build_aligned, build, folder)
@@ -79,16 +78,3 @@ class AcousticDataModule(CorpusDataModule):
 
 def _build_aligned(build: Callable[[], Corpus], cache_dir: str) -> Corpus:
     return aligned_corpus(build(), cache_dir=cache_dir)
-
-
-def _check_arguments(
-    corpus: str, builder: Callable[..., Corpus], arguments: Mapping[str, Any]
-) -> None:
-    signature = inspect.signature(builder)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"corpus_args of {corpus!r}: {error}; the arguments are "
-            f"{', '.join(signature.parameters)}"
-        ) from error

@@ -73,11 +73,6 @@ class NewbobLR(LRScheduler):
         self._last_lr = [*rates]
 
     @property
-    def ramping(self) -> bool:
-        """Whether the rate falls after every epoch from now on."""
-        return self.small_falls >= self.patience
-
-    @property
     def finished(self) -> bool:
         """Whether every parameter group has reached the minimum rate."""
         return self._at_minimum(self._current_rates())

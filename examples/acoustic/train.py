@@ -10,9 +10,9 @@ from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-import lightning_hier  # noqa: F401  (registers the strategies' names)
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.models import FrameClassifier
+from examples.command_line import run_command_line
 
 
 def feature_dim_of(data: AcousticDataModule) -> int:
@@ -45,16 +45,11 @@ def main(args: ArgsType = None, **options: Any) -> AcousticCLI:
         args: arguments instead of those of the process, for tests.
         options: further arguments of LightningCLI, such as ``run=False``.
     """
-    return AcousticCLI(
+    return run_command_line(
+        AcousticCLI,
         FrameClassifier,
         AcousticDataModule,
         subclass_mode_model=True,
-        auto_configure_optimizers=False,
-        # The data module makes the batches of each rank itself.
-        trainer_defaults={"use_distributed_sampler": False},
-        # Ranks write one folder; a second run of the same command replaces the copy of the config.
-        save_config_kwargs={"overwrite": True},
-        seed_everything_default=0,
         args=args,
         **options,
     )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
-from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
+from examples.corpus_data import CorpusData, builder_of, check_arguments
 from examples.image.augmentation import Augmentation
 from examples.image.batching import Batch, ImageDataset, ImageSampler, mean_and_deviation
 from examples.image.corpora.cifar10 import build_cifar10_corpus
@@ -26,7 +25,7 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
 }
 
 
-class Images(LightningDataModule):
+class Images(CorpusData[Corpus]):
     """Labelled images from one of three sources, normalised.
 
     Every rank has the same number of batches (``ImageSampler``; pass
@@ -59,30 +58,20 @@ class Images(LightningDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        if corpus not in BUILDERS:
-            raise ValueError(f"corpus must be one of {', '.join(BUILDERS)}, got {corpus!r}")
+        self._builder = builder_of(BUILDERS, corpus)
         if batch_images < 1:
             raise ValueError(f"batch_images must be at least 1, got {batch_images}")
-        self._builder = BUILDERS[corpus]
         self._arguments = corpus_args or {}
-        _check_arguments(corpus, self._builder, self._arguments)
+        check_arguments(corpus, self._builder, self._arguments)
         self.batch_images = batch_images
         self.augmentation = Augmentation(shift=shift, mirror=mirror) if shift or mirror else None
         self.seed = seed
         self.num_workers = num_workers
-        self._corpus: Corpus | None = None
 
-    @property
-    def corpus(self) -> Corpus:
-        """The corpus, read at the first use."""
-        if self._corpus is None:
-            self._corpus = self._builder(**self._arguments)
-            self._mean, self._deviation = mean_and_deviation(self._corpus.train)
-        return self._corpus
-
-    def setup(self, stage: str) -> None:
-        """Read the corpus."""
-        _ = self.corpus
+    def _build(self) -> Corpus:
+        corpus = self._builder(**self._arguments)
+        self._mean, self._deviation = mean_and_deviation(corpus.train)
+        return corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in another order each epoch."""
@@ -116,16 +105,3 @@ class Images(LightningDataModule):
             seed=self.seed,
         )
         return rank_loader(dataset, sampler, num_workers=self.num_workers)
-
-
-def _check_arguments(
-    corpus: str, builder: Callable[..., Corpus], arguments: dict[str, Any]
-) -> None:
-    signature = inspect.signature(builder)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"corpus_args of {corpus!r}: {error}; the arguments are "
-            f"{', '.join(sorted(signature.parameters))}"
-        ) from error

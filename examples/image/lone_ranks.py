@@ -7,7 +7,7 @@ import subprocess
 import sys
 from uuid import uuid4
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from examples.loopback import ADDRESS, loopback_interface, loopback_store
 
 
 def run_apart(module: str, arguments: str, *, ranks: int) -> None:
@@ -25,11 +25,12 @@ def run_apart(module: str, arguments: str, *, ranks: int) -> None:
     Raises:
         RuntimeError: no rank ended well; their output has been shown.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = loopback_store()
     shared = {
         **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "GROUP_RANK": "0",

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from examples.array_cache import default_cache_dir
+from examples.corpus_data import CorpusData, builder_of, check_arguments
 from examples.ocr.alphabet import KEYBOARD, Alphabet
 from examples.ocr.augmentation import Augmentation
 from examples.ocr.batching import LineBatchSampler
@@ -34,7 +34,7 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
 }
 
 
-class TextLines(LightningDataModule):
+class TextLines(CorpusData[Corpus]):
     """Lines of text from one of four sources, in batches of similar width.
 
     Every rank has the same number of batches (``LineBatchSampler``; pass
@@ -83,12 +83,10 @@ class TextLines(LightningDataModule):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
-        if corpus not in BUILDERS:
-            raise ValueError(f"corpus must be one of {', '.join(BUILDERS)}, got {corpus!r}")
+        self._builder = builder_of(BUILDERS, corpus)
         for name, value in (("batch_lines", batch_lines), ("pixels_per_frame", pixels_per_frame)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self._builder = BUILDERS[corpus]
         self._arguments = _arguments(
             corpus,
             self._builder,
@@ -110,19 +108,16 @@ class TextLines(LightningDataModule):
         self._alphabet: Alphabet | None = None
         if alphabet != "corpus":
             self._alphabet = Alphabet(KEYBOARD if alphabet == "keyboard" else alphabet)
-        self._corpus: Corpus | None = None
 
-    @property
-    def corpus(self) -> Corpus:
-        """The corpus, built at the first use; its texts are written with the alphabet."""
-        if self._corpus is None:
-            corpus = self._builder(**self._arguments)
-            if self._alphabet is None:
-                texts = (line.text for lines in corpus.splits.values() for line in lines)
-                self._alphabet = Alphabet.of_texts(texts)
-            corpus = written_with(self._alphabet, corpus, self.on_unreadable)
-            self._corpus, self.too_long = with_room(self._alphabet, corpus, self.pixels_per_frame)
-        return self._corpus
+    def _build(self) -> Corpus:
+        """Build the corpus, its texts written with the alphabet."""
+        corpus = self._builder(**self._arguments)
+        if self._alphabet is None:
+            texts = (line.text for lines in corpus.splits.values() for line in lines)
+            self._alphabet = Alphabet.of_texts(texts)
+        corpus = written_with(self._alphabet, corpus, self.on_unreadable)
+        corpus, self.too_long = with_room(self._alphabet, corpus, self.pixels_per_frame)
+        return corpus
 
     @property
     def alphabet(self) -> Alphabet:
@@ -149,10 +144,6 @@ class TextLines(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Fill the cache."""
-        _ = self.corpus
-
-    def setup(self, stage: str) -> None:
-        """Build the corpus, or read it from the cache."""
         _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
@@ -197,13 +188,7 @@ def _arguments(
     both = sorted(given.keys() & own.keys())
     if both:
         raise ValueError(f"{', '.join(both)} must be given to TextLines, not in corpus_args")
-    signature = inspect.signature(builder)
-    arguments = {**given, **{k: v for k, v in own.items() if k in signature.parameters}}
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"corpus_args of {corpus!r}: {error}; the arguments are "
-            f"{', '.join(sorted(signature.parameters.keys() - own.keys()))}"
-        ) from error
+    known = inspect.signature(builder).parameters
+    arguments = {**given, **{k: v for k, v in own.items() if k in known}}
+    check_arguments(corpus, builder, arguments, own.keys())
     return arguments

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-import lightning_hier  # noqa: F401  (registers the strategies' names)
+from examples.command_line import run_command_line
 from examples.ocr.data_module import TextLines
 from examples.ocr.model import DarkNetDBLSTM
 
@@ -40,18 +40,7 @@ def main(args: ArgsType = None, **options: Any) -> LineCLI:
         args: arguments instead of those of the process, for tests.
         options: further arguments of LightningCLI, such as ``run=False``.
     """
-    return LineCLI(
-        DarkNetDBLSTM,
-        TextLines,
-        auto_configure_optimizers=False,
-        # The data module makes the batches of each rank itself.
-        trainer_defaults={"use_distributed_sampler": False},
-        # Ranks write one folder; a second run of the same command replaces the copy of the config.
-        save_config_kwargs={"overwrite": True},
-        seed_everything_default=0,
-        args=args,
-        **options,
-    )
+    return run_command_line(LineCLI, DarkNetDBLSTM, TextLines, args=args, **options)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,6 +33,32 @@ def gather_json(value: Any, device: torch.device) -> list[Any]:
         json.loads(bytes(row[:count].tolist()))
         for row, count in zip(rows, lengths.tolist(), strict=True)
     ]
+
+
+def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
+    """What rank ``source`` gives, on every rank: anything JSON can say, and paths, as text.
+
+    A collective of the world: every rank must call it.
+
+    Raises:
+        TypeError: on every rank, if JSON can't say it.
+
+    """
+    said: dict[str, Any] = {}
+    if not dist.is_initialized() or dist.get_rank() == source:
+        try:
+            said["value"] = json.loads(json.dumps(value, default=os.fspath))
+        except (TypeError, ValueError) as error:
+            said["problem"] = f"{type(value).__name__}: {error}"
+    rows = gather_json(said, device)
+    row = rows[source] if len(rows) > source else rows[0]
+    if "problem" in row:
+        raise TypeError(
+            f"rank {source} can't broadcast what JSON can't say ({row['problem']}): nothing from "
+            "the network is unpickled. Broadcast numbers, text, lists and dictionaries, and "
+            "tensors by torch.distributed.broadcast"
+        )
+    return row["value"]
 
 
 def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:

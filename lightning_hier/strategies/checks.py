@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
-from lightning_hier.comm.tiers import RankLayout
 
 # Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.
 _TAKEN: Mapping[str, str] = {
@@ -101,14 +100,14 @@ def check_warm_up(warmup_steps: object) -> None:
 
 
 def layout_problem(group_size: int, world_size: int, block_sync: BlockSync | None) -> str | None:
-    """What about the groups can't be trained, or None."""
-    try:
-        groups = RankLayout.two_tiers(group_size, world_size).sizes[1]
-        if block_sync is not None:
+    """What about groups that divide the ranks can't be trained, or None."""
+    groups = world_size // group_size
+    if block_sync is not None:
+        try:
             block_sync.filter_for(groups)
-    except ValueError as error:
-        return str(error)
-    if block_sync is None and groups > 1:
+        except ValueError as error:
+            return str(error)
+    elif groups > 1:
         return (
             f"block_sync=None needs one group of all ranks, but groups of {group_size} make "
             f"{groups} groups that would never meet: pass block_sync=BMUF(...) or "

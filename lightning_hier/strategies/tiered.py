@@ -15,7 +15,12 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
+from lightning_hier.comm.agreement import (
+    broadcast_json,
+    gather_json,
+    raise_everywhere,
+    require_same,
+)
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.leaving import destroy_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout, ranks_per_group
@@ -65,9 +70,9 @@ class TieredStrategy(PlacedStrategy, ABC):
     def _settings(self) -> dict[str, Any]:
         """What else must be the same on all ranks, by name."""
 
-    @abstractmethod
     def _problem(self) -> str | None:
-        """What can't work with this number of ranks, or None."""
+        """What can't work with this number of ranks, which groups divide, or None."""
+        return None
 
     @property
     def communicators(self) -> Communicators:
@@ -88,9 +93,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         super().setup_environment()
         if self._communicators is not None:
             return  # a Trainer that validates or tests after fitting keeps its process groups
-        uneven_hosts = self._node_groups_problem()
-        problem = uneven_hosts if self.group_size == "node" else None
-        raise_everywhere(problem or self._problem(), self.root_device)
+        raise_everywhere(self._division_problem() or self._problem(), self.root_device)
         own = {
             "strategy": type(self).__name__,
             "group_size": self._ranks_per_group(),
@@ -138,9 +141,28 @@ class TieredStrategy(PlacedStrategy, ABC):
         """What about the numbers of batches of all ranks can't be trained, or None."""
         return uneven_problem(counts)
 
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What rank ``src`` gives, on every rank, if JSON can say it: nothing is unpickled.
+
+        A collective of the world: every rank must call it.
+        """
+        return broadcast_json(obj, src, self.root_device)
+
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""
         self._communicators = None
+
+    def _division_problem(self) -> str | None:
+        # On every rank, before they are known to agree on the size: under Ray it is a collective.
+        uneven_hosts = self._node_groups_problem()
+        if self.group_size == "node" and uneven_hosts is not None:
+            return uneven_hosts
+        try:
+            RankLayout.two_tiers(self._ranks_per_group(), self.world_size)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def _ranks_per_group(self) -> int:
         return ranks_per_group(self.group_size, self.num_processes, self.world_size)

@@ -10,7 +10,7 @@ from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.tiers import GroupSize, RankLayout
+from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
@@ -81,14 +81,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
     @override
     def _settings(self) -> dict[str, Any]:
         return {"settings": repr(self.settings)}
-
-    @override
-    def _problem(self) -> str | None:
-        try:
-            RankLayout.two_tiers(self._ranks_per_group(), self.world_size)
-        except ValueError as error:
-            return str(error)
-        return None
 
     @override
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:

@@ -67,9 +67,9 @@ def _only_at_the_job_s_address(ports: Ports) -> str:
     endpoint = ports._register.own.tcp
     assert endpoint is not None
     address, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
-    socket.create_connection((address, int(port)), timeout=5).close()
+    socket.create_connection((address, int(port)), timeout=WAIT_S).close()
     try:
-        socket.create_connection(("127.0.0.1", int(port)), timeout=5).close()
+        socket.create_connection(("127.0.0.1", int(port)), timeout=WAIT_S).close()
     except ConnectionRefusedError:
         return address
     raise AssertionError("the server can be reached at the loopback")

@@ -244,7 +244,7 @@ print(site.bind(0, [Offer("here"), Offer("here")]).ipc)
 
 def test_process_that_closes_nothing_ends_and_leaves_no_folder() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _FORGETFUL], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", _FORGETFUL], capture_output=True, text=True, timeout=280, check=True
     )
     place = Path(ended.stdout.strip().removeprefix("ipc://"))
     assert place.name == "server" and not place.parent.exists()

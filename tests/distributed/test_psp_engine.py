@@ -16,7 +16,8 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from tests.distributed.psp_world import psp_world
-from tests.equivalence.psp_twins import Sgd, synchronous
+from tests.equivalence.optimizer_twins import Sgd
+from tests.equivalence.psp_twins import synchronous
 from tests.equivalence.test_psp import loss_gradients, start
 from tests.ranks import RankOutcome, rank_outcomes, run_ranks
 from tests.waiting import leave_mark, wait_for_marks, wait_until

@@ -154,7 +154,7 @@ Runs = list[dict[str, tuple[Told, Told]]]
 @pytest.fixture(scope="module")
 def runs() -> Runs:
     """For each rank and case: with looks, and without."""
-    return run_ranks(run_all, 4, CASES, timeout_s=300)
+    return run_ranks(run_all, 4, CASES)
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def runs() -> dict[str, list[Told]]:
     found: dict[str, list[Told]] = {}
     for cases in (PAIRS, FOURS):
         world = len(cases[0].counts)
-        by_rank = run_ranks(run_all, world, cases, timeout_s=300)
+        by_rank = run_ranks(run_all, world, cases)
         found |= {case.name: [own[case.name] for own in by_rank] for case in cases}
     return found
 

@@ -13,6 +13,8 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from tests.equivalence.optimizer_twins import Adam
+
 FEATURES, SAMPLES = 6, 5
 
 Rule = Callable[[Tensor, Tensor], Tensor]
@@ -36,21 +38,10 @@ def sgd(eta: float) -> Rule:
     return lambda weights, g: weights - eta * g
 
 
-def adam(eta: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> Rule:
-    """One Adam with state of its own (Kingma and Ba, Algorithm 1)."""
-    m = torch.zeros(FEATURES, dtype=torch.float64)
-    v = torch.zeros(FEATURES, dtype=torch.float64)
-    t = 0
-
-    def update(weights: Tensor, g: Tensor) -> Tensor:
-        nonlocal m, v, t
-        t += 1
-        m = betas[0] * m + (1 - betas[0]) * g
-        v = betas[1] * v + (1 - betas[1]) * g**2
-        m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
-        return weights - eta * m_hat / (v_hat.sqrt() + eps)
-
-    return update
+def adam(eta: float) -> Rule:
+    """One Adam with state of its own."""
+    twin = Adam(eta)
+    return lambda weights, g: weights - eta * twin.direction(0, weights, g)
 
 
 @dataclass

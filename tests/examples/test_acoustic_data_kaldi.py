@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import pickle
 from pathlib import Path
 
 import kaldiio
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from examples.acoustic.corpora.kaldi import build_kaldi_corpus
+from examples.acoustic.corpora.kaldi_archive import read_archive, read_place
 from tests.examples.manifests import SPLITS
 
 
@@ -85,3 +88,78 @@ def test_kaldi_mistakes_are_named(kaldi_folder: Path) -> None:
     (kaldi_folder / "train" / "text").unlink()
     with pytest.raises(FileNotFoundError, match="lacks text"):
         build_kaldi_corpus(**splits)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "touch MARK |",
+        "| touch MARK",
+        # kaldiio takes these for commands, although no bar stands at the end.
+        "x; touch MARK |:5",
+        "x; touch MARK |[0:1]",
+        "x; touch MARK |:5[0:1]",
+        "x; touch MARK | ",
+    ],
+)
+def test_commands_in_tables_are_not_run(kaldi_folder: Path, place: str) -> None:
+    mark = kaldi_folder / "run"
+    scp = kaldi_folder / "train" / "feats.scp"
+    scp.write_text(f"train-0 {place.replace('MARK', str(mark))}\n")
+    with pytest.raises(ValueError, match="commands in tables are not run"):
+        build_kaldi_corpus(**_splits(kaldi_folder))
+    assert not mark.exists()
+
+
+class _Code:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_pickles_in_archives_are_not_read(kaldi_folder: Path) -> None:
+    mark = kaldi_folder / "run"
+    archive = kaldi_folder / "train" / "evil.ark"
+    archive.write_bytes(b"train-0 PKL" + pickle.dumps(_Code(mark)))
+    with pytest.raises(ValueError, match="evil.ark has something that begins with b'PK'"):
+        build_kaldi_corpus(**_splits(kaldi_folder), alignments=archive)
+    (kaldi_folder / "train" / "feats.scp").write_text("train-0 evil.ark:8\n")
+    with pytest.raises(ValueError, match="pickles and sounds are not read"):
+        build_kaldi_corpus(**_splits(kaldi_folder))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("suffix", [".ark", ".ark.gz"])
+@pytest.mark.parametrize("text", [False, True])
+def test_archives_are_what_kaldiio_reads(tmp_path: Path, suffix: str, text: bool) -> None:
+    draw = np.random.default_rng(0)
+    wanted = {f"k{n}": draw.normal(size=(7 + n, 5)).astype("f") for n in range(3)}
+    plain = tmp_path / "plain.ark"
+    kaldiio.save_ark(str(plain), wanted, scp=str(tmp_path / "scp"), text=text)
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(
+        gzip.compress(plain.read_bytes()) if suffix.endswith("gz") else plain.read_bytes()
+    )
+    found = dict(read_archive(file))
+    assert found.keys() == wanted.keys()
+    for key, array in kaldiio.load_ark(str(plain)):
+        np.testing.assert_array_equal(found[key], array)
+
+
+def test_places_have_offsets_and_ranges(tmp_path: Path) -> None:
+    matrix = np.arange(40, dtype=np.float32).reshape(8, 5)
+    kaldiio.save_ark(str(tmp_path / "a.ark"), {"k": matrix}, scp=str(tmp_path / "scp"))
+    place = (tmp_path / "scp").read_text().split()[1]
+    offset = place.rpartition(":")[2]
+    for written, wanted in (
+        (place, matrix),
+        (f"a.ark:{offset}", matrix),
+        (f"a.ark:{offset}[2:4]", matrix[2:5]),
+        (f"a.ark:{offset}[0:7,1:2]", matrix[:, 1:3]),
+        (f"a.ark:{offset}[:,3:3]", matrix[:, 3:4]),
+    ):
+        np.testing.assert_array_equal(read_place(written, tmp_path), wanted)
+    with pytest.raises(FileNotFoundError):
+        read_place("b.ark:3", tmp_path)

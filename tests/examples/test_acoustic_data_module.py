@@ -149,7 +149,8 @@ def test_training_leaves_out_utterances_without_targets(
     assert all((batch.targets >= 0).any(1).all() for batch in batches)
     assert f"{len(train) - len(seen)} of {len(train)} train utterances" in caplog.text
 
-    data.corpus = replace(corpus, train=[replace(u, senones=None) for u in corpus.train])
+    bare = replace(corpus, train=[replace(u, senones=None) for u in corpus.train])
+    data = CorpusDataModule(lambda: bare)
     with pytest.raises(ValueError, match="no train utterance of corpus synthetic has targets"):
         data.train_dataloader()
 
@@ -157,7 +158,7 @@ def test_training_leaves_out_utterances_without_targets(
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="one of synthetic, an4, manifest, kaldi, got 'timit'"):
         AcousticDataModule("timit")
-    with pytest.raises(ValueError, match="'sentence'; the arguments are sentences, seed"):
+    with pytest.raises(ValueError, match="'sentence'; the arguments are .*sentences"):
         AcousticDataModule("synthetic", {"sentence": 3})
     with pytest.raises(ValueError, match="missing a required argument: 'path'"):
         AcousticDataModule("an4")

@@ -18,43 +18,36 @@ from examples.acoustic.corpus import Corpus
 from examples.acoustic.flat_start import FlatStartOptions
 from examples.acoustic.models import LSTMAcousticModel
 from examples.acoustic.train import main
+from tests.examples import command_lines
+from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
 from tests.ranks import run_ranks
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "acoustic" / "configs"
+CONFIGS = EXAMPLES / "acoustic" / "configs"
 SENTENCES = 20
 
 STRATEGIES = {
-    "an4_lstm": None,
+    "an4_lstm": "auto",
     "paper_dblstm_11m": "lightning_hier.BMUFStrategy",
     "paper_dnn_31m": "lightning_hier.TwoStageASGDStrategy",
     "paper_dnn_63m": "lightning_hier.BMUFStrategy",
     "paper_lstm_24m": "lightning_hier.BMUFGTCStrategy",
-    "synthetic_dnn": None,
-    "synthetic_lstm": None,
+    "synthetic_dnn": "auto",
+    "synthetic_lstm": "auto",
 }
-
-
-@pytest.fixture(autouse=True)
-def no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep LightningCLI from warning that the process has arguments of its own."""
-    monkeypatch.setattr("sys.argv", ["train"])
 
 
 def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
     """Arguments of a run of the synthetic config that takes a second or two."""
-    return [
-        command,
-        f"--config={CONFIGS / 'synthetic_lstm.yaml'}",
+    return command_lines.small_run(
+        CONFIGS / "synthetic_lstm.yaml",
+        directory,
         "--model.init_args.hidden_dim=8",
         "--model.init_args.num_layers=1",
         f"--data.corpus_args.sentences={SENTENCES}",
         f"--data.corpus_args.cache_dir={directory / 'cache'}",
-        f"--trainer.logger.init_args.save_dir={directory}",
-        "--trainer.max_epochs=1",
-        "--trainer.enable_progress_bar=false",
-        "--trainer.enable_model_summary=false",
         *more,
-    ]
+        command=command,
+    )
 
 
 def test_every_config_is_tested() -> None:
@@ -63,14 +56,8 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={CONFIGS / name}.yaml", "--print_config"])
-    assert stop.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    strategy = printed["trainer"]["strategy"]
-    wanted = STRATEGIES[name]
-    assert (strategy if wanted is None else strategy["class_path"]) == (wanted or "auto")
-    assert printed["trainer"]["use_distributed_sampler"] is False
+    printed = printed_config(main, CONFIGS / f"{name}.yaml", capsys)
+    assert strategy_of(printed) == STRATEGIES[name]
 
 
 def test_misspelt_option_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

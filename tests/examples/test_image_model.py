@@ -16,9 +16,11 @@ from examples.image.model import ResNetClassifier
 from examples.image.networks import ResidualBlock
 from examples.image.train import main
 from lightning_hier import HierarchicalStrategy
+from tests.examples import command_lines
+from tests.examples.command_lines import EXAMPLES, printed_config
 from tests.ranks import run_ranks
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "image" / "configs"
+CONFIGS = EXAMPLES / "image" / "configs"
 # By hand for the small ones; torchvision's ResNet-50 has 25,557,032 with 1000 classes.
 PARAMETERS = {
     "digits": 19_706,
@@ -27,25 +29,10 @@ PARAMETERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep LightningCLI from warning that the process has arguments of its own."""
-    monkeypatch.setattr("sys.argv", ["train"])
-
-
 def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
     """Arguments of a run of the digits config that takes a second or two."""
-    return [
-        command,
-        f"--config={CONFIGS / 'digits.yaml'}",
-        "--model.channels=[4]",
-        "--data.batch_images=64",
-        f"--trainer.logger.init_args.save_dir={directory}",
-        "--trainer.max_epochs=1",
-        "--trainer.enable_progress_bar=false",
-        "--trainer.enable_model_summary=false",
-        *more,
-    ]
+    config, small = CONFIGS / "digits.yaml", ["--model.channels=[4]", "--data.batch_images=64"]
+    return command_lines.small_run(config, directory, *small, *more, command=command)
 
 
 @pytest.mark.parametrize(("size", "channels"), [(8, (4, 8)), (28, (4, 8, 8)), (9, (4,))])
@@ -155,11 +142,7 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={CONFIGS / name}.yaml", "--print_config"])
-    assert stop.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["trainer"]["use_distributed_sampler"] is False
+    printed = printed_config(main, CONFIGS / f"{name}.yaml", capsys)
     assert printed["model"]["weight_decay"] == 1e-4
 
 

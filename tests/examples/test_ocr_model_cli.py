@@ -16,23 +16,19 @@ from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.train import main
+from tests.examples import command_lines
+from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
 from tests.ranks import run_ranks
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "ocr" / "configs"
+CONFIGS = EXAMPLES / "ocr" / "configs"
 PARAMETERS = {"paper": 1_859_088, "oldbooks_small": 299_984, "synthetic_small": 299_984}
-
-
-@pytest.fixture(autouse=True)
-def no_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep LightningCLI from warning that the process has arguments of its own."""
-    monkeypatch.setattr("sys.argv", ["train"])
 
 
 def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
     """Arguments of a run of the synthetic config that takes a second or two."""
-    return [
-        command,
-        f"--config={CONFIGS / 'synthetic_small.yaml'}",
+    return command_lines.small_run(
+        CONFIGS / "synthetic_small.yaml",
+        directory,
         "--data.height=16",
         "--data.corpus_args.train_lines=24",
         "--data.corpus_args.valid_lines=9",
@@ -42,12 +38,9 @@ def small_run(directory: Path, *more: str, command: str = "fit") -> list[str]:
         "--data.batch_lines=4",
         "--model.channels=[4,4,8]",
         "--model.cells=8",
-        f"--trainer.logger.init_args.save_dir={directory}",
-        "--trainer.max_epochs=1",
-        "--trainer.enable_progress_bar=false",
-        "--trainer.enable_model_summary=false",
         *more,
-    ]
+        command=command,
+    )
 
 
 def test_every_config_is_tested() -> None:
@@ -56,14 +49,9 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={CONFIGS / name}.yaml", "--print_config"])
-    assert stop.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    strategy = printed["trainer"]["strategy"]
+    printed = printed_config(main, CONFIGS / f"{name}.yaml", capsys)
     wanted = "lightning_hier.BMUFAdamStrategy" if name == "paper" else "auto"
-    assert (strategy if wanted == "auto" else strategy["class_path"]) == wanted
-    assert printed["trainer"]["use_distributed_sampler"] is False
+    assert strategy_of(printed) == wanted
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))

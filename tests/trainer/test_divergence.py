@@ -91,7 +91,7 @@ def _one_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_MODEL)
 def test_where_no_healthy_model_is_left_one_error_is_raised(name: str) -> None:
-    errors = run_ranks(_one_model, 2, name, expect_failure=True, timeout_s=30)
+    errors = run_ranks(_one_model, 2, name, expect_failure=True)
     for error in errors:
         assert error.startswith("NonFiniteModelError: the local model of ranks 0, 1")
         assert re.search(ONE_MODEL[name][1], error), error
@@ -108,7 +108,7 @@ def _buffer_of_the_warm_up(rank: int) -> Tensor:
 def test_of_the_warm_up_s_buffers_those_that_last_must_be_finite() -> None:
     healthy, other = run_ranks(_buffer_of_the_warm_up, 2, 1)
     assert torch.equal(healthy, other) and healthy.isfinite().all()
-    for error in run_ranks(_buffer_of_the_warm_up, 2, 0, expect_failure=True, timeout_s=30):
+    for error in run_ranks(_buffer_of_the_warm_up, 2, 0, expect_failure=True):
         assert "rank 0 holds NaN or inf after 2 steps (averaged buffers)" in error
 
 
@@ -120,7 +120,7 @@ def _look_in_the_warm_up() -> None:
 
 
 def test_model_of_the_warm_up_that_is_not_finite_is_not_shown() -> None:
-    for error in run_ranks(_look_in_the_warm_up, 2, expect_failure=True, timeout_s=30):
+    for error in run_ranks(_look_in_the_warm_up, 2, expect_failure=True):
         assert "NaN or inf after 2 steps (parameters)" in error
 
 
@@ -166,7 +166,7 @@ def _beyond_the_range() -> None:
 
 
 def test_update_beyond_the_range_is_an_error_too() -> None:
-    errors = run_ranks(_beyond_the_range, 2, expect_failure=True, timeout_s=30)
+    errors = run_ranks(_beyond_the_range, 2, expect_failure=True)
     for error in errors:
         assert error.startswith("NonFiniteModelError: the global update is beyond the range")
     assert len(set(errors)) == 1
@@ -213,5 +213,5 @@ def _choices_differ() -> None:
 
 
 def test_choice_must_be_the_same_on_all_ranks() -> None:
-    for error in run_ranks(_choices_differ, 2, expect_failure=True, timeout_s=30):
+    for error in run_ranks(_choices_differ, 2, expect_failure=True):
         assert 'on_nonfinite: "error" on rank 0; "exclude" on rank 1' in error

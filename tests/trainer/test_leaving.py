@@ -25,7 +25,7 @@ def test_groups_are_destroyed_at_an_ordinary_end_alone(end: str, left: bool, sta
         env={**os.environ, "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "WORLD_SIZE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == status, done.stderr

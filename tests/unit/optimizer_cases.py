@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,17 @@ def servers(optimizer: Optimizer, own: Sequence[Parameter], cuts: Sequence[Seque
     tensors = {index: own[index].detach().clone() for cut in cuts for index in cut}
     made = [Updater(optimizer, {own[index]: tensors[index] for index in cut}) for cut in cuts]
     return made, tensors
+
+
+def serve(updaters: Iterable[Updater], step: int, dtype: torch.dtype = torch.float64) -> None:
+    """Have each server make a step with its own part of the gradients, flat as they arrive."""
+    for updater in updaters:
+        updater.step([gradients(step, dtype)[index].flatten() for index in updater.indices])
+
+
+def same_values(tensors: Mapping[int, Tensor], own: Sequence[Parameter]) -> bool:
+    """Whether tensors are equal to the parameters of their index, to the last bit."""
+    return all(torch.equal(tensor, own[index]) for index, tensor in tensors.items())
 
 
 def same_state(one: Any, other: Any) -> bool:

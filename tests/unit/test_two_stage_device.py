@@ -16,7 +16,6 @@ from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.exchange import Exchange
-from lightning_hier.parameter_server.two_stage.host_copy import HostCopy
 from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
@@ -43,10 +42,8 @@ class FakeClient:
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         self._meanwhile = meanwhile
         self.lost_ranks: dict[int, str] = {}
-        self.polls = 0
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        self.polls += 1
         return False
 
     def gone(self) -> set[int]:
@@ -253,26 +250,3 @@ def test_stopped_node_does_not_hold_a_device_up_for_ever() -> None:
     with ours.replica.accumulators[0]._lock.held(1.0):
         with pytest.raises(PeerError, match="the node's lock"):
             ours.step()
-
-
-def test_values_of_any_precision_pass_through_one_buffer() -> None:
-    half = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
-    full = nn.Parameter(torch.zeros(2, 2))
-    host = HostCopy([half, full], torch.float32)
-    half.grad = torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16)
-    flat, single = host.read_gradients()
-    assert flat.tolist() == [1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0]
-    assert single[0] is not None and single[1] is None
-    host.write_values(torch.arange(7.0))
-    assert half.tolist() == [0.0, 1.0, 2.0] and full.tolist() == [[3.0, 4.0], [5.0, 6.0]]
-
-
-@pytest.mark.gpu
-def test_gradients_of_a_gpu_pass_through_pinned_memory() -> None:
-    parameter = nn.Parameter(torch.zeros(1000, device="cuda", dtype=torch.float16))
-    host = HostCopy([parameter], torch.float32)
-    parameter.grad = torch.arange(1000.0, device="cuda").half()
-    flat, _ = host.read_gradients()
-    assert flat.is_pinned() and flat.tolist() == [float(i) for i in range(1000)]
-    host.write_values(torch.arange(1000.0) + 1)
-    assert parameter.cpu().tolist() == [float(i + 1) for i in range(1000)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from lightning_hier.parameter_server.updater import Updater, hyperparameters, objection
 from tests.unit.optimizer_cases import (
@@ -27,6 +27,8 @@ from tests.unit.optimizer_cases import (
     parameters,
     plain_step,
     same_state,
+    same_values,
+    serve,
     servers,
 )
 
@@ -39,11 +41,9 @@ def test_servers_together_do_what_the_optimizer_does(name: str, cuts: list[list[
     updaters, tensors = servers(optimizer, own, cuts)
     for step in range(6):
         plain_step(optimizer, own, gradients(step))
-        for updater, cut in zip(updaters, cuts, strict=True):
-            assert updater.indices == cut
-            updater.step([gradients(step)[index].flatten() for index in cut])
-    for index, tensor in tensors.items():
-        assert torch.equal(tensor, own[index]), index
+        serve(updaters, step)
+    assert [updater.indices for updater in updaters] == cuts
+    assert same_values(tensors, own)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -87,7 +87,7 @@ def test_the_rate_comes_back_if_the_step_fails() -> None:
         updater.step(gradients(0)[:2], rate_factor=8.0)
     updater.step(gradients(0))
     plain_step(optimizer, own, gradients(0))
-    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+    assert same_values(tensors, own)
 
 
 def test_a_parameter_without_gradient_takes_no_part() -> None:
@@ -105,26 +105,25 @@ def test_schedulers_act_on_a_server_by_what_it_is_told(factors: list[float]) -> 
     own = parameters()
     optimizer = optim.SGD(groups(own), lr=0.5, momentum=0.9)
     scheduler = LambdaLR(optimizer, lambda step: factors[min(step, 3)])
-    (updater,), tensors = servers(optimizer, own, [range(5)])
-    for step in range(4):
-        told = json.loads(json.dumps(hyperparameters(optimizer)))
-        updater.step(gradients(step), hyperparameters=told)
-        plain_step(optimizer, own, gradients(step))
-        scheduler.step()
-    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+    _follows(optimizer, own, scheduler, steps=4)
 
 
 def test_a_cycled_momentum_is_followed() -> None:
     own = parameters()
     optimizer = optim.Adam(own, lr=0.01)
-    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+    _follows(optimizer, own, OneCycleLR(optimizer, max_lr=0.1, total_steps=8), steps=6)
+
+
+def _follows(
+    optimizer: Optimizer, own: list[Parameter], scheduler: LRScheduler, *, steps: int
+) -> None:
     (updater,), tensors = servers(optimizer, own, [range(5)])
-    for step in range(6):
+    for step in range(steps):
         told = json.loads(json.dumps(hyperparameters(optimizer)))
         updater.step(gradients(step), hyperparameters=told)
         plain_step(optimizer, own, gradients(step))
         scheduler.step()
-    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+    assert same_values(tensors, own)
 
 
 def test_what_an_optimizer_counts_in_its_groups_goes_on() -> None:
@@ -137,7 +136,7 @@ def test_what_an_optimizer_counts_in_its_groups_goes_on() -> None:
         updater.step(gradients(step), hyperparameters=told)
     for step in range(3):
         plain_step(optimizer, own, gradients(step))
-    assert all(torch.equal(tensors[i], own[i]) for i in range(5))
+    assert same_values(tensors, own)
 
 
 def test_what_others_attach_is_not_copied() -> None:

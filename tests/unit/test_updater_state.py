@@ -16,6 +16,8 @@ from tests.unit.optimizer_cases import (
     parameters,
     plain_step,
     same_state,
+    same_values,
+    serve,
     servers,
 )
 
@@ -27,8 +29,7 @@ def test_states_of_all_servers_are_the_state_of_one_optimizer(name: str) -> None
     cuts = [[4, 0], [1], [], [3, 2]]
     updaters, _ = servers(optimizer, own, cuts)
     for step in range(3):
-        for updater, cut in zip(updaters, cuts, strict=True):
-            updater.step([gradients(step)[index] for index in cut])
+        serve(updaters, step)
         plain_step(other, own, gradients(step))
     union = {index: state for updater in updaters for index, state in updater.state().items()}
     expected = other.state_dict()["state"]
@@ -55,13 +56,12 @@ def test_servers_go_on_from_the_state_of_one_optimizer(name: str, dtype: torch.d
     updaters, tensors = servers(fresh, own, [[2, 1, 0], [3, 4]])
     for updater in updaters:
         updater.load(saved)
-        for step in range(3, 6):
-            updater.step([gradients(step, dtype)[index] for index in updater.indices])
+    for step in range(3, 6):
+        serve(updaters, step, dtype)
     assert same_state(saved, kept)  # copied, not taken
     for step in range(3, 6):
         plain_step(optimizer, own, gradients(step, dtype))
-    for index, tensor in tensors.items():
-        assert torch.equal(tensor, own[index]), index
+    assert same_values(tensors, own)
 
 
 def test_states_are_copies() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
-import kaldiio
 import numpy as np
 import torch
 
+from examples.acoustic.corpora.kaldi_archive import read_archive, read_place
 from examples.acoustic.corpora.pronunciation import lexicon_for
 from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
 from examples.acoustic.corpus import Corpus
@@ -88,8 +87,7 @@ def _read_directory(
     for key, place in _table(folder / "feats.scp").items():
         if key not in text:
             raise ValueError(f"{folder / 'text'} lacks utterance {key} of feats.scp")
-        matrix = kaldiio.load_mat(_resolve(place, folder))
-        features = torch.from_numpy(np.array(matrix, dtype=np.float32))
+        features = torch.from_numpy(np.array(read_place(place, folder), dtype=np.float32))
         senones = aligned.get(key)
         if senones is not None and senones.shape[0] != features.shape[0]:
             raise ValueError(
@@ -113,20 +111,6 @@ def _table(path: Path) -> dict[str, str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     fields = [line.split(maxsplit=1) for line in lines if line.strip()]
     return {key: (rest[0] if rest else "") for key, *rest in fields}
-
-
-def _resolve(place: str, folder: Path) -> str:
-    """Find an archive from the working directory, as Kaldi does, or else from the table."""
-    place = place.strip()
-    if place.endswith("|"):
-        raise ValueError(f"commands in tables are not run: {place!r}; copy the features to a file")
-    return place if _archive(place).is_file() else str(folder / place)
-
-
-def _archive(place: str) -> Path:
-    """Path without the offset that follows the last colon."""
-    path, _, offset = place.rpartition(":")
-    return Path(path if path and offset.isdigit() else place)
 
 
 def _read_alignments(alignments: str | Path | list[str] | None) -> dict[str, torch.Tensor]:
@@ -154,10 +138,9 @@ def _alignment_files(path: Path) -> list[Path]:
 def _vectors(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     if file.suffix == ".scp":
         for key, place in _table(file).items():
-            yield key, kaldiio.load_mat(_resolve(place, file.parent))
-        return
-    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-        yield from kaldiio.load_ark(stream)
+            yield key, read_place(place, file.parent)
+    else:
+        yield from read_archive(file)
 
 
 def _senones(

@@ -6,8 +6,7 @@ import hashlib
 import io
 import json
 import re
-import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from examples.acoustic.corpus import Corpus
 from examples.acoustic.features import SAMPLE_RATE_HZ, log_filter_bank, resample
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
+from examples.file_source import FileSource, beside
 
 _LISTED_PROBLEMS = 20
 
@@ -63,10 +63,11 @@ def build_manifest_corpus(
     """
     manifest = Path(path) / "manifest.jsonl" if Path(path).is_dir() else Path(path)
     entries = read_manifest(manifest)
-    source = _audio_source(manifest, entries, audio)
+    names = [entry["path"] for entry in entries]
+    source = FileSource(audio or beside(manifest, names), "audio")
     made_from = {
         "manifest": hashlib.sha256(manifest.read_bytes()).hexdigest(),
-        "audio": _audio_state(source, entries),
+        "audio": source.state(names),
         "sample_rate_hz": sample_rate_hz,
         "lexicon": lexicon,
         "dictionary": Path(lexicon).read_text(encoding="utf-8") if Path(lexicon).is_file() else "",
@@ -124,19 +125,18 @@ def split_words(text: str) -> tuple[str, ...]:
 def _record(
     name: str,
     entries: Sequence[dict[str, Any]],
-    source: Path,
+    source: FileSource,
     lexicon: str,
     sample_rate_hz: int,
 ) -> RecordedCorpus:
     recordings: list[Recording] = []
     problems: list[str] = []
-    read = _reader(source)
     for entry in entries:
         try:
             words = split_words(entry["text"])
             if not words:
                 raise ValueError(f"no words in the text {entry['text']!r}")
-            features = _features(read(entry["path"]), sample_rate_hz)
+            features = _features(source.read(entry["path"]), sample_rate_hz)
         # soundfile, zipfile and the file system raise many types; all of them end in the list.
         except Exception as error:
             problems.append(f"{entry['path']}: {error}")
@@ -150,7 +150,7 @@ def _record(
                 features=features,
             )
         )
-    _refuse(problems, f"recordings in {source}")
+    _refuse(problems, f"recordings in {source.path}")
     found = lexicon_for((word for r in recordings for word in r.words), lexicon)
     return RecordedCorpus(
         name=name,
@@ -166,34 +166,6 @@ def _features(data: bytes, sample_rate_hz: int) -> torch.Tensor:
     if not bool(torch.isfinite(wave).all()):
         raise ValueError("samples that are not finite")
     return log_filter_bank(resample(wave, rate_hz, sample_rate_hz), sample_rate_hz)
-
-
-def _audio_source(
-    manifest: Path, entries: Sequence[dict[str, Any]], audio: str | Path | None
-) -> Path:
-    """Folder or zip that holds the sounds."""
-    if audio is not None:
-        if not Path(audio).is_dir() and not zipfile.is_zipfile(audio):
-            raise ValueError(f"audio must be a folder or a zip file, got {str(audio)!r}")
-        return Path(audio)
-    archives = sorted(manifest.parent.glob("*.zip"))
-    if len(archives) == 1 and not any((manifest.parent / e["path"]).exists() for e in entries):
-        return archives[0]
-    return manifest.parent
-
-
-def _reader(source: Path) -> Callable[[str], bytes]:
-    if source.is_dir():
-        return lambda name: (source / name).read_bytes()
-    return zipfile.ZipFile(source).read
-
-
-def _audio_state(source: Path, entries: Iterable[dict[str, Any]]) -> list[list[Any]]:
-    """Names, sizes and times of the files, so that a changed file is not read from the cache."""
-    files = [source / e["path"] for e in entries] if source.is_dir() else [source]
-    return [
-        [str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.exists()
-    ]
 
 
 def _refuse(problems: Sequence[str], what: str) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from examples.file_source import FileSource
 from examples.ocr.corpora.cache import Made, cached_lines
-from examples.ocr.corpora.image_source import ImageSource, LineFile
+from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.line import Line
 from examples.ocr.reading import image_size, read_line_image, scaled_width
@@ -53,7 +54,7 @@ class Selection:
 def read_corpus(
     name: str,
     files: Sequence[LineFile],
-    source: ImageSource,
+    source: FileSource,
     *,
     selection: Selection,
     problems: Sequence[Problem] = (),
@@ -88,7 +89,7 @@ def read_corpus(
     return made.corpus(name)
 
 
-def _read(files: Sequence[LineFile], source: ImageSource, selection: Selection) -> Made:
+def _read(files: Sequence[LineFile], source: FileSource, selection: Selection) -> Made:
     """Read what the selection wants; only the chosen lines are read in full."""
     problems: list[Problem] = []
     narrow: dict[str, list[LineFile]] = {split: [] for split in SPLITS}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from examples.file_source import FileSource
 from examples.ocr.corpora.files import Selection, read_corpus
-from examples.ocr.corpora.image_source import ImageSource, LineFile
+from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.unreadable import OnUnreadable, Problem
 
@@ -50,7 +51,7 @@ def build_folder_corpus(
     return read_corpus(
         root.resolve().name,
         files,
-        ImageSource(root),
+        FileSource(root, "path"),
         selection=Selection(
             height=height,
             scale=scale,

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from examples.file_source import FileSource
 from examples.ocr.corpora.files import Selection, read_corpus
-from examples.ocr.corpora.image_source import ImageSource, LineFile
+from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import Corpus
 from examples.ocr.unreadable import OnUnreadable, Problem
 
@@ -73,7 +74,7 @@ def build_iam_corpus(
     return read_corpus(
         "iam",
         files,
-        ImageSource(root / "lines"),
+        FileSource(root / "lines", "path"),
         selection=Selection(
             height=height,
             scale=scale,

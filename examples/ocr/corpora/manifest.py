@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from examples.file_source import FileSource, beside
 from examples.ocr.corpora.files import Selection, read_corpus
-from examples.ocr.corpora.image_source import ImageSource, LineFile, beside
+from examples.ocr.corpora.line_file import LineFile
 from examples.ocr.corpus import SPLITS, Corpus
 from examples.ocr.unreadable import OnUnreadable, Problem
 
@@ -48,7 +49,7 @@ def build_manifest_corpus(
     )
     manifest = Path(path) / "manifest.jsonl" if Path(path).is_dir() else Path(path)
     files, problems = read_manifest(manifest)
-    source = ImageSource(images or beside(manifest, (file.key for file in files)))
+    source = FileSource(images or beside(manifest, (file.key for file in files)), "images")
     return read_corpus(
         manifest.resolve().parent.name,
         files,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.psp import staging
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 
 _LONGEST_SILENCE_S = 30.0
@@ -27,6 +27,7 @@ class HeldBlock:
         ask_again_s: after so many seconds of silence a request is put again, later less often.
 
     Attributes:
+        host: copies of the parameters and their gradients.
         timestamp: version of the values in the parameters.
         fresh: newer values, not yet in the parameters.
         request: what has been asked and not been answered.
@@ -39,6 +40,7 @@ class HeldBlock:
         self, block: ParameterBlock, send: Callable[[int, Message], bool], *, ask_again_s: float
     ) -> None:
         self.block = block
+        self.host = HostCopy(block.parameters, block.dtype)
         self.timestamp = 0
         self.fresh: Message | None = None
         self.request: Message | None = None
@@ -109,7 +111,7 @@ class HeldBlock:
     def write(self) -> None:
         """Copy fresh values into the parameters, in place."""
         if self.fresh is not None and self.fresh.payload is not None:
-            staging.write_(self.fresh.payload, self.block.parameters)
+            self.host.write_values(self.fresh.payload)
             self.timestamp = self.fresh.timestamp
         self.fresh = None
 
@@ -123,7 +125,7 @@ class HeldBlock:
     def _held(self) -> Tensor:
         if self.fresh is not None and self.fresh.payload is not None:
             return self.fresh.payload.clone()
-        return staging.to_host(self.block.parameters, self.block.dtype)
+        return self.host.read_values(self.host.empty())
 
     def _queue(self, message: Message | None, now: float) -> None:
         self._asked_at, self._silence_s = now, self._ask_again_s

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp import staging
 from lightning_hier.parameter_server.psp.counts import WorkerCounts
 from lightning_hier.parameter_server.psp.held_block import HeldBlock
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
@@ -102,7 +102,7 @@ class Worker:
     def push(self, optimizer: int, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients that lie in ``.grad`` (line 17), or abstain if one is not finite."""
         progress = self._progress[optimizer]
-        gradients = [self._gradient(one.block) for one in progress.held]
+        gradients = [_gradient(one.host) for one in progress.held]
         if not all(is_finite(flat) for flat, _ in gradients):
             self.abstain(optimizer, now)
             return
@@ -237,16 +237,6 @@ class Worker:
         progress.steps += 1
         progress.enough_since = None
 
-    def _gradient(self, block: ParameterBlock) -> tuple[torch.Tensor, list[int]]:
-        """The gradient of a block, flat on the host, and where parameters have none."""
-        gradients = [parameter.grad for parameter in block.parameters]
-        absent = [place for place, gradient in enumerate(gradients) if gradient is None]
-        present = [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(block.parameters, gradients, strict=True)
-        ]
-        return staging.to_host(present, block.dtype), absent
-
     def _ask(
         self,
         held: HeldBlock,
@@ -254,7 +244,7 @@ class Worker:
         timestamp: int,
         facts: Mapping[str, Any],
         now: float,
-        payload: torch.Tensor | None = None,
+        payload: Tensor | None = None,
     ) -> None:
         request = Message(kind, held.block.number, timestamp, facts, payload)
         self.counts.unsent += not held.ask(request, now)
@@ -276,3 +266,10 @@ class Worker:
 def _fits(message: Message, block: ParameterBlock) -> bool:
     flat = message.payload
     return flat is not None and (flat.dtype, flat.numel()) == (block.dtype, block.size)
+
+
+def _gradient(host: HostCopy) -> tuple[Tensor, list[int]]:
+    """The gradient of a block, in memory that the transport may keep, and where there is none."""
+    flat = host.empty()
+    gradients = host.read_gradients(flat)
+    return flat, [place for place, gradient in enumerate(gradients) if gradient is None]

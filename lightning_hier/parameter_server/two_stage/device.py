@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.finite import is_finite
-from lightning_hier.parameter_server.two_stage.host_copy import HostCopy
+from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master_model import shaped
 from lightning_hier.parameter_server.two_stage.replica import Replica
@@ -80,6 +80,7 @@ class Device:
         self._optimizer = optimizer
         self._updater = Updater(optimizer, shaped(replica.weights, parameters))
         self._host = HostCopy(parameters, replica.weights.dtype)
+        self._buffer = self._host.empty()
         self._client = client
         self._lifeline = lifeline
         self._settings = settings
@@ -95,15 +96,15 @@ class Device:
 
         """
         self._look_around()
-        flat, gradients = self._host.read_gradients()
-        if not is_finite(flat):
+        gradients = self._host.read_gradients(self._buffer)
+        if not is_finite(self._buffer):
             self.counts.nonfinite += 1
             self._end_step()
             return
         if not self._warming_up:
             # Before the sum: what the master answers with must not be updated by it again.
             self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
-        if not self._accumulator.add(flat, self._settings.timeout_s):
+        if not self._accumulator.add(self._buffer, self._settings.timeout_s):
             raise PeerError(self._missing("the node's lock on this device's sum"))
         self.counts.gradients += 1
         self._end_step()
@@ -162,7 +163,7 @@ class Device:
     def _refresh(self) -> None:
         # Read first: a replica that is replaced meanwhile is copied again at the next step.
         self._seen = self._replica.node.installed
-        self._host.write_values(self._replica.weights)
+        self._host.write_values(self._replica.weights, by_way_of=self._buffer)
         self._since_refresh = 0
         self.counts.refreshes += 1
 

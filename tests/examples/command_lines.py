@@ -1,0 +1,43 @@
+"""Command lines of the examples, as their tests call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def small_run(config: Path, folder: Path, *more: str, command: str = "fit") -> list[str]:
+    """Arguments of a quiet epoch by a config, made small by more arguments."""
+    return [
+        command,
+        f"--config={config}",
+        f"--trainer.logger.init_args.save_dir={folder}",
+        "--trainer.max_epochs=1",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.enable_model_summary=false",
+        *more,
+    ]
+
+
+def printed_config(
+    main: Callable[..., Any], config: Path, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    """All that a command line makes of a config, whose ranks' batches nobody else divides."""
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", f"--config={config}", "--print_config"])
+    assert stop.value.code == 0
+    printed: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    assert printed["trainer"]["use_distributed_sampler"] is False
+    return printed
+
+
+def strategy_of(printed: dict[str, Any]) -> str:
+    """The strategy that a config names."""
+    strategy = printed["trainer"]["strategy"]
+    return str(strategy if isinstance(strategy, str) else strategy["class_path"])

@@ -1,0 +1,104 @@
+"""No code runs that comes over the network or in a checkpoint, by Lightning's own calls neither."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer
+
+NAMES = ["bmuf", "gtc", "psp", "two_stage_asgd"]
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("an object would be unpickled")
+
+
+def _train(strategy: str, folder: Path) -> tuple[str, str]:
+    """With what makes Lightning broadcast: folders, file names, and when to stop."""
+    dist.broadcast_object_list = _refuse
+    dist.all_gather_object = _refuse
+    dist.distributed_c10d._tensor_to_object = _refuse
+    pickle.loads = _refuse
+    trainer = make_trainer(
+        strategy,
+        logger=CSVLogger(folder / f"logs{os.environ['RANK']}"),
+        callbacks=[ModelCheckpoint(monitor="val_loss", save_last=True)],
+        enable_checkpointing=True,
+        max_epochs=2,
+    )
+    trainer.fit(Net(), loader(4), loader(2))
+    trainer.validate(Net(), loader(2), verbose=False)
+    assert trainer.log_dir is not None and trainer.checkpoint_callback is not None
+    return trainer.log_dir, trainer.checkpoint_callback.dirpath
+
+
+@pytest.mark.parametrize("strategy", NAMES)
+def test_nothing_is_unpickled_from_start_to_end(strategy: str, tmp_path: Path) -> None:
+    """And all ranks hear of rank 0's folders, although each has its own."""
+    for heard in run_ranks(_train, 2, strategy, tmp_path):
+        assert all(text.startswith(str(tmp_path / "logs0")) for text in heard)
+
+
+class _Code:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+def _load(strategy: str, folder: Path, from_the_network: bool) -> None:
+    torch.hub.set_dir(folder / "downloads")
+    serve = partial(SimpleHTTPRequestHandler, directory=folder)
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        path = f"{address if from_the_network else folder}/evil.ckpt"
+        try:
+            make_trainer(strategy).fit(Net(), loader(2), ckpt_path=path)
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
+@pytest.mark.parametrize("from_the_network", [False, True], ids=["file", "http"])
+def test_code_in_a_checkpoint_is_not_run(
+    strategy: str, from_the_network: bool, tmp_path: Path
+) -> None:
+    """Lightning by itself runs it where the checkpoint comes from the network."""
+    mark = tmp_path / "run"
+    state = {"state_dict": {}, "epoch": 0, "global_step": 0, "evil": _Code(mark)}
+    torch.save(state, tmp_path / "evil.ckpt")
+    (error,) = run_ranks(_load, 1, strategy, tmp_path, from_the_network, expect_failure=True)
+    assert "Weights only load failed" in error
+    assert not mark.exists()
+
+
+def _broadcast(strategy: str) -> list[Any]:
+    rank = int(os.environ["RANK"])
+    trainer = make_trainer(strategy)
+    trainer.strategy.setup_environment()
+    said = [None, 3, f"from {rank}", {"a": [1.5, rank]}, Path("/tmp") / str(rank)]
+    heard = [trainer.strategy.broadcast(value, src=1) for value in said]
+    with pytest.raises(TypeError, match=r"rank 1 .* can't say \(object: .*nothing .* unpickled"):
+        trainer.strategy.broadcast(object() if rank == 1 else None, src=1)
+    return [*heard, trainer.strategy.broadcast("last")]
+
+
+@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
+def test_broadcast_is_of_what_json_can_say(strategy: str) -> None:
+    wanted = [None, 3, "from 1", {"a": [1.5, 1]}, "/tmp/1", "last"]
+    assert run_ranks(_broadcast, 2, strategy) == [wanted] * 2

@@ -1,0 +1,69 @@
+"""Parameters and gradients between device and host: the same elements, in memory of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_hier.parameter_server.host_copy import HostCopy
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def _parameters(device: str) -> list[Parameter]:
+    """Several dtypes and layouts, and one without elements."""
+    return [
+        Parameter(value)
+        for value in (
+            torch.randn(2, 3, 4, 4, device=device).to(memory_format=torch.channels_last),
+            torch.randn(5, device=device, dtype=torch.bfloat16),
+            torch.randn(3, 4, device=device).t(),
+            torch.empty(0, device=device),
+        )
+    ]
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([one.detach().cpu().reshape(-1).float() for one in tensors])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_values_go_there_and_back(device: str) -> None:
+    own = _parameters(device)
+    for some in (own, own[:1], own[1:2]):
+        host = HostCopy(some, torch.float32)
+        flat = host.read_values(host.empty())
+        assert flat.device.type == "cpu" and flat.is_pinned() == (device == "cuda")
+        assert torch.equal(flat, _flat(some))
+        for by_way_of in (None, host.empty()):
+            copies = [Parameter(torch.zeros_like(one)) for one in some]
+            places = [copy.data_ptr() for copy in copies]
+            HostCopy(copies, torch.float32).write_values(flat, by_way_of)
+            assert torch.equal(_flat(copies), flat)
+            assert [copy.data_ptr() for copy in copies] == places
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_read_with_zeros_where_there_is_none(device: str) -> None:
+    own = _parameters(device)
+    host = HostCopy(own, torch.float32)
+    for parameter in own[:2]:
+        parameter.grad = torch.randn_like(parameter)
+    out = host.empty().fill_(float("nan"))
+    single = host.read_gradients(out)
+    assert torch.equal(out, _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in own]))
+    assert single[2] is single[3] is None
+    for parameter, gradient in zip(own[:2], single[:2], strict=True):
+        assert gradient is not None and parameter.grad is not None
+        assert torch.equal(gradient, parameter.grad.cpu().float())
+        assert out.data_ptr() <= gradient.data_ptr() < out.data_ptr() + out.nbytes
+
+
+def test_host_memory_is_not_that_of_the_parameters() -> None:
+    parameter = Parameter(torch.ones(4))
+    host = HostCopy([parameter], torch.float32)
+    flat = host.read_values(host.empty())
+    parameter.detach().zero_()
+    assert torch.equal(flat, torch.ones(4))
