@@ -55,14 +55,17 @@ def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> 
     _check(name, tmp_path, "on_train_batch_end", 7)
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_adam"])
+BOTH = ["bmuf_gtc", pytest.param("bmuf_adam", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("number", [1, 4, 5, 10])
 def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
     """The first one, the end of a block, and the last batch of an epoch."""
     _check(name, tmp_path, "on_train_batch_end", number)
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_adam"])
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_validation_end"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_at_the_end_of_an_epoch(name: str, hook: str, number: int, tmp_path: Path) -> None:

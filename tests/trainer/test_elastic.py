@@ -79,6 +79,7 @@ def test_twenty_kills_in_a_row(strategy: str, ranks: int, tmp_path: Path) -> Non
     _check_kills(tmp_path, strategy, ranks, kills=20, seed=1, epochs=20)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * LIMIT_S)
 def test_goes_on_without_a_host_that_was_killed(tmp_path: Path) -> None:
     """Two hosts, each an agent and a rank; the store where they meet is on neither of them.

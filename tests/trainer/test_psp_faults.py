@@ -75,8 +75,16 @@ def _ended_alike(outcomes: list[RankOutcome], dead: set[int]) -> None:
         assert loss == living[0].result[2]
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
-@pytest.mark.parametrize("step", [0, 5, BATCHES - 1])
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [
+        *[(0, 0), (1, 5), (3, BATCHES - 1)],
+        *[
+            pytest.param(rank, step, marks=pytest.mark.slow)
+            for rank, step in [(0, 5), (0, BATCHES - 1), (1, 0), (1, BATCHES - 1), (3, 0), (3, 5)]
+        ],
+    ],
+)
 def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
     where = {(rank, step): "dies"}
     outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2})
