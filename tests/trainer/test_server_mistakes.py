@@ -86,7 +86,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_shared_parameters, r"two optimizers share a parameter"),
     (_sync_batchnorm, r"sync_batchnorm=True can't be combined with parameter servers"),
     (_optimizers_differ, r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1'),
-    (_batches_differ, r"number of training batches: \"20\" on ranks 0, 2, 3; \"12\" on rank 1"),
+    (_batches_differ, r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1"),
 ]
 
 

@@ -102,7 +102,7 @@ class RunState:
             ):
                 block.load(parts, self.by_parameter(counts))
         self._worker.memory.load(rank["memory"], self.parameters)
-        self._worker.loss_scale = rank.get("loss_scale")
+        self._worker.loss_scale = rank["loss_scale"]
         buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
             own = self.parameters[name] if name in self.parameters else buffers[name]
