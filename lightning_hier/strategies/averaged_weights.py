@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from lightning_hier.comm.blocks.aside import Aside
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 
@@ -40,7 +41,7 @@ class AveragedWeights(Callback):
     def __init__(self, trainer: pl.Trainer, communicators: Communicators) -> None:
         self._trainer = trainer
         self._communicators = communicators
-        self._own: list[tuple[Tensor, Tensor]] | None = None
+        self._own = Aside()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have the callbacks validate the agreed average."""
@@ -58,7 +59,7 @@ class AveragedWeights(Callback):
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show the agreed average for a while. A collective of the world during training."""
-        already = self._own is not None
+        already = self._own.used
         self._show()
         try:
             yield
@@ -99,25 +100,21 @@ class AveragedWeights(Callback):
         return [averaged for averaged in kept if averaged is not None]
 
     def _values(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        own = {id(tensor): value for tensor, value in self._own or ()}
-        return {name: own.get(id(t), t.detach()) for name, t in tensors.items()}
+        return {name: self._own.local(tensor) for name, tensor in tensors.items()}
 
     def _show(self) -> None:
-        if self._own is not None:
+        if self._own.used:
             return
         models = self._averaged_models()
         tensors = [t for m in models for t in chain(m.parameters(), m.buffers())]
-        self._own = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._own.put(tensors)
         if tensors:
             place = "a look at averaged weights"
             with self._communicators.roll_call.at(place), torch.no_grad():
                 _average_(tensors, self._communicators)
 
-    @torch.no_grad()
     def _hide(self) -> None:
-        for tensor, own in self._own or ():
-            tensor.copy_(own)
-        self._own = None
+        self._own.restore()
 
 
 def _average_(tensors: Sequence[Tensor], communicators: Communicators) -> None:

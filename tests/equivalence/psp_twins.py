@@ -31,23 +31,28 @@ def synchronous(
     start: Values, gradients: Gradients, rule: Sgd | Adam, *, workers: int, steps: int
 ) -> Values:
     """Synchronous SGD (eq. 2 to 5): the mean gradient of all workers at every step."""
-    w = [value.clone() for value in start]
-    for step in range(steps):
-        own = [gradients(worker, step, w) for worker in range(workers)]
-        mean = [torch.stack(same).mean(0) for same in zip(*own, strict=True)]
-        w = descend(w, mean, rule)
-    return w
+    return _together(start, gradients, rule, workers, steps, lambda same: same.mean(0))
 
 
 def summed(
     start: Values, gradients: Gradients, rule: Sgd | Adam, *, workers: int, steps: int
 ) -> Values:
     """One optimizer on the sum of the gradients of all workers."""
+    return _together(start, gradients, rule, workers, steps, lambda same: same.sum(0))
+
+
+def _together(
+    start: Values,
+    gradients: Gradients,
+    rule: Sgd | Adam,
+    workers: int,
+    steps: int,
+    combine: Callable[[Tensor], Tensor],
+) -> Values:
     w = [value.clone() for value in start]
     for step in range(steps):
         own = [gradients(worker, step, w) for worker in range(workers)]
-        total = [torch.stack(same).sum(0) for same in zip(*own, strict=True)]
-        w = descend(w, total, rule)
+        w = descend(w, [combine(torch.stack(same)) for same in zip(*own, strict=True)], rule)
     return w
 
 

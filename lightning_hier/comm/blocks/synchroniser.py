@@ -44,7 +44,7 @@ class Synchroniser:
         on_nonfinite: what becomes of groups whose models are not finite.
 
     Attributes:
-        reports: of the last synchronisation of each optimizer's block.
+        log: what the synchronisations of each optimizer's block have to log.
         on_warm: called when the warm-up ends.
         on_block: called after each synchronisation at a block's end, with its report.
         statuses: what this rank tells the others at synchronisations, and learns from them.
