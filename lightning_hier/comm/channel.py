@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,11 @@ class Pending:
         self._work = work
         self._on_done = on_done
         self._report = report
+
+    @property
+    def completed(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
+        return self._work.is_completed()
 
     def wait(self) -> None:
         """Block until the result is there.
@@ -94,6 +99,30 @@ class Channel:
             lambda: dist.all_gather_into_tensor(output, own, group=self.group, async_op=True),
             kind,
             (self.size - 1) * own.nbytes,
+        )
+
+    def gather_into(self, places: Sequence[Tensor], own: Tensor, kind: str) -> Pending:
+        """Copy ``own`` of every rank into the place of its position; all are of one length."""
+        return self._start(
+            lambda: dist.all_gather(list(places), own, group=self.group, async_op=True),
+            kind,
+            (self.size - 1) * own.nbytes,
+        )
+
+    def all_to_all(self, output: Tensor, rows: Tensor, kind: str) -> Pending:
+        """Send an equal part of ``rows`` to every rank; ``output`` gets theirs, by position."""
+        return self._start(
+            lambda: dist.all_to_all_single(output, rows, group=self.group, async_op=True),
+            kind,
+            (self.size - 1) / self.size * rows.nbytes,
+        )
+
+    def reduce_(self, tensor: Tensor, kind: str) -> Pending:
+        """Sum ``tensor`` over the group into that of the first rank; the others' is overwritten."""
+        return self._start(
+            lambda: dist.reduce(tensor, group=self.group, group_dst=0, async_op=True),
+            kind,
+            self._ring_share / 2 * tensor.nbytes,
         )
 
     def broadcast_(self, tensor: Tensor, kind: str, source: int = 0) -> Pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from lightning_hier.comm.across import AcrossRoute, build_route
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.roll_call import RollCall, SupportsStore
 from lightning_hier.comm.tiers import RankLayout, build_mesh
@@ -26,6 +28,7 @@ class Communicators:
         group: the ranks of this rank's group.
         across: the ranks at this rank's position in all groups.
         world: all ranks, counted as tier ``across``.
+        route: how models travel between the ranks of ``across``.
         traffic: what this rank has sent.
         roll_call: notes for errors that name missing ranks.
         device: where tensors of collectives live.
@@ -37,13 +40,20 @@ class Communicators:
     group: Channel
     across: Channel
     world: Channel
+    route: AcrossRoute
     traffic: Traffic
     roll_call: RollCall
     device: torch.device
 
     @classmethod
     def build(
-        cls, layout: RankLayout, *, device: torch.device, timeout: timedelta, traffic: Traffic
+        cls,
+        layout: RankLayout,
+        *,
+        device: torch.device,
+        timeout: timedelta,
+        traffic: Traffic,
+        host_of: Sequence[int] | None = None,
     ) -> Communicators:
         """Create the process groups. Every rank must call it, after ``init_process_group``.
 
@@ -52,6 +62,8 @@ class Communicators:
             device: the device of this rank's model.
             timeout: limit of every collective.
             traffic: where to count.
+            host_of: for each rank the number of its host, the same on all ranks; None: all are on
+                one.
 
         """
         mesh = build_mesh(layout, ("group", "across"), device_type=device.type, timeout=timeout)
@@ -62,6 +74,10 @@ class Communicators:
             ranks = dist.get_process_group_ranks(group)
             return Channel(group, tier, traffic, lambda cause: roll_call.report(ranks, cause))
 
+        def subgroup(ranks: Sequence[int], name: str) -> Channel | None:
+            group = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
+            return channel(group, "across") if dist.get_rank() in ranks else None
+
         world_tier: Tier = "across" if layout.sizes[1] > 1 else "group"
         return cls(
             layout=layout,
@@ -69,6 +85,7 @@ class Communicators:
             group=channel(mesh.get_group("group"), "group"),
             across=channel(mesh.get_group("across"), "across"),
             world=channel(dist.distributed_c10d._get_default_group(), world_tier),
+            route=build_route(layout, host_of or [0] * layout.world_size, subgroup),
             traffic=traffic,
             roll_call=roll_call,
             device=device,

@@ -46,6 +46,26 @@ class FlatView:
         if sources:
             torch._foreach_copy_(targets, sources)
 
+    def write_range(self, start: int, stop: int, flat: Tensor) -> None:
+        """Copy the elements ``start`` to ``stop`` of ``flat`` (all elements) into the tensors.
+
+        Tensors that are not contiguous are left out: a range of them has no place in memory that
+        could be written at once. :meth:`write_scattered` writes them.
+        """
+        sources, targets = [], []
+        for tensor, inside, place in self.pieces(start, stop):
+            if tensor.is_contiguous():
+                targets.append(tensor.detach().view(-1)[inside])
+                sources.append(flat[start:stop][place])
+        if sources:
+            torch._foreach_copy_(targets, sources)
+
+    def write_scattered(self, flat: Tensor) -> None:
+        """Copy ``flat`` (all elements) into those tensors that are not contiguous."""
+        for tensor, first in zip(self.tensors, self._offsets, strict=False):
+            if not tensor.is_contiguous():
+                tensor.detach().copy_(flat[first : first + tensor.numel()].view(tensor.shape))
+
     def write_from(self, flat: Tensor) -> None:
         """Copy ``flat`` (all elements) into the tensors, in place."""
         if self.tensors:

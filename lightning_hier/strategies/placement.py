@@ -54,8 +54,14 @@ class PlacedStrategy(DDPStrategy):
         """
         if not self._in_ray:
             return None  # Lightning starts equally many ranks on every host
-        hosts = gather_json(ray_train.host_index(), self.root_device)
-        return ray_train.node_groups_problem(hosts)
+        return ray_train.node_groups_problem(self._host_of_ranks())
+
+    def _host_of_ranks(self) -> list[int]:
+        """For each rank the number of its host. Under Ray a collective of the world."""
+        if self._in_ray:
+            return gather_json(ray_train.host_index(), self.root_device)
+        # Lightning starts equally many ranks on every host, one host after the other.
+        return [rank // self.num_processes for rank in range(self.world_size)]
 
     @property
     def _on_one_host(self) -> bool:

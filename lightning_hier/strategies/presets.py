@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_hier.algorithms.block_momentum import UpdateFrom
+from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
 from lightning_hier.comm.blocks.health import OnNonfinite
@@ -61,6 +62,8 @@ class ModelAveragingStrategy(HierarchicalStrategy):
         *,
         block_size: int = 50,
         local_momentum: LocalMomentum = "reset",
+        across_dtype: AcrossDtype = "same",
+        overlap: bool = False,
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -69,7 +72,12 @@ class ModelAveragingStrategy(HierarchicalStrategy):
     ) -> None:
         super().__init__(
             group_size=1,
-            block_sync=ModelAveraging(block_size=block_size, local_momentum=local_momentum),
+            block_sync=ModelAveraging(
+                block_size=block_size,
+                local_momentum=local_momentum,
+                across_dtype=across_dtype,
+                overlap=overlap,
+            ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
             uneven_batches=uneven_batches,
@@ -97,6 +105,8 @@ class BMUFStrategy(HierarchicalStrategy):
         local_momentum: LocalMomentum = "reset",
         c: float = 1.0,
         update_from: UpdateFrom = "global",
+        across_dtype: AcrossDtype = "same",
+        overlap: bool = False,
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -113,6 +123,8 @@ class BMUFStrategy(HierarchicalStrategy):
                 local_momentum=local_momentum,
                 c=c,
                 update_from=update_from,
+                across_dtype=across_dtype,
+                overlap=overlap,
             ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
@@ -140,6 +152,7 @@ class BMUFAdamStrategy(HierarchicalStrategy):
         moments: Moments = "corrected",
         block_lr: float = 1.0,
         c: float = 1.0,
+        across_dtype: AcrossDtype = "same",
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -155,6 +168,7 @@ class BMUFAdamStrategy(HierarchicalStrategy):
                 moments=moments,
                 block_lr=block_lr,
                 c=c,
+                across_dtype=across_dtype,
             ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,
@@ -188,6 +202,8 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         c: float = 1.0,
         update_from: UpdateFrom = "global",
         across: Across = "auto",
+        across_dtype: AcrossDtype = "same",
+        overlap: bool = False,
         warmup_steps: int = 0,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -206,6 +222,8 @@ class BMUFGTCStrategy(HierarchicalStrategy):
                 c=c,
                 update_from=update_from,
                 across=across,
+                across_dtype=across_dtype,
+                overlap=overlap,
             ),
             warmup_steps=warmup_steps,
             on_nonfinite=on_nonfinite,

@@ -105,6 +105,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             device=self.root_device,
             timeout=self._limit,
             traffic=self.traffic,
+            host_of=self._host_of_ranks(),
         )
 
     @property

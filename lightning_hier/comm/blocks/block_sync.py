@@ -16,6 +16,7 @@ from lightning_hier.algorithms.block_momentum import (
     auto_block_momentum,
 )
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
+from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
 from lightning_hier.comm.channel import Channel
 
@@ -29,11 +30,15 @@ class BlockSync:
     Attributes:
         block_size: tau, steps between two synchronisations of models.
         across: who carries the model between groups.
+        across_dtype: in what form it travels between hosts.
+        overlap: whether it travels while the next block is trained.
 
     """
 
     block_size: int
     across: Across
+    across_dtype: AcrossDtype
+    overlap: bool = False
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """The arithmetic for ``num_models`` averaged models.
@@ -71,6 +76,7 @@ class BlockSync:
                 f"block_size must be a whole number of at least 1, got {self.block_size!r}"
             )
         check_choice("across", self.across, get_args(Across))
+        check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
 
 
 class LocalMomentumSync(BlockSync):
@@ -82,6 +88,18 @@ class LocalMomentumSync(BlockSync):
     """
 
     local_momentum: LocalMomentum
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
+        if not isinstance(self.overlap, bool):
+            raise ValueError(f"overlap must be True or False, got {self.overlap!r}")
+        if self.overlap and self.local_momentum == "average":
+            raise ValueError(
+                "overlap=True can't be combined with local_momentum='average', got both: a mean "
+                "that comes a block late does not fit the momentum that is there by then. Pass "
+                "local_momentum='reset' or 'keep'."
+            )
 
     def objection(self, optimizer: Optimizer) -> str | None:
         """Only SGD and RMSprop have momentum to average."""
@@ -114,6 +132,13 @@ class ModelAveraging(LocalMomentumSync):
         across: ``"leader"``: one rank of each group exchanges the model and hands it round inside;
             ``"sharded"``: each rank of a group exchanges 1/P of it; ``"auto"`` chooses by the
             network cards that the hosts have.
+        across_dtype: how the models' updates travel between hosts: ``"same"`` as the parameters
+            are, ``"bfloat16"``, or ``"int8"`` with a scale for each 512 elements. What rounding
+            leaves over is kept and sent along the next time (error feedback). Averaged buffers
+            always travel as they are.
+        overlap: True has the mean travel while the next block is trained; it is applied one block
+            late, and what was made meanwhile is kept
+            (:class:`~lightning_hier.comm.blocks.overlapped_part.OverlappedPart` has the equations).
 
     Raises:
         ValueError: a value outside its range.
@@ -123,11 +148,12 @@ class ModelAveraging(LocalMomentumSync):
     block_size: int = 50
     local_momentum: LocalMomentum = "reset"
     across: Across = "auto"
+    across_dtype: AcrossDtype = "same"
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
         self._check()
-        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """No block momentum, whatever the number of models."""
@@ -146,6 +172,7 @@ class BlockMomentum(BlockSync):
         c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
         across: as in :class:`ModelAveraging`.
+        across_dtype: as in :class:`ModelAveraging`.
 
     Raises:
         ValueError: a value outside its range.
@@ -158,6 +185,7 @@ class BlockMomentum(BlockSync):
     c: float = 1.0
     nesterov: bool = True
     across: Across = "auto"
+    across_dtype: AcrossDtype = "same"
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -199,6 +227,8 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
         local_momentum: as in :class:`ModelAveraging`.
         across: as in :class:`ModelAveraging`.
+        across_dtype: as in :class:`ModelAveraging`.
+        overlap: as in :class:`ModelAveraging`.
         update_from: ``"global"`` as in bmuf; ``"start"`` reproduces toolkits that add the update to
             the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
 
@@ -209,11 +239,11 @@ class BMUF(BlockMomentum, LocalMomentumSync):
 
     local_momentum: LocalMomentum = "reset"
     update_from: UpdateFrom = "global"
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:

@@ -49,6 +49,8 @@ class BMUFAdam(BlockMomentum):
         moments: ``"corrected"`` as above, or ``"average"``: ``m_init = mbar``, ``v_init = vbar``
             and k unchanged (eq. 13), the paper's baseline.
         across: as in :class:`ModelAveraging`.
+        across_dtype: as in :class:`ModelAveraging`; moments travel as ``"bfloat16"`` with either
+            short form, since second moments span too many orders of magnitude for ``"int8"``.
 
     Raises:
         ValueError: a value outside its range.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import Across
-from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.channel import Channel, Pending
 
 
 class Carrier(Protocol):
@@ -22,8 +23,18 @@ class Carrier(Protocol):
     def padded(self, numel: int) -> int:
         """Length of the transfer buffer."""
 
-    def spread_(self, buffer: Tensor) -> None:
-        """Hand the shares round inside the group, so that every rank holds the whole, in place."""
+    def longest(self, numel: int) -> int:
+        """Elements of the longest share of a rank of this group."""
+
+    def spread(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
+        """Hand ``start`` to ``stop`` of every share round inside the group, into ``buffer``.
+
+        A collective of the group, which must not be empty-handed: ``stop`` is at most
+        :meth:`longest`.
+        """
+
+    def spans(self, start: int, stop: int, numel: int) -> list[slice]:
+        """Where ``start`` to ``stop`` of every share lies in the whole."""
 
 
 class LeaderCarrier:
@@ -41,10 +52,19 @@ class LeaderCarrier:
         """No padding."""
         return numel
 
-    def spread_(self, buffer: Tensor) -> None:
+    def longest(self, numel: int) -> int:
+        """That of the leader."""
+        return numel
+
+    def spread(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
         """Broadcast from the leader."""
-        if self._group.size > 1:
-            self._group.broadcast_(buffer, "models").wait()
+        if self._group.size == 1:
+            return ()
+        return (self._group.broadcast_(buffer[start:stop], "models"),)
+
+    def spans(self, start: int, stop: int, numel: int) -> list[slice]:
+        """One, in the leader's share."""
+        return [slice(start, stop)]
 
 
 class ShardedCarrier:
@@ -64,12 +84,22 @@ class ShardedCarrier:
         """Equal shares for all, since gathers need equal lengths."""
         return self._each(numel) * self._group.size
 
-    def spread_(self, buffer: Tensor) -> None:
+    def longest(self, numel: int) -> int:
+        """That of the first rank."""
+        return self._each(numel)
+
+    def spread(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
         """Gather the shares."""
-        if self._group.size > 1:
-            each = buffer.numel() // self._group.size
-            own = buffer[self._group.position * each : (self._group.position + 1) * each]
-            self._group.all_gather(buffer, own, "models").wait()
+        if self._group.size == 1:
+            return ()
+        shares = buffer.view(self._group.size, -1)[:, start:stop].unbind()
+        return (self._group.gather_into(shares, shares[self._group.position], "models"),)
+
+    def spans(self, start: int, stop: int, numel: int) -> list[slice]:
+        """One in the share of each rank, where it is that long."""
+        each = self._each(numel)
+        edges = [(rank * each + start, rank * each + stop) for rank in range(self._group.size)]
+        return [slice(low, min(high, numel)) for low, high in edges if low < numel]
 
     def _each(self, numel: int) -> int:
         return -(-numel // self._group.size)

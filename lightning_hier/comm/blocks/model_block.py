@@ -17,7 +17,8 @@ from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.health import NonFiniteModelError, Reading, Verdict
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.members import Members
-from lightning_hier.comm.blocks.model_part import ModelPart
+from lightning_hier.comm.blocks.model_part import ModelPart, PartSettings, Squares
+from lightning_hier.comm.blocks.overlapped_part import OverlappedPart
 from lightning_hier.comm.blocks.restart import forget_state_
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
@@ -85,16 +86,16 @@ class ModelBlock:
         filtered = by_dtype(members.parameters)
         averaged = by_dtype(members.float_buffers)
         carried = by_dtype(self._local_state.carried)
+        settings = PartSettings(
+            local_state=self._local_state,
+            block_filter=config.filter_for(across.size),
+            carrier=carrier,
+            route=communicators.route,
+            across_dtype=config.across_dtype,
+        )
+        kind = OverlappedPart if config.overlap and across.size > 1 else ModelPart
         self._parts = [
-            ModelPart(
-                filtered.get(dtype, []),
-                averaged.get(dtype, []),
-                carried.get(dtype, []),
-                local_state=self._local_state,
-                block_filter=config.filter_for(across.size),
-                carrier=carrier,
-                across=across,
-            )
+            kind(filtered.get(dtype, []), averaged.get(dtype, []), carried.get(dtype, []), settings)
             for dtype in sorted({*filtered, *averaged, *carried}, key=str)
         ]
 
@@ -111,6 +112,16 @@ class ModelBlock:
     def state(self) -> list[dict[str, Any]]:
         """This rank's share of W and Delta, for each dtype; the tensors are not copied."""
         return [part.state() for part in self._parts]
+
+    def poll(self) -> None:
+        """Help along what travels while a block is trained. A collective of nobody."""
+        for part in self._parts:
+            part.poll()
+
+    def settle(self) -> None:
+        """Wait for what still travels; nothing that is trained changes."""
+        for part in self._parts:
+            part.settle()
 
     def load(self, parts: Sequence[Mapping[str, Any]], counts: Counts) -> None:
         """Go on in the middle of a block of the same groups. Communicates nothing."""
@@ -130,8 +141,7 @@ class ModelBlock:
 
         """
         for part, (global_model, update) in zip(self._parts, models, strict=True):
-            part.restart(global_model, update)
-            part.spread_(carried=False)
+            part.restart_(global_model, update)
         self._local_state.go_on(counts)
 
     def synchronise(self, agree: Agreement) -> BlockReport:
@@ -144,15 +154,12 @@ class ModelBlock:
         self._unite_buffers()
         verdict = agree(self._gather())
         self._local_state.collect(verdict)
-        mean = sum(part.average_(verdict) for part in self._parts)
-        update = sum(part.advance_() for part in self._parts)
-        for part in self._parts:
-            part.spread_()
+        found = [part.synchronise_(verdict) for part in self._parts]
         if not verdict.takes_part:
             forget_state_(self._optimizer, self.members.parameters, self._local_state.carried)
         self._local_state.finish()
         self._equalise_other_buffers()
-        return self._report(verdict, mean, update)
+        return self._report(verdict, found)
 
     def look(self, agree: Agreement, *, pending: bool) -> Verdict:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
@@ -171,8 +178,6 @@ class ModelBlock:
         verdict = agree(self._gather())
         for part in self._parts:
             part.look_(verdict, pending=pending)
-        for part in self._parts:
-            part.spread_(carried=False)
         self._equalise_other_buffers()
         return verdict
 
@@ -182,14 +187,13 @@ class ModelBlock:
 
         The state is handed over through the tensors themselves: W is written into them, and what
         the optimizer's state was when the block began into that, both are read by the new block,
-        then Delta likewise, and at last they get their local values back. A collective of the
-        group.
+        then Delta and its like, and at last they get their local values back. What short forms
+        have left over is given up. A collective of the group.
         """
         saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.optimizer_tensors]]
+        self.settle()
         for part in self._parts:
-            part.gather()
             part.recall_()
-            part.spread_()
         block = ModelBlock(
             members,
             self._optimizer,
@@ -198,14 +202,15 @@ class ModelBlock:
             communicators=self._communicators,
         )
         block._local_state.inherit(self._local_state)
-        for parameter in members.parameters:
-            parameter.zero_()
-        for part in self._parts:
-            part.gather()
-            part.recall_update_()
-            part.spread_()
+        for name in self._parts[0].vectors() if self._parts else ():
+            for parameter in members.parameters:
+                parameter.zero_()
+            for part in self._parts:
+                part.show_(name)
+            for part in block._parts:
+                part.adopt_(name)
         for part in block._parts:
-            part.adopt_update()
+            part.follow(self._parts[0])
         for tensor, local in saved:
             tensor.copy_(local)
         return block
@@ -226,8 +231,9 @@ class ModelBlock:
     def _equalise_other_buffers(self) -> None:
         broadcast_tensors_(self.members.other_buffers, self._communicators.world, "buffers")
 
-    def _report(self, verdict: Verdict, mean: float, update: float) -> BlockReport:
-        sums = torch.tensor([mean, update], dtype=torch.float64, device=self._communicators.device)
+    def _report(self, verdict: Verdict, found: Sequence[Squares]) -> BlockReport:
+        shares = [[own.mean for own in found], [own.update for own in found]]
+        sums = torch.tensor(shares, dtype=torch.float64, device=self._communicators.device).sum(1)
         self._communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         if not math.isfinite(update):
@@ -236,7 +242,7 @@ class ModelBlock:
                 "the global update is beyond the range of its dtype, although the models that it "
                 "was made of are finite: training has diverged. Lower the learning rate."
             )
-        apart = verdict.squares / verdict.healthy - mean
+        apart = found[0].models - mean if found else 0.0
         return BlockReport(
             update_norm=update**0.5,
             model_distance=max(apart, 0.0) ** 0.5,

@@ -1,26 +1,65 @@
-"""The part of a block's model that has one dtype: its transfer buffer and its state."""
+"""The part of a block's model that has one dtype: its state, and how it meets the other groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.algorithms.quantisation import BFloat16Coder
+from lightning_hier.comm.across import AcrossRoute
+from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, make_coder
 from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.leftovers import Leftovers
 from lightning_hier.comm.blocks.local_state import LocalState
-from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.flat import FlatView
+from lightning_hier.comm.blocks.share import CHUNK, Chunk, Share
+from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
+
+
+@dataclass
+class Squares:
+    """Sums of squares of what a synchronisation has found.
+
+    Attributes:
+        models: of the averaged models, whole, a mean over the groups.
+        mean: of their mean, of this rank's share.
+        update: of Delta, likewise.
+
+    """
+
+    models: float
+    mean: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """What all parts of a block have in common.
+
+    Attributes:
+        local_state: of the local optimizer.
+        block_filter: the arithmetic.
+        carrier: who carries what in a group.
+        route: who exchanges with whom.
+        across_dtype: in what form.
+
+    """
+
+    local_state: LocalState
+    block_filter: BlockFilter
+    carrier: Carrier
+    route: AcrossRoute
+    across_dtype: AcrossDtype
 
 
 class ModelPart:
     """Tensors of one dtype: the model's, then state of the local optimizer that travels with it.
 
-    Of the model, those come first that the block filter moves, then those that are only averaged.
     This rank keeps W and Delta for its share of the filtered tensors alone, and of the carried
     state what the last block started from.
 
@@ -35,126 +74,121 @@ class ModelPart:
         filtered: Sequence[Tensor],
         averaged: Sequence[Tensor],
         carried: Sequence[Tensor],
-        *,
-        local_state: LocalState,
-        block_filter: BlockFilter,
-        carrier: Carrier,
-        across: Channel,
+        settings: PartSettings,
     ) -> None:
         """Take the present tensors as W and zero as Delta; communicates nothing."""
-        self._filtered = len(FlatView(filtered))
-        self._model = FlatView([*filtered, *averaged])
-        self._view = FlatView([*filtered, *averaged, *carried])
-        self._carried = carried
-        self._local_state = local_state
-        self._filter = block_filter
-        self._carrier = carrier
-        self._across = across
-        self._share = carrier.share(len(self._view))
-        example = self._view.tensors[0]
-        self._buffer = torch.zeros(
-            carrier.padded(len(self._view)), dtype=example.dtype, device=example.device
+        self._share = Share(filtered, averaged, carried, settings.carrier)
+        self._local_state = settings.local_state
+        self._filter = settings.block_filter
+        self._averaging = Averaging(settings.route)
+        values = self._share.read()
+        self.global_model = values[self._share.filtered].clone()
+        self.update = torch.zeros_like(self.global_model) if self._filter.keeps_update else None
+        keeps = self._local_state.keeps_previous
+        self._previous = values[self._share.carried].clone() if keeps else None
+        real = self._share.dtype.is_floating_point
+        self._coder = make_coder(settings.across_dtype) if real else None
+        self._leftovers = (
+            Leftovers(len(self.global_model), chunk=CHUNK, lanes=settings.route.lanes, like=values)
+            if self._coder is not None and settings.route.between is not None
+            else None
         )
-        # Within this rank's share, and counted from its start.
-        self._own_filtered = self._own(0, self._filtered)
-        self._own_averaged = self._own(self._filtered, len(self._model))
-        self._own_carried = self._own(len(self._model), len(self._view))
-        share = self._read_share()
-        self.global_model = share[self._own_filtered].clone()
-        self.update = torch.zeros_like(self.global_model) if block_filter.keeps_update else None
-        keeps = local_state.keeps_previous
-        self._previous = share[self._own_carried].clone() if keeps else None
-
-    def _own(self, start: int, stop: int) -> slice:
-        """Where the elements ``start`` to ``stop`` lie in this rank's share."""
-        size = self._share.stop - self._share.start
-        low, high = (min(max(edge - self._share.start, 0), size) for edge in (start, stop))
-        return slice(low, high)
-
-    def _read_share(self) -> Tensor:
-        share = self._buffer[self._share]
-        self._view.read_(self._share.start, self._share.stop, share)
-        return share
 
     def gather(self) -> Reading:
         """Copy this rank's share of the local model and state into the transfer buffer."""
-        share = self._read_share()
+        values, share = self._share.read(), self._share
         return Reading.of_squares(
-            parameters=_squares(share[self._own_filtered]),
-            buffers=_squares(share[self._own_averaged]),
-            optimizer=_squares(share[self._own_carried]),
+            parameters=squares(values[share.filtered]),
+            buffers=squares(values[share.averaged]),
+            optimizer=squares(values[share.carried]),
         )
 
-    def average_(self, verdict: Verdict) -> float:
-        """Replace the gathered share by its mean over the healthy groups.
+    def synchronise_(self, verdict: Verdict) -> Squares:
+        """Turn what was gathered into what the next block starts from; move W and Delta.
 
-        A collective of the ranks at this position in all groups.
-
-        Returns:
-            The sum of the squares of the model's mean.
-
+        The tensors, and the carried state, get it in place. A collective of the world.
         """
-        share = self._buffer[self._share]
-        self._average(share, verdict)
-        return _squares(share[: self._own_carried.start])
+        found = Squares(verdict.squares / verdict.healthy)
 
-    def advance_(self) -> float:
-        """Turn the mean into what the next block starts from; move W and Delta.
+        def advance(chunk: Chunk) -> None:
+            values = self._share.values
+            found.mean += squares(values[chunk.filtered]) + squares(values[chunk.averaged])
+            self._advance_carried_(chunk.carried)
+            found.update += self._filter.advance_(
+                values[chunk.filtered],
+                self.global_model[chunk.filtered],
+                None if self.update is None else self.update[chunk.filtered],
+            )
 
-        Returns:
-            The sum of the squares of Delta.
-
-        """
-        mean = self._buffer[self._share]
-        self._advance_carried_(mean[self._own_carried])
-        return self._filter.advance_(mean[self._own_filtered], self.global_model, self.update)
+        self._each_chunk(lambda chunk: self._mean(chunk, verdict, keep=True), advance)
+        return found
 
     def look_(self, verdict: Verdict, *, pending: bool) -> None:
-        """Put W into the gathered share, and the mean of what is only averaged; W and Delta stay.
+        """Write W into the tensors, and the mean of what is only averaged; W and Delta stay.
 
-        A collective of the ranks at this position in all groups.
+        A collective of the world.
 
         Args:
             verdict: whose models are averaged.
             pending: whether W shall be what it would become if the block ended here.
 
         """
-        share = self._buffer[self._share]
-        if not pending:
-            self._average(share[self._own_averaged], verdict)
-            share[self._own_filtered].copy_(self.global_model)
-            return
-        self._average(share[: self._own_carried.start], verdict)
-        mean = share[self._own_filtered]
-        mean.copy_(self._filter.next_global(mean, self.global_model, self.update))
+
+        def look(chunk: Chunk) -> None:
+            mean, own = self._share.values[chunk.filtered], self.global_model[chunk.filtered]
+            update = None if self.update is None else self.update[chunk.filtered]
+            mean.copy_(self._filter.next_global(mean, own, update) if pending else own)
+
+        def average(chunk: Chunk) -> Stages:
+            if pending:
+                return self._mean(chunk, verdict, keep=False, carried=False)
+            return self._exact(chunk.averaged, verdict)
+
+        self._each_chunk(average, look, carried=False)
+
+    def poll(self) -> None:
+        """Help along what travels while a block is trained: here nothing."""
+
+    def settle(self) -> None:
+        """Wait for what still travels: here nothing."""
 
     def recall_(self) -> None:
-        """Put W, and the state that the block started from, into the transfer buffer."""
-        share = self._buffer[self._share]
-        share[self._own_filtered].copy_(self.global_model)
+        """Write W, and the state that the block started from, into the tensors.
+
+        A collective of the group.
+        """
+        self._share.values[self._share.filtered].copy_(self.global_model)
         if self._previous is not None:
-            share[self._own_carried].copy_(self._previous)
+            self._share.values[self._share.carried].copy_(self._previous)
+        self._spread_()
 
-    def recall_update_(self) -> None:
-        """Put Delta into the transfer buffer, zeros where there is none."""
-        own = self._buffer[self._share][self._own_filtered]
-        own.zero_() if self.update is None else own.copy_(self.update)
+    def vectors(self) -> dict[str, Tensor]:
+        """What is kept beside W for every filtered element, and begins at zero."""
+        return {} if self.update is None else {"update": self.update}
 
-    def adopt_update(self) -> None:
-        """Take the present tensors as Delta."""
-        if self.update is not None:
-            self.update.copy_(self._read_share()[self._own_filtered])
+    def show_(self, name: str) -> None:
+        """Write one of :meth:`vectors` into the tensors. A collective of the group."""
+        self._share.values[self._share.filtered].copy_(self.vectors()[name])
+        self._spread_()
+
+    def adopt_(self, name: str) -> None:
+        """Take the present tensors as one of :meth:`vectors`."""
+        self.vectors()[name].copy_(self._share.read()[self._share.filtered])
+
+    def follow(self, older: ModelPart) -> None:
+        """Take over from a part with fewer tensors what is the same for all elements."""
 
     def state(self) -> dict[str, Any]:
         """This rank's share of the state, and where it begins; the tensors are not copied."""
         return {
-            "dtype": str(self._buffer.dtype),
-            "elements": self._filtered,
-            "start": min(self._share.start, self._filtered),
+            "dtype": str(self._share.dtype),
+            "elements": self._share.elements,
+            "start": min(self._share.start, self._share.elements),
             "filter": asdict(self._filter),
             "global_model": self.global_model,
             "update": self.update,
             "previous": self._previous,
+            "leftovers": None if self._leftovers is None else self._leftovers.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -164,55 +198,112 @@ class ModelPart:
             self.update.copy_(state["update"])
         if self._previous is not None and state["previous"] is not None:
             self._previous.copy_(state["previous"])
+        if self._leftovers is not None and state["leftovers"] is not None:
+            self._leftovers.load(state["leftovers"])
 
-    def restart(self, global_model: Tensor, update: Tensor) -> None:
+    def restart_(self, global_model: Tensor, update: Tensor) -> None:
         """Begin a block from a model and an update of the whole world, whatever its shares were.
 
-        The transfer buffer gets this rank's share of what the block starts from, for
-        :meth:`spread_`; the averaged tensors in it are those of this rank.
+        The tensors get what the block starts from; those that are only averaged, those of the rank
+        that carries them. A collective of the group.
 
         Args:
             global_model: W of all filtered tensors, flat.
             update: Delta of the same.
 
         """
-        self._read_share()
+        values = self._share.read()
         own = slice(*(edge + self._share.start for edge in (0, self.global_model.numel())))
         self.global_model.copy_(global_model[own])
         if self.update is not None:
             self.update.copy_(update[own])
-        share = self._buffer[self._share]
-        share[self._own_filtered].copy_(self._filter.start_model(self.global_model, self.update))
+        start = self._filter.start_model(self.global_model, self.update)
+        values[self._share.filtered].copy_(start)
+        self._spread_(carried=False)
 
-    def spread_(self, *, carried: bool = True) -> None:
-        """Hand the shares round in the group and write them into the tensors, in place.
+    def _each_chunk(
+        self,
+        average: Callable[[Chunk], Stages],
+        reckon: Callable[[Chunk], None],
+        *,
+        carried: bool = True,
+    ) -> None:
+        """Average, reckon and hand round, chunk by chunk. A collective of the world."""
 
-        A collective of the group; afterwards its ranks hold the same bits.
+        def work(chunk: Chunk) -> Stages:
+            yield from average(chunk)
+            reckon(chunk)
+            yield from self._share.spread(chunk, carried=carried)
 
-        Args:
-            carried: False leaves the state of the local optimizer as it is.
+        StagedWork(map(work, self._share.chunks())).finish()
+        self._share.write_scattered(carried=carried)
 
+    def _spread_(self, *, carried: bool = True) -> None:
+        chunks = self._share.chunks()
+        StagedWork(self._share.spread(chunk, carried=carried) for chunk in chunks).finish()
+        self._share.write_scattered(carried=carried)
+
+    def _mean(self, chunk: Chunk, verdict: Verdict, *, keep: bool, carried: bool = True) -> Stages:
+        """Average a chunk of the share over the groups, in place."""
+        return side_by_side(
+            [
+                self._mean_model(chunk.filtered, verdict, keep=keep),
+                self._exact(chunk.averaged, verdict),
+                self._mean_state(chunk.carried if carried else slice(0, 0), verdict),
+            ]
+        )
+
+    def _mean_model(self, place: slice, verdict: Verdict, *, keep: bool) -> Stages:
+        """Of the filtered tensors. A short form is that of their way from the start model."""
+        if self._coder is None:
+            yield from self._exact(place, verdict)
+            return
+        piece = self._share.values[place]
+        update = None if self.update is None else self.update[place]
+        start = self._filter.start_model(self.global_model[place], update)
+        weigh_(piece.sub_(start), verdict)
+        yield from self._mean_way(piece, place, keep=keep)
+        piece.add_(start)
+
+    def _mean_way(self, piece: Tensor, place: slice, *, keep: bool) -> Stages:
+        """Average a weighed difference of models, which belongs to a stretch of the share."""
+        if self._coder is None:
+            return self._averaging.exact(piece)
+        leftover = self._leftovers.of(place, keep=keep) if self._leftovers else None
+        return self._averaging.coded(piece, self._coder, leftover)
+
+    def _mean_state(self, place: slice, verdict: Verdict) -> Stages:
+        """Of the state of local optimizers, whose short form is bfloat16.
+
+        Second moments span too many orders of magnitude for whole numbers with a common scale.
         """
-        self._carrier.spread_(self._buffer)
-        (self._view if carried else self._model).write_from(self._buffer)
+        if self._coder is None:
+            return self._exact(place, verdict)
+        piece = weigh_(self._share.values[place], verdict)
+        return self._averaging.coded(piece, BFloat16Coder(), None)
 
-    def _average(self, piece: Tensor, verdict: Verdict) -> None:
-        if piece.numel():
-            if verdict.takes_part:
-                piece.div_(verdict.healthy)
-            else:
-                piece.zero_()  # dividing would leave the NaN
-            self._across.all_reduce_(piece, "models").wait()
+    def _exact(self, place: slice, verdict: Verdict) -> Stages:
+        return self._averaging.exact(weigh_(self._share.values[place], verdict))
 
-    def _advance_carried_(self, mean: Tensor) -> None:
-        first = self._share.start + self._own_carried.start - len(self._model)
-        for tensor, _, place in FlatView(self._carried).pieces(first, first + len(mean)):
-            previous = None if self._previous is None else self._previous[place]
-            self._local_state.advance_(tensor, mean[place], previous)
-        if self._previous is not None:
-            self._previous.copy_(mean)
+    def _advance_carried_(self, place: slice) -> None:
+        first = self._share.carried.start
+        for tensor, inside in self._share.carried_pieces(place):
+            mean = self._share.values[inside]
+            previous = None
+            if self._previous is not None:
+                previous = self._previous[inside.start - first : inside.stop - first]
+            self._local_state.advance_(tensor, mean, previous)
+            if previous is not None:
+                previous.copy_(mean)
 
 
-def _squares(values: Tensor) -> float:
+def weigh_(piece: Tensor, verdict: Verdict) -> Tensor:
+    """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
+    # Dividing would leave the NaN.
+    return piece.div_(verdict.healthy) if verdict.takes_part else piece.zero_()
+
+
+def squares(values: Tensor) -> float:
+    """Sum of the squares, in double precision."""
     norm = float(torch.linalg.vector_norm(values, dtype=torch.float64)) if len(values) else 0.0
     return norm * norm  # a power that overflows would raise, on this rank alone

@@ -124,6 +124,8 @@ class Synchroniser:
 
     def rewind(self) -> None:
         """Forget blocks and looks, before a state is loaded that is older than the present one."""
+        for block in self._blocks or ():
+            block.settle()
         self._blocks = None
         self._aside.forget()
         self._finished = self._settled = False
@@ -169,6 +171,8 @@ class Synchroniser:
                 self._end_warm_up()
             return
         count.in_block += 1
+        for block in self._blocks or ():
+            block.poll()
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
             place = Place.CHECK if self._blocks is None else Place.BLOCK

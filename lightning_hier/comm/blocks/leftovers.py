@@ -1,0 +1,54 @@
+"""What short forms leave over of a flat model: the error feedback of quantised synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.blocks.averaging import Leftover, shard_length
+
+
+class Leftovers:
+    """Rounding errors that the next synchronisation sends along.
+
+    Args:
+        numel: elements of this rank's share of the model.
+        chunk: elements that are exchanged at a time.
+        lanes: ranks that exchange.
+        like: whose device counts; at least float32 is kept.
+
+    """
+
+    def __init__(self, numel: int, *, chunk: int, lanes: int, like: Tensor) -> None:
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self._chunk = chunk
+        self._lanes = lanes
+        self._own = torch.zeros(numel, dtype=dtype, device=like.device)
+        # All chunks but the last are whole, and it has room for a whole one.
+        sums = -(-numel // chunk) * shard_length(chunk, lanes)
+        self._sums = torch.zeros(sums, dtype=dtype, device=like.device)
+
+    def of(self, place: slice, *, keep: bool) -> Leftover:
+        """That of one chunk, which begins at a multiple of the chunk's length.
+
+        Args:
+            place: in the share.
+            keep: whether a sum shall replace it; otherwise a copy.
+
+        """
+        first = place.start // self._chunk * shard_length(self._chunk, self._lanes)
+        last = first + shard_length(place.stop - place.start, self._lanes)
+        own, sums = self._own[place], self._sums[first:last]
+        return Leftover(own, sums) if keep else Leftover(own.clone(), sums.clone())
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; the tensors are not copied."""
+        return {"own": self._own, "sums": self._sums}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what :meth:`state` gave, from a run with the same chunks and ranks."""
+        self._own.copy_(state["own"])
+        self._sums.copy_(state["sums"])

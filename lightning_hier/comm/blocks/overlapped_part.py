@@ -1,0 +1,179 @@
+"""A part of the model whose synchronisation runs while the next block is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.model_part import (
+    ModelPart,
+    PartSettings,
+    Squares,
+    squares,
+    weigh_,
+)
+from lightning_hier.comm.blocks.share import Chunk
+from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
+
+
+class OverlappedPart(ModelPart):
+    """Tensors of one dtype, synchronised one block late (double buffering, brought to blocks).
+
+    ``u_k(t)`` is what group k has made of the model in block t: its model at the block's end minus
+    the one that it began with. Its mean travels while block t + 1 is trained, and what was made
+    meanwhile is kept. At the end of block t + 1::
+
+        G(t)       = mean over k of u_k(t)
+        Delta(t)   = eta * Delta(t-1) + zeta * G(t)
+        W(t)       = W(t-1) + Delta(t)
+        w_k(t + 2) = W_g(t) + u_k(t + 1)          the model with which group k begins block t + 2
+
+    with W_g as in :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`. So every u is in
+    the mean exactly once, one block after it was made. Only tensors that are averaged without a
+    filter are synchronised at once.
+
+    This rank keeps its share of two more vectors than W and Delta: of w_k, and of what travels.
+    """
+
+    def __init__(
+        self,
+        filtered: Sequence[Tensor],
+        averaged: Sequence[Tensor],
+        carried: Sequence[Tensor],
+        settings: PartSettings,
+    ) -> None:
+        """Take the present tensors as W and w; nothing travels."""
+        super().__init__(filtered, averaged, carried, settings)
+        self._begun_with = self.global_model.clone()
+        self._travelling = torch.zeros_like(self.global_model)
+        self._under_way = False
+        self._work: StagedWork | None = None
+        self._models = 0.0
+
+    def poll(self) -> None:
+        """Start what can be started; waits for nobody."""
+        if self._work is not None:
+            self._work.poll()
+
+    def settle(self) -> None:
+        """Wait until the mean is there; it is applied at the block's end."""
+        if self._work is not None:
+            self._work.finish()
+            self._work = None
+
+    def gather(self) -> Reading:
+        """Put what this group has made of its share in this block into the transfer buffer."""
+        values = self._share.read()
+        own, share = values[self._share.filtered].sub_(self._begun_with), self._share
+        return Reading.of_squares(
+            parameters=squares(own),
+            buffers=squares(values[share.averaged]),
+            optimizer=squares(values[share.carried]),
+        )
+
+    def synchronise_(self, verdict: Verdict) -> Squares:
+        """Apply the mean of the block before; send off what this one has made.
+
+        A collective of the world.
+        """
+        self.settle()
+        found = Squares(self._models)
+        self._models = verdict.squares / verdict.healthy
+
+        def advance(chunk: Chunk) -> None:
+            place = chunk.filtered
+            made, arrived = self._share.values[place], self._travelling[place]
+            own = self.global_model[place]
+            update = None if self.update is None else self.update[place]
+            start = self._filter.start_model(own, update).clone()
+            if self._under_way:
+                found.mean += squares(arrived)
+                found.update += self._filter.advance_(start.add_(arrived), own, update)
+            weigh_(arrived.copy_(made), verdict)
+            made.copy_(start.add_(made) if verdict.takes_part else start)
+            self._begun_with[place].copy_(made)
+
+        self._each_chunk(lambda chunk: self._exact(chunk.averaged, verdict), advance)
+        self._under_way = True
+        places = [chunk.filtered for chunk in self._share.chunks()]
+        self._work = StagedWork(
+            self._mean_way(self._travelling[place], place, keep=True) for place in places
+        )
+        return found
+
+    def look_(self, verdict: Verdict, *, pending: bool) -> None:
+        """Write W as if training ended here: all that travels, and all that was made, is in it.
+
+        A collective of the world. W, Delta and what travels stay as they are.
+        """
+        self.settle()
+
+        def average(chunk: Chunk) -> Stages:
+            exact = self._exact(chunk.averaged, verdict)
+            if not pending:
+                return exact
+            made = weigh_(self._share.values[chunk.filtered], verdict)
+            return side_by_side([self._mean_way(made, chunk.filtered, keep=False), exact])
+
+        def look(chunk: Chunk) -> None:
+            place = chunk.filtered
+            shown = self._share.values[place]
+            own = self.global_model[place].clone()
+            update = None if self.update is None else self.update[place].clone()
+            if self._under_way:
+                start = self._filter.start_model(own, update)
+                self._filter.advance_(start.add(self._travelling[place]), own, update)
+            if pending:
+                start = self._filter.start_model(own, update)
+                own = self._filter.next_global(start.add(shown), own, update)
+            shown.copy_(own)
+
+        self._each_chunk(average, look, carried=False)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Delta, what travels, and how far ahead of W the block began."""
+        ahead = self._begun_with - self.global_model
+        return {**super().vectors(), "travelling": self._travelling, "ahead": ahead}
+
+    def adopt_(self, name: str) -> None:
+        """Take the present tensors as one of :meth:`vectors`."""
+        if name == "ahead":
+            shown = self._share.read()[self._share.filtered]
+            torch.add(self.global_model, shown, out=self._begun_with)
+        else:
+            super().adopt_(name)
+
+    def follow(self, older: ModelPart) -> None:
+        """Whether something travels."""
+        if isinstance(older, OverlappedPart):
+            self._under_way, self._models = older._under_way, older._models
+
+    def state(self) -> dict[str, Any]:
+        """This rank's share of the state; the tensors are not copied. Waits for what travels."""
+        self.settle()
+        return super().state() | {
+            "begun_with": self._begun_with,
+            "travelling": self._travelling if self._under_way else None,
+            "models": self._models,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of a part with the same share."""
+        super().load(state)
+        self._begun_with.copy_(state["begun_with"])
+        self._under_way = state["travelling"] is not None
+        if self._under_way:
+            self._travelling.copy_(state["travelling"])
+        self._models = state["models"]
+
+    def restart_(self, global_model: Tensor, update: Tensor) -> None:
+        """Begin a block from a model and an update of the whole world. A collective of the group.
+
+        Nothing travels then.
+        """
+        super().restart_(global_model, update)
+        self._begun_with.copy_(self._filter.start_model(self.global_model, self.update))
