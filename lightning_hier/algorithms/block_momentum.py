@@ -7,6 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import sum_of_squares
+
 UpdateFrom = Literal["global", "start"]
 
 # Elements filtered at a time: small enough that the intermediate values stay in the cache.
@@ -128,4 +130,4 @@ class BlockFilter:
             moved = update.mul_(self.eta).add_(moved)
         global_model.copy_(following)
         mean.copy_(self.start_model(global_model, update))
-        return float(moved.double().square().sum())
+        return sum_of_squares(moved)

@@ -67,9 +67,11 @@ def rank_number() -> int:
 
 def make_trainer(case: Case, **more: Any) -> pl.Trainer:
     """A quiet Trainer on all ranks of the job."""
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     arguments: dict[str, Any] = {
         "accelerator": "cpu",
-        "devices": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        "devices": devices,
+        "num_nodes": int(os.environ.get("WORLD_SIZE", "1")) // devices,
         "strategy": case.strategy(),
         "precision": "64-true",
         "max_epochs": case.epochs,

@@ -174,6 +174,13 @@ class FaultyTwin(Twin):
         self._index = index
         return super()._mean(index)
 
+    def _made(self, worker: Worker, index: int) -> Values:
+        """What a sick worker has made of its model is dropped."""
+        self._index = index
+        made = super()._made(worker, index)
+        sick = self._is_sick(worker)
+        return {name: torch.zeros_like(value) for name, value in made.items()} if sick else made
+
     def _mean_buffer(self, name: str) -> Tensor:
         self._index = 0
         return super()._mean_buffer(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from lightning_hier import (
     HierarchicalStrategy,
     ModelAveragingStrategy,
 )
+from lightning_hier.comm.blocks import share
 from tests.equivalence.cases import Case, difference, fit_all, identical, run_twin
 from tests.equivalence.twins import Recipe, Values
 from tests.ranks import run_ranks
@@ -154,6 +156,18 @@ def _partly_used(group: int, local_momentum: str) -> Case:
     )
 
 
+def _overlapping(base: Case) -> Case:
+    def overlap(strategy: Any) -> partial:
+        if strategy.func is HierarchicalStrategy:
+            sync = replace(strategy.keywords["block_sync"], overlap=True)
+            return partial(strategy, block_sync=sync)
+        return partial(strategy, overlap=True)
+
+    recipe = replace(base.recipe, overlap=True)
+    name = f"{base.name}, overlapping"
+    return replace(base, name=name, strategy=overlap(base.strategy), recipe=recipe)
+
+
 def _warming(base: Case, warmup: int) -> Case:
     def warm(strategy: Any) -> partial:
         return partial(strategy, warmup_steps=warmup)
@@ -189,7 +203,44 @@ CASES = [
     _warming(_pair(2, "leader"), 2),
     replace(_warming(_batch_norm(1, "leader"), 20), name="warm-up longer than the run"),
     replace(_two_tiers(2), name="compiled", compiled=True),
+    *(_overlapping(_ma(tau, **MOMENTUM)) for tau in (1, 3)),
+    *(_overlapping(_bmuf(kind, 2)) for kind in ("CBM", "NBM", "start")),
+    _overlapping(replace(_bmuf("NBM", 3), name="blocks across epochs", batches=4, epochs=3)),
+    *(_overlapping(_two_tiers(group, batches=11)) for group in (1, 2, 4)),
+    *(_overlapping(_batch_norm(group, across)) for group, across in ((1, "auto"), (2, "sharded"))),
+    *(_overlapping(_pair(2, across)) for across in ("leader", "sharded")),
+    *(_overlapping(_partly_used(group, "reset")) for group in (1, 2)),
+    _overlapping(_warming(_two_tiers(2, batches=11, **MOMENTUM), 4)),
 ]
+
+
+def _in_small_chunks(cases: list[Case], elements: int) -> dict[str, Values]:
+    """As models of millions of elements travel; a share may end in the middle of a chunk."""
+    with mock.patch.object(share, "CHUNK", elements):
+        return fit_all(cases)
+
+
+_WHOLE = [
+    _two_tiers(1, batches=11),
+    *(_exact_groups(across) for across in ("leader", "sharded")),
+    *(_batch_norm(2, across) for across in ("leader", "sharded")),
+]
+CUT = [*_WHOLE, *map(_overlapping, _WHOLE), _with_local_momentum("average", 2)]
+
+
+@pytest.fixture(scope="module", params=[7, 64])
+def cut_states(request: pytest.FixtureRequest) -> list[dict[str, Values]]:
+    """Final states of runs whose models travel in so small chunks, on two hosts of two ranks."""
+    return run_ranks(_in_small_chunks, 4, CUT, request.param, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
+def test_chunks_and_hosts_change_nothing(case: Case, cut_states: list[dict[str, Values]]) -> None:
+    """The second host's ranks meet each other first where there are several groups on one."""
+    expected = run_twin(case).global_model()
+    assert difference(cut_states[0][case.name], expected) < TOLERANCE
+    for rank in (1, 2, 3):
+        assert identical(cut_states[rank][case.name], cut_states[0][case.name]), f"rank {rank}"
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,13 @@ def _bmuf(name: str, *faults: Fault, nesterov: bool = True, **more: Any) -> Faul
     return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, **settings)
 
 
+def _overlapping(name: str, *faults: Fault) -> FaultyCase:
+    """What the others have on its way when a worker falls sick arrives there too."""
+    base = _bmuf(name, *faults)
+    strategy = partial(base.strategy, overlap=True)
+    return replace(base, strategy=strategy, recipe=replace(base.recipe, overlap=True))
+
+
 def _two_tiers(name: str, *faults: Fault, across: str, **more: Any) -> FaultyCase:
     """Automatic eta: that of two groups, also for the blocks in which one of them is left out."""
     sync = BMUF(block_size=3, across=across, local_momentum=more.pop("local_momentum", "reset"))
@@ -122,6 +129,8 @@ CASES: list[AnyCase] = [
     _bmuf("classical block momentum", NAN_GRADIENT, nesterov=False),
     _bmuf("across epochs", Fault(batch=6, rank=2), batches=4, epochs=3),
     _bmuf("a buffer", Fault(batch=4, rank=2, where="buffer", value=INF), net="batch_norm"),
+    _overlapping("overlapping", NAN_GRADIENT),
+    _overlapping("overlapping, twice", *(Fault(batch=b, rank=r) for b, r in [(4, 0), (7, 3)])),
     _averaging("model averaging", NAN_GRADIENT, Fault(batch=7, rank=1)),
     *(
         _two_tiers(f"a group by its {who}, {across}", Fault(batch=4, rank=rank), across=across)

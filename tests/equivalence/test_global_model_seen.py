@@ -69,8 +69,23 @@ def _pair() -> Case:
     )
 
 
+def _overlapping(across: str) -> Case:
+    sync = BMUF(block_size=3, block_momentum=0.6, across=across, overlap=True)
+    return Case(
+        name=f"overlapping, {across}",
+        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync),
+        recipe=Recipe(group=2, tau=3, eta=0.6, overlap=True),
+        momentum=0.5,
+        net="batch_norm",
+        batches=10,
+        trainer=VALIDATE_OFTEN,
+    )
+
+
 CASES = [
     _bmuf("BMUF"),
+    _overlapping("leader"),
+    _overlapping("sharded"),
     _bmuf("across epochs", epochs=3),
     _two_tiers("leader, BatchNorm", "leader", net="batch_norm"),
     _two_tiers("sharded, BatchNorm", "sharded", net="batch_norm"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -35,6 +35,7 @@ class Recipe:
         threshold: T of GTC; None averages exactly.
         exact_below: tensors of fewer elements are averaged exactly under GTC too.
         warmup: first so many steps of every optimizer average over all N workers.
+        overlap: what a block has made of the models is averaged while the next one is trained.
 
     """
 
@@ -49,6 +50,7 @@ class Recipe:
     threshold: float | None = None
     exact_below: int = 0
     warmup: int = 0
+    overlap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +64,27 @@ class Sgd:
 
 @dataclass
 class Block:
-    """Global state of one optimizer's parameters: W(t-1), W_g(t-1) and Delta(t-1)."""
+    """Global state of one optimizer's parameters: W(t-1), W_g(t-1) and Delta(t-1).
+
+    With overlap also the mean of what the last block has made of the models, on its way.
+    """
 
     w: Values
     start: Values
     delta: Values
     steps: int = 0
     steps_in_block: int = 0
+    travelling: Values = field(default_factory=dict)
 
     def advanced(self, mean: Values, recipe: Recipe) -> Block:
         """One block further, from the mean of the local models (bmuf eq. 2 to 6)."""
+        return self.moved({name: mean[name] - self.start[name] for name in self.w}, recipe)
+
+    def moved(self, g: Values, recipe: Recipe) -> Block:
+        """One block further, from the mean of what it has made of the models (eq. 3 to 6)."""
         w, start, delta = {}, {}, {}
         for name in self.w:
-            g = mean[name] - self.start[name]
-            delta[name] = recipe.eta * self.delta[name] + recipe.zeta * g
+            delta[name] = recipe.eta * self.delta[name] + recipe.zeta * g[name]
             base = self.w[name] if recipe.update_from == "global" else self.start[name]
             w[name] = base + delta[name]
             ahead = recipe.eta * delta[name] if recipe.look_ahead else 0.0
@@ -91,6 +100,7 @@ class Worker:
     gradients: Values = field(default_factory=dict)
     residuals: Values = field(default_factory=dict)
     momenta: Values = field(default_factory=dict)
+    begun_with: Values = field(default_factory=dict)
 
     def values(self) -> Values:
         """The trainable parameters; tied ones once."""
@@ -174,7 +184,11 @@ class Twin:
         parameters = dict(model.named_parameters())
         if self.recipe.tau is not None and not self.warming:
             for index, block in enumerate(self.blocks):
-                if block.steps_in_block:
+                if self.recipe.overlap:
+                    block = self._landed(index)
+                    if block.steps_in_block:
+                        block = block.moved(self._mean_made(index), self.recipe)
+                elif block.steps_in_block:
                     block = block.advanced(self._mean(index), self.recipe)
                 for name, value in block.w.items():
                     parameters[name].detach().copy_(value)
@@ -220,10 +234,15 @@ class Twin:
 
     def _end_block(self, index: int) -> None:
         groups = self.recipe.world // self.recipe.group
-        block = self.blocks[index] = self.blocks[index].advanced(self._mean(index), self.recipe)
-        for worker in self.workers:
-            for name, value in block.start.items():
-                worker.values()[name].copy_(value)
+        if self.recipe.overlap:
+            self._end_overlapped(index)
+        else:
+            mean = self._mean(index)
+            self.blocks[index] = self.blocks[index].advanced(mean, self.recipe)
+            for worker in self.workers:
+                for name, value in self.blocks[index].start.items():
+                    worker.values()[name].copy_(value)
+        block = self.blocks[index]
         if self.recipe.local_momentum == "average":
             self._average_momenta(index)
         elif self.recipe.local_momentum == "reset" and groups > 1:
@@ -235,6 +254,31 @@ class Twin:
             for name, buffer in mean.named_buffers():
                 buffer.copy_(self._mean_buffer(name))
             self._spread_buffers(mean)
+
+    def _end_overlapped(self, index: int) -> None:
+        """What came in moves the start; what was made meanwhile stays, and sets off."""
+        made = [self._made(worker, index) for worker in self.workers]
+        travelling = self._mean_made(index)
+        block = self.blocks[index] = self._landed(index)
+        block.steps_in_block = 0
+        block.travelling = travelling
+        for worker, own in zip(self.workers, made, strict=True):
+            for name, value in own.items():
+                worker.begun_with[name] = block.start[name] + value
+                worker.values()[name].copy_(worker.begun_with[name])
+
+    def _landed(self, index: int) -> Block:
+        block = self.blocks[index]
+        landed = block.moved(block.travelling, self.recipe) if block.travelling else block
+        return replace(landed, steps_in_block=block.steps_in_block)
+
+    def _made(self, worker: Worker, index: int) -> Values:
+        first = self.blocks[index].start
+        return {n: worker.values()[n] - worker.begun_with.get(n, first[n]) for n in first}
+
+    def _mean_made(self, index: int) -> Values:
+        made = [self._made(worker, index) for worker in self.leaders]
+        return {name: torch.stack([own[name] for own in made]).mean(0) for name in made[0]}
 
     def _average_momenta(self, index: int) -> None:
         """A worker that never had a gradient stands for momentum zero."""

@@ -30,6 +30,26 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
         "SGD",
     ),
+    "bmuf_overlap": (2, partial(lh.BMUFStrategy, block_size=4, overlap=True), "SGD"),
+    "bmuf_gtc_overlap_int8": (
+        4,
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=3,
+            density=0.2,
+            dense_below=10,
+            across="sharded",
+            across_dtype="int8",
+            overlap=True,
+        ),
+        "SGD",
+    ),
+    "bmuf_adam_bfloat16": (
+        2,
+        partial(lh.BMUFAdamStrategy, block_size=4, across_dtype="bfloat16"),
+        "Adam",
+    ),
     "bmuf_all_reduce": (
         3,
         partial(

@@ -56,9 +56,9 @@ class _RaiseRate(Callback):
             trainer.optimizers[0].param_groups[1]["lr"] = 0.1
 
 
-def _weights(group_size: int, frozen: bool) -> tuple[Tensor, Tensor]:
+def _weights(group_size: int, overlap: bool, frozen: bool) -> tuple[Tensor, Tensor]:
     model = _Net(frozen=frozen)
-    block_sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5)
+    block_sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5, overlap=overlap)
     strategy = HierarchicalStrategy(group_size=group_size, block_sync=block_sync)
     _fit(model, strategy, _Unfreeze() if frozen else _RaiseRate())
     return model.body.weight.detach(), model.head.weight.detach()
@@ -82,14 +82,17 @@ def _fit(model: _Net, strategy: HierarchicalStrategy, *callbacks: Callback) -> N
     ).fit(model, DataLoader(data, batch_size=5))
 
 
-def _both(group_size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    return _weights(group_size, frozen=True), _weights(group_size, frozen=False)
+def _both(group_size: int, overlap: bool) -> list[tuple[Tensor, Tensor]]:
+    return [_weights(group_size, overlap, frozen) for frozen in (True, False)]
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize("group_size", [1, 2, 4])
-def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero(group_size: int) -> None:
+def test_unfreezing_in_mid_block_equals_a_rate_that_rises_from_zero(
+    group_size: int, overlap: bool
+) -> None:
     """W of an unfrozen parameter is its value, Delta zero; the others keep theirs."""
-    results = run_ranks(_both, 4, group_size)
+    results = run_ranks(_both, 4, group_size, overlap)
     for unfrozen, control in results:
         for ours, other in zip(unfrozen, control, strict=True):
             assert (ours - other).abs().max() <= 1e-12 * other.abs().max()

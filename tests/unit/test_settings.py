@@ -22,6 +22,8 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "c", [0.5, math.inf, math.nan, "one"], "a finite number of at least 1"),
     (lh.BMUF, "local_momentum", ["drop", None], "one of 'reset', 'keep', 'average'"),
     (lh.BMUF, "across", ["ring", None], "one of 'auto', 'leader', 'sharded'"),
+    (lh.BMUF, "across_dtype", ["float8", None], "one of 'same', 'bfloat16', 'int8'"),
+    (lh.BMUF, "overlap", [1, "yes", None], "True or False"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
     (lh.BMUFAdam, "block_size", [0, 2.5], "a whole number of at least 1"),
     (lh.BMUFAdam, "block_momentum", [-0.1, 1.0, "high"], r"'auto' or lie in \[0, 1"),
@@ -29,6 +31,9 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUFAdam, "c", [0.5], "a finite number of at least 1"),
     (lh.BMUFAdam, "moments", ["drop", None], "one of 'corrected', 'average'"),
     (lh.BMUFAdam, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
+    (lh.BMUFAdam, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
+    (lh.ModelAveraging, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
+    (lh.ModelAveraging, "overlap", [0], "True or False"),
     (lh.ModelAveraging, "block_size", [0, 1.0], "a whole number of at least 1"),
     (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'reset', 'keep', 'average'"),
     (lh.ModelAveraging, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
@@ -49,6 +54,12 @@ def test_bad_value_is_refused(settings: type, name: str, value: Any, rule: str) 
     with pytest.raises(ValueError, match=rf"{name} must .*{rule}") as caught:
         settings(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [lh.BMUF, lh.ModelAveraging])
+def test_averaged_momentum_can_t_come_a_block_late(settings: type) -> None:
+    with pytest.raises(ValueError, match="overlap=True can't be combined.*'reset' or 'keep'"):
+        settings(overlap=True, local_momentum="average")
 
 
 @pytest.mark.parametrize("value", [0.0, -2.0, "two"])

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import IntFlag
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.blocks.status import Place, Status, span
 from lightning_hier.comm.tiers import RankLayout
 
@@ -69,7 +69,8 @@ class Reading:
         cls, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Iterable[Tensor]
     ) -> Reading:
         """By looking at all values, without their squares."""
-        return cls(nonfinite=_flags(map(_all_finite, (parameters, buffers, optimizer))))
+        kinds = (parameters, buffers, optimizer)
+        return cls(nonfinite=_flags(all(all_finite(t.detach()) for t in own) for own in kinds))
 
     def __add__(self, other: Reading) -> Reading:
         """Of both."""
@@ -173,11 +174,6 @@ def _finding(statuses: Sequence[Status]) -> str:
         f"the local model of rank{'s' * (len(ranks) > 1)} {span(ranks)} holds NaN or inf "
         f"after {statuses[ranks[0]].steps} steps ({found.text})"
     )
-
-
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    found = [tensor.detach().isfinite().all() for tensor in tensors]
-    return not found or bool(torch.stack(found).all())
 
 
 def _flags(finite: Iterable[bool]) -> Nonfinite:

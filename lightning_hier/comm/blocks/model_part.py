@@ -11,13 +11,14 @@ from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.quantisation import BFloat16Coder
+from lightning_hier.algorithms.sums import sum_of_squares
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, make_coder
 from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.leftovers import Leftovers
 from lightning_hier.comm.blocks.local_state import LocalState
-from lightning_hier.comm.blocks.share import CHUNK, Chunk, Share
+from lightning_hier.comm.blocks.share import Chunk, Share
 from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
 
 
@@ -89,7 +90,12 @@ class ModelPart:
         real = self._share.dtype.is_floating_point
         self._coder = make_coder(settings.across_dtype) if real else None
         self._leftovers = (
-            Leftovers(len(self.global_model), chunk=CHUNK, lanes=settings.route.lanes, like=values)
+            Leftovers(
+                len(self.global_model),
+                chunk=self._share.chunk,
+                lanes=settings.route.lanes,
+                like=values,
+            )
             if self._coder is not None and settings.route.between is not None
             else None
         )
@@ -98,9 +104,9 @@ class ModelPart:
         """Copy this rank's share of the local model and state into the transfer buffer."""
         values, share = self._share.read(), self._share
         return Reading.of_squares(
-            parameters=squares(values[share.filtered]),
-            buffers=squares(values[share.averaged]),
-            optimizer=squares(values[share.carried]),
+            parameters=sum_of_squares(values[share.filtered]),
+            buffers=sum_of_squares(values[share.averaged]),
+            optimizer=sum_of_squares(values[share.carried]),
         )
 
     def synchronise_(self, verdict: Verdict) -> Squares:
@@ -112,7 +118,9 @@ class ModelPart:
 
         def advance(chunk: Chunk) -> None:
             values = self._share.values
-            found.mean += squares(values[chunk.filtered]) + squares(values[chunk.averaged])
+            found.mean += sum_of_squares(values[chunk.filtered]) + sum_of_squares(
+                values[chunk.averaged]
+            )
             self._advance_carried_(chunk.carried)
             found.update += self._filter.advance_(
                 values[chunk.filtered],
@@ -301,9 +309,3 @@ def weigh_(piece: Tensor, verdict: Verdict) -> Tensor:
     """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
     # Dividing would leave the NaN.
     return piece.div_(verdict.healthy) if verdict.takes_part else piece.zero_()
-
-
-def squares(values: Tensor) -> float:
-    """Sum of the squares, in double precision."""
-    norm = float(torch.linalg.vector_norm(values, dtype=torch.float64)) if len(values) else 0.0
-    return norm * norm  # a power that overflows would raise, on this rank alone

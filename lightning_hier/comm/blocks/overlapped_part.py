@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import sum_of_squares
 from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.model_part import (
     ModelPart,
     PartSettings,
     Squares,
-    squares,
     weigh_,
 )
 from lightning_hier.comm.blocks.share import Chunk
@@ -70,9 +70,9 @@ class OverlappedPart(ModelPart):
         values = self._share.read()
         own, share = values[self._share.filtered].sub_(self._begun_with), self._share
         return Reading.of_squares(
-            parameters=squares(own),
-            buffers=squares(values[share.averaged]),
-            optimizer=squares(values[share.carried]),
+            parameters=sum_of_squares(own),
+            buffers=sum_of_squares(values[share.averaged]),
+            optimizer=sum_of_squares(values[share.carried]),
         )
 
     def synchronise_(self, verdict: Verdict) -> Squares:
@@ -91,7 +91,7 @@ class OverlappedPart(ModelPart):
             update = None if self.update is None else self.update[place]
             start = self._filter.start_model(own, update).clone()
             if self._under_way:
-                found.mean += squares(arrived)
+                found.mean += sum_of_squares(arrived)
                 found.update += self._filter.advance_(start.add_(arrived), own, update)
             weigh_(arrived.copy_(made), verdict)
             made.copy_(start.add_(made) if verdict.takes_part else start)

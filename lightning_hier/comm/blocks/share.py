@@ -44,6 +44,7 @@ class Share:
     are only averaged; then state of the local optimizer that travels along.
 
     Attributes:
+        chunk: elements that are exchanged at a time.
         values: this rank's share of the transfer buffer.
         start: where it begins in the whole.
         filtered: where the three kinds lie in it.
@@ -61,6 +62,7 @@ class Share:
     ) -> None:
         """Allocate the transfer buffer; communicates nothing."""
         self._carrier = carrier
+        self.chunk = CHUNK
         self._model = FlatView([*filtered, *averaged])
         self._carried = FlatView(carried)
         self._view = FlatView([*filtered, *averaged, *carried])
@@ -94,8 +96,8 @@ class Share:
     def chunks(self) -> Iterator[Chunk]:
         """The whole, a stretch of every rank's share at a time."""
         longest = self._carrier.longest(len(self._view))
-        for start in range(0, longest, CHUNK):
-            stop = min(start + CHUNK, longest)
+        for start in range(0, longest, self.chunk):
+            stop = min(start + self.chunk, longest)
             kinds = (self.filtered, self.averaged, self.carried)
             yield Chunk(start, stop, *(_common(kind, start, stop) for kind in kinds))
 

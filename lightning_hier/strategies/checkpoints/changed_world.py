@@ -83,12 +83,23 @@ def _models(
 
 
 def _joined(shares: Sequence[State]) -> tuple[Tensor, Tensor, BlockFilter]:
-    """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept."""
+    """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept.
+
+    What was on its way while the next block was trained has arrived.
+    """
     ordered = sorted(shares, key=lambda share: int(share["start"]))
+
+    def whole(name: str) -> Tensor | None:
+        own = [share.get(name) for share in ordered]
+        return None if own[0] is None else torch.cat(own)
+
+    block_filter = BlockFilter(**ordered[0]["filter"])
     model = torch.cat([share["global_model"] for share in ordered])
-    updates = [share["update"] for share in ordered]
-    update = torch.zeros_like(model) if updates[0] is None else torch.cat(updates)
-    return model, update, BlockFilter(**ordered[0]["filter"])
+    update, travelling = whole("update"), whole("travelling")
+    if travelling is not None:
+        start = block_filter.start_model(model, update)
+        block_filter.advance_(start.add(travelling), model, update)
+    return model, torch.zeros_like(model) if update is None else update, block_filter
 
 
 def _present(block: ModelBlock, dtype: str) -> Tensor:
@@ -145,6 +156,8 @@ def what_changes(
         if keeps_residuals
         else "residuals, if there were any, are given up"
     )
+    if saved.section["kinds"]["across_dtype"] not in (None, "same"):
+        given_up.append("what short forms of models had left over is given up")
     given_up.append("local optimizers go on from that of rank 0")
     given_up.append("random numbers and the order of the data begin anew")
     return f"Resuming with a change: {'; '.join(said)}. So {', '.join(given_up)}."

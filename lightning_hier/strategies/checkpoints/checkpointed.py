@@ -179,9 +179,15 @@ class CheckpointedStrategy(TieredStrategy):
 
     def _kinds(self, session: FitSession) -> dict[str, Any]:
         """What a run must have in common with another one to go on exactly."""
+        sync = self.block_sync
+        shortened = sync is not None and sync.across_dtype != "same"
         return {
             "gradient_sync": type(self.gradient_sync).__name__,
             "block_sync": type(self.block_sync).__name__,
+            "overlap": None if sync is None else sync.overlap,
+            "across_dtype": None if sync is None else sync.across_dtype,
+            # What short forms leave over lies with the ranks that exchange between hosts.
+            "lanes": self.communicators.route.lanes if shortened else None,
             "carrier": type(session.synchroniser.carrier).__name__,
             "warmup_steps": self.warmup_steps,
         }

@@ -1,0 +1,151 @@
+"""Means over the groups: exact ones, and short forms that keep what they leave over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, make_coder
+from lightning_hier.comm.blocks.leftovers import Leftovers
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.stages import StagedWork, Stages
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from tests.ranks import run_ranks
+
+CHUNK = 1024
+HOSTS = {"one host": [0, 0, 0, 0], "two": [0, 0, 1, 1], "uneven": [0, 1, 1, 1]}
+ROUTES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS.keys())
+SHORT = pytest.mark.parametrize("across_dtype", ["bfloat16", "int8"])
+
+
+def _open(host_of: list[int]) -> Communicators:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    return Communicators.build(
+        RankLayout.two_tiers(1, dist.get_world_size()),
+        device=torch.device("cpu"),
+        timeout=timedelta(seconds=60),
+        traffic=Traffic(),
+        host_of=host_of,
+    )
+
+
+def _own(number: int, numel: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * number + dist.get_rank())
+    return torch.randn(numel, dtype=torch.float64, generator=generator)
+
+
+def _sum(values: Tensor) -> Tensor:
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def _places(numel: int) -> list[slice]:
+    return [slice(start, min(start + CHUNK, numel)) for start in range(0, numel, CHUNK)]
+
+
+def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
+    communicators = _open(host_of)
+    averaging = Averaging(communicators.route)
+    values = _own(0, numel)
+    expected = _sum(values)
+    StagedWork(averaging.exact(values[place]) for place in _places(numel)).finish()
+    sent = communicators.traffic.of("across", "models").payload_bytes
+    return float((values - expected).abs().max()), values.tolist(), sent
+
+
+@ROUTES
+def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
+    numel = 2 * CHUNK + 7
+    found = run_ranks(_exact, 4, hosts, numel)
+    for error, values, _ in found:
+        assert error < 1e-14
+        assert values == found[0][1]
+
+
+def test_a_host_sends_a_model_once() -> None:
+    """Two hosts of two ranks: the first rank of each sends half of 2 (2 - 1) / 2 models."""
+    numel = 3 * CHUNK
+    sent = [own[2] for own in run_ranks(_exact, 4, HOSTS["two"], numel)]
+    assert sent == [8 * numel, 0, 8 * numel, 0]
+
+
+def _short_rounds(
+    host_of: list[int], across_dtype: AcrossDtype, numel: int, rounds: int
+) -> tuple[float, float, list[float]]:
+    """Largest loss, largest error of one round, and the last sum."""
+    communicators = _open(host_of)
+    route, coder = communicators.route, make_coder(across_dtype)
+    assert coder is not None
+    leftovers = Leftovers(numel, chunk=CHUNK, lanes=route.lanes, like=torch.zeros(1).double())
+    said, meant = torch.zeros(numel).double(), torch.zeros(numel).double()
+    worst, values = 0.0, torch.zeros(0)
+
+    def work(values: Tensor, place: slice, *, keep: bool) -> Stages:
+        leftover = leftovers.of(place, keep=keep)
+        return Averaging(route).coded(values[place], coder, leftover)
+
+    for number in range(rounds):
+        values = _own(number, numel)
+        meant += _sum(values)
+        looked = values.clone()
+        StagedWork(work(looked, place, keep=False) for place in _places(numel)).finish()
+        exact = _sum(values)
+        StagedWork(work(values, place, keep=True) for place in _places(numel)).finish()
+        assert torch.equal(looked, values), "a look gives what the end of the block gives"
+        said += values
+        worst = max(worst, float((values - exact).abs().max()))
+    left = _left_over(leftovers, communicators, numel)
+    return float((said + left - meant).abs().max()), worst, values.tolist()
+
+
+def _left_over(leftovers: Leftovers, communicators: Communicators, numel: int) -> Tensor:
+    """What all ranks have left over together, by element."""
+    route, left = communicators.route, torch.zeros(numel, dtype=torch.float64)
+    if route.between is not None:
+        for place in _places(numel):
+            own = leftovers.of(place, keep=True)
+            left[place] += own.own
+            first = place.start + route.between.position * own.sums.numel()
+            mine = left[first : min(first + own.sums.numel(), place.stop)]
+            mine += own.sums[: mine.numel()]
+    return _sum(left)
+
+
+@SHORT
+@ROUTES
+def test_short_forms_lose_nothing_over_many_rounds(
+    hosts: list[int], across_dtype: AcrossDtype
+) -> None:
+    """What was said, and what is left over, is what was meant; rounding alone is 1e-12 of it."""
+    numel = 2 * CHUNK + 700
+    found = run_ranks(_short_rounds, 4, hosts, across_dtype, numel, 12)
+    for loss, error, values in found:
+        assert loss < 1e-11
+        assert 1e-4 < error < 0.5, "short, but not by much"
+        assert values == found[0][2], "all ranks have the same bits"
+
+
+@SHORT
+def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
+    numel = 8 * CHUNK
+    own = run_ranks(_bytes_of_a_round, 4, HOSTS["two"], across_dtype, numel)
+    least = {"bfloat16": 2, "int8": 1}[across_dtype] * numel
+    assert own[1] == own[3] == 0
+    assert least <= own[0] == own[2] <= 1.02 * least  # scales, and rows of a multiple of 8
+
+
+def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int) -> int:
+    communicators = _open(host_of)
+    coder = make_coder(across_dtype)
+    assert coder is not None
+    values = _own(0, numel).float()
+    StagedWork(
+        Averaging(communicators.route).coded(values[place], coder, None) for place in _places(numel)
+    ).finish()
+    return communicators.traffic.of("across", "models").payload_bytes

@@ -1,0 +1,46 @@
+"""Which ranks average host by host."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_hier.comm.across import build_route, teams_of
+from lightning_hier.comm.tiers import RankLayout
+
+
+@pytest.mark.parametrize(
+    ("ranks", "host_of", "teams"),
+    [
+        ([0, 1, 2, 3], [0, 0, 1, 1], [[0, 1], [2, 3]]),
+        ([0, 1, 2], [0, 1, 1], [[0], [1, 2]]),
+        ([0, 2, 4], [0, 0, 1, 1, 2, 2], [[0], [2], [4]]),
+        ([0, 1, 2], [0, 0, 0], [[0], [1], [2]]),
+        ([0], [0], [[0]]),
+    ],
+)
+def test_ranks_of_a_host_meet_first(
+    ranks: list[int], host_of: list[int], teams: list[list[int]]
+) -> None:
+    assert teams_of(ranks, host_of) == teams
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> None:
+    layout, host_of = RankLayout.two_tiers(group, 8), [0, 0, 0, 0, 1, 1, 1, 1]
+    made: list[list[tuple[list[int], str]]] = []
+    for rank in range(8):
+        own: list[tuple[list[int], str]] = []
+
+        def make(ranks: list[int], name: str, rank: int = rank, own: list = own):
+            own.append((list(ranks), name))
+            return tuple(ranks) if rank in ranks else None
+
+        route = build_route(layout, host_of, make)  # type: ignore[arg-type]
+        made.append(own)
+        assert route.lanes == 2
+        peers = layout.members(1, rank)
+        home = tuple(other for other in peers if host_of[other] == host_of[rank])
+        assert route.host == (home if len(home) > 1 else None)
+        firsts = tuple(min(r for r in peers if host_of[r] == host) for host in (0, 1))
+        assert route.between == (firsts if rank in firsts else None)
+    assert all(own == made[0] for own in made)

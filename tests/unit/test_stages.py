@@ -1,0 +1,91 @@
+"""Chunks go through their stages in an order that does not depend on what completes first."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
+
+
+class _Message:
+    """A collective that is complete when it is told so, or waited for."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self._log, self._name = log, name
+        self.completed = False
+        log.append(f"start {name}")
+
+    def wait(self) -> None:
+        self._log.append(f"wait {self._name}")
+
+
+def _chunk(log: list[str], started: list[_Message], name: int, stages: int) -> Stages:
+    for stage in range(stages):
+        message = _Message(log, f"{name}.{stage}")
+        started.append(message)
+        yield cast(Any, [message])
+    log.append(f"end {name}")
+
+
+def _starts(log: list[str]) -> list[str]:
+    return [line for line in log if line.startswith("start")]
+
+
+@given(chunks=st.integers(0, 12), stages=st.integers(0, 4), data=st.data())
+def test_order_of_starts_is_that_of_a_run_that_waits(
+    chunks: int, stages: int, data: st.DataObject
+) -> None:
+    plain: list[str] = []
+    StagedWork(_chunk(plain, [], i, stages) for i in range(chunks)).finish()
+    assert len(_starts(plain)) == chunks * stages
+    assert [line for line in plain if "end" in line] == [f"end {i}" for i in range(chunks)]
+
+    log: list[str] = []
+    started: list[_Message] = []
+    work = StagedWork(_chunk(log, started, i, stages) for i in range(chunks))
+    for _ in range(data.draw(st.integers(0, 30))):
+        if started:
+            started[data.draw(st.integers(0, len(started) - 1))].completed = True
+        work.poll()
+    work.finish()
+    assert work.poll()
+    assert _starts(log) == _starts(plain)
+
+
+def test_polling_waits_for_nothing_that_is_not_complete() -> None:
+    log: list[str] = []
+    started: list[_Message] = []
+    work = StagedWork(_chunk(log, started, i, 2) for i in range(2))
+    assert not work.poll() and not any("wait" in line for line in log)
+    started[1].completed = True
+    assert not work.poll()  # the first chunk is not there yet
+    started[0].completed = True
+    assert not work.poll()
+    assert [line for line in log if "wait" in line] == ["wait 0.0", "wait 1.0"]
+
+
+def test_the_network_is_busy_while_a_chunk_is_waited_for() -> None:
+    log: list[str] = []
+    StagedWork(_chunk(log, [], i, 1) for i in range(9)).finish()
+    assert log.index("start 3.0") < log.index("wait 0.0")
+
+
+def test_side_by_side_waits_for_all_parts_of_a_stage() -> None:
+    log: list[str] = []
+    parts = [_chunk(log, [], i, 2) for i in range(3)]
+    stages = [len(awaited) for awaited in side_by_side(parts)]
+    assert stages == [3, 3]
+    assert [line for line in log if "end" in line] == ["end 0", "end 1", "end 2"]
+
+
+def test_an_error_ends_the_work() -> None:
+    def broken() -> Stages:
+        yield []
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        StagedWork([broken()]).finish()
