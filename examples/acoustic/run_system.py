@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
 from examples.acoustic.models import LSTMAcousticModel
-from examples.acoustic.systems import SYSTEMS
+from examples.acoustic.systems import ALL
 from examples.quiet import silence_lightning
 from lightning_hier import HierarchicalStrategy
 
@@ -33,7 +33,7 @@ class Settings:
     """One run.
 
     Attributes:
-        system: a name of ``SYSTEMS``.
+        system: a name of ``ALL``.
         corpus: as ``AcousticDataModule`` names it.
         corpus_args: likewise.
         ranks: processes, unless the system takes one only.
@@ -123,7 +123,7 @@ def run(settings: Settings) -> Result:
     """Train and score. Every rank must call it."""
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_num_threads(1)
-    system = SYSTEMS[settings.system]
+    system = ALL[settings.system]
     data = AcousticDataModule(
         corpus=settings.corpus,  # type: ignore[arg-type]
         corpus_args=settings.corpus_args,

@@ -22,7 +22,7 @@ import torch
 
 from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Result, Settings
-from examples.acoustic.systems import SYSTEMS
+from examples.acoustic.systems import ALL, SYSTEMS
 from examples.tables import markdown, megabytes
 
 FIRST_RATE = 0.5
@@ -88,10 +88,10 @@ def _key(settings: dict[str, object]) -> str:
 
 def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
     """One line of the table: mean and spread over the seeds."""
-    single = SYSTEMS[system].gradient_sync is None
-    across = SYSTEMS[system].block_sync is not None
+    single = ALL[system].gradient_sync is None
+    across = ALL[system].block_sync is not None
     return (
-        SYSTEMS[system].title,
+        ALL[system].title,
         f"{rate:g}",
         _spread([100 * result.frame_error_rate for result in results]),
         _spread([100 * result.word_error_rate for result in results]),
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="folder an4_mfcc")
     parser.add_argument("--out", type=Path, default=Path("outputs/an4"))
     parser.add_argument("--report", type=Path, help="file of the page; default: --out/report.md")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(ALL))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--quick", action="store_true", help="one epoch, one seed, one rate")
@@ -151,12 +152,13 @@ def main() -> None:
     seeds = 1 if options.quick else options.seeds
     study = Study(options.out, base)
     rows = []
-    for system in SYSTEMS:
+    for system in options.systems:
         rate = FIRST_RATE if options.quick else study.best_rate(system)
         results = [study.run(system=system, learning_rate=rate, seed=seed) for seed in range(seeds)]
         rows.append(row(system, rate, results))
         print(f"\n{markdown(HEADER, rows)}\n", flush=True)
-    command = "python -m examples.acoustic.study_an4 --data FOLDER/an4_mfcc"
+    chosen = "" if options.systems == list(SYSTEMS) else f" --systems {' '.join(options.systems)}"
+    command = f"python -m examples.acoustic.study_an4 --data FOLDER/an4_mfcc{chosen}"
     page = options.report or options.out / "report.md"
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(report(rows, base, seeds, command))

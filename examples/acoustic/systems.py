@@ -75,6 +75,22 @@ def _nesterov(block_size: int) -> BlockSync:
     return BMUF(block_size=block_size)
 
 
+def _averaging_overlapped(block_size: int) -> BlockSync:
+    return ModelAveraging(block_size=block_size, overlap=True)
+
+
+def _nesterov_overlapped(block_size: int) -> BlockSync:
+    return BMUF(block_size=block_size, overlap=True)
+
+
+def _nesterov_int8(block_size: int) -> BlockSync:
+    return BMUF(block_size=block_size, across_dtype="int8")
+
+
+def _nesterov_int8_overlapped(block_size: int) -> BlockSync:
+    return BMUF(block_size=block_size, across_dtype="int8", overlap=True)
+
+
 # DDP is plain all-reduce in one group of all ranks: Lightning's DDP, with its bytes counted.
 SYSTEMS: dict[str, System] = {
     "one_worker": System("one worker", None),
@@ -85,3 +101,15 @@ SYSTEMS: dict[str, System] = {
     "gtc": System("GTC", _compressed),
     "bmuf_gtc": System("BMUF_GTC", _compressed, _nesterov, "run"),
 }
+
+# The same with models that travel in a short form, or while the next block is trained.
+VARIANTS: dict[str, System] = {
+    "model_averaging_overlap": System("MA, overlap", _exact, _averaging_overlapped, "rank"),
+    "bmuf_nbm_overlap": System("BMUF-NBM, overlap", _exact, _nesterov_overlapped, "rank"),
+    "bmuf_nbm_int8": System("BMUF-NBM, int8", _exact, _nesterov_int8, "rank"),
+    "bmuf_nbm_int8_overlap": System(
+        "BMUF-NBM, int8, overlap", _exact, _nesterov_int8_overlapped, "rank"
+    ),
+}
+
+ALL: dict[str, System] = {**SYSTEMS, **VARIANTS}
