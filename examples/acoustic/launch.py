@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from examples.acoustic.run_system import Result, Settings
-from examples.acoustic.systems import SYSTEMS
+from examples.acoustic.systems import ALL
 from examples.torchrun import run_module
 
 
@@ -24,6 +24,6 @@ def launch(settings: Settings) -> Result:
         run_module(
             "examples.acoustic.run_system",
             json.dumps(asdict(replace(settings, result=str(result)))),
-            ranks=SYSTEMS[settings.system].ranks(settings.ranks),
+            ranks=ALL[settings.system].ranks(settings.ranks),
         )
         return Result(**json.loads(result.read_text()))
