@@ -54,8 +54,10 @@ def _bmuf(name: str, *faults: Fault, nesterov: bool = True, **more: Any) -> Faul
 def _overlapping(name: str, *faults: Fault) -> FaultyCase:
     """What the others have on its way when a worker falls sick arrives there too."""
     base = _bmuf(name, *faults)
-    strategy = partial(base.strategy, overlap=True)
-    return replace(base, strategy=strategy, recipe=replace(base.recipe, overlap=True))
+    strategy: Any = base.strategy
+    return replace(
+        base, strategy=partial(strategy, overlap=True), recipe=replace(base.recipe, overlap=True)
+    )
 
 
 def _two_tiers(name: str, *faults: Fault, across: str, **more: Any) -> FaultyCase:

@@ -97,6 +97,42 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
     assert all(not own["said"] for own in resumed[1:])
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
+def test_what_travelled_has_arrived_on_another_number_of_ranks(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    """Two blocks and three steps: one block is in W, one on its way, and the steps follow it."""
+    bmuf = partial(lh.BMUFStrategy, block_size=4, overlap=True)
+    saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf), steps=11)
+    file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
+    [[part]] = torch.load(file, weights_only=True)["blocks"]
+    now, eta = _flat(saved["state_dict"]), 1 - 1 / before
+    delta = eta * part["update"] + part["travelling"]
+    update = now - (part["global_model"] + delta)
+    for own in resumed:
+        start = own["start"]
+        assert start["steps"] == [{"total": 11, "in_block": 0, "blocks": 2, "excluded": 0}]
+        expected = now + (1 - 1 / after) * update
+        torch.testing.assert_close(start["weights"], expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
+        assert torch.equal(start["global"][0][0]["global_model"], now)
+        assert start["global"][0][0]["travelling"] is None
+    assert "the block that was under way ended after 3 steps" in resumed[0]["said"][0]
+
+
+@pytest.mark.parametrize(
+    "after", [{"overlap": True}, {"across_dtype": "int8"}, {"across_dtype": "bfloat16"}]
+)
+def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
+    """The same ranks: the block under way ends, and one message says what is different."""
+    before = partial(lh.BMUFStrategy, block_size=4)
+    saved, _, resumed = _go_on(tmp_path, (2, before), (2, partial(before, **after)))
+    ((name, value),) = after.items()
+    assert f"{name} is {value} instead of " in resumed[0]["said"][0]
+    for own in resumed:
+        assert torch.equal(own["start"]["global"][0][0]["global_model"], _flat(saved["state_dict"]))
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
 def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
     gtc = partial(lh.GTCStrategy, **GTC)

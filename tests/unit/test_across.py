@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from lightning_hier.comm.across import build_route, teams_of
@@ -31,11 +34,11 @@ def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> N
     for rank in range(8):
         own: list[tuple[list[int], str]] = []
 
-        def make(ranks: list[int], name: str, rank: int = rank, own: list = own):
+        def make(ranks: Sequence[int], name: str, rank: int = rank, own: Any = own) -> Any:
             own.append((list(ranks), name))
             return tuple(ranks) if rank in ranks else None
 
-        route = build_route(layout, host_of, make)  # type: ignore[arg-type]
+        route: Any = build_route(layout, host_of, make)
         made.append(own)
         assert route.lanes == 2
         peers = layout.members(1, rank)

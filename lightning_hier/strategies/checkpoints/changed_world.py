@@ -90,8 +90,8 @@ def _joined(shares: Sequence[State]) -> tuple[Tensor, Tensor, BlockFilter]:
     ordered = sorted(shares, key=lambda share: int(share["start"]))
 
     def whole(name: str) -> Tensor | None:
-        own = [share.get(name) for share in ordered]
-        return None if own[0] is None else torch.cat(own)
+        own = [share[name] for share in ordered if share.get(name) is not None]
+        return torch.cat(own) if own else None
 
     block_filter = BlockFilter(**ordered[0]["filter"])
     model = torch.cat([share["global_model"] for share in ordered])
