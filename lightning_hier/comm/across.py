@@ -22,7 +22,8 @@ class AcrossRoute:
     mixed up with what is exchanged meanwhile.
 
     Attributes:
-        between: the ranks that exchange between hosts; None where another rank of this host does.
+        between: the ranks that exchange between hosts; None where another rank of this host does,
+            and where there is one model only.
         host: the averaging ranks of this host; None where each is alone on its host, or all are on
             one.
         lanes: the number of ranks in ``between``, known also where that is None.
@@ -48,6 +49,8 @@ def build_route(
             Returns its channel, or None on a rank that is not in it.
 
     """
+    if layout.sizes[1] == 1:
+        return AcrossRoute(None, None, 1)
     found = [_build(ranks, teams_of(ranks, host_of), make) for ranks in layout.groups(1)]
     return next(route for route in found if route is not None)
 

@@ -68,6 +68,18 @@ def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
         assert values == found[0][1]
 
 
+def _of_dtype(host_of: list[int], dtype: torch.dtype) -> float:
+    averaging = Averaging(_open(host_of).route)
+    values = torch.arange(4).to(dtype) * (dist.get_rank() + 1)
+    StagedWork([averaging.exact(values)]).finish()
+    return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_every_dtype_of_a_model_goes_host_by_host(dtype: torch.dtype) -> None:
+    assert run_ranks(_of_dtype, 4, HOSTS["uneven"], dtype) == [0.0] * 4
+
+
 def test_a_host_sends_a_model_once() -> None:
     """Two hosts of two ranks: the first rank of each sends half of 2 (2 - 1) / 2 models."""
     numel = 3 * CHUNK

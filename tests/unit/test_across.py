@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hier.comm.across import build_route, teams_of
+from lightning_hier.comm.across import AcrossRoute, build_route, teams_of
 from lightning_hier.comm.tiers import RankLayout
 
 
@@ -25,6 +25,13 @@ def test_ranks_of_a_host_meet_first(
     ranks: list[int], host_of: list[int], teams: list[list[int]]
 ) -> None:
     assert teams_of(ranks, host_of) == teams
+
+
+def test_one_model_travels_nowhere() -> None:
+    def make(ranks: Sequence[int], name: str) -> Any:
+        raise AssertionError("no process group is needed")
+
+    assert build_route(RankLayout.two_tiers(4, 4), [0, 0, 1, 1], make) == AcrossRoute(None, None, 1)
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])
