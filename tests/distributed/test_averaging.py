@@ -122,7 +122,7 @@ def _left_over(leftovers: Leftovers, communicators: Communicators, numel: int) -
     if route.between is not None:
         for place in _places(numel):
             own = leftovers.of(place, keep=True)
-            left[place] += own.own
+            left[place] += own.own[: place.stop - place.start]
             first = place.start + route.between.position * own.sums.numel()
             mine = left[first : min(first + own.sums.numel(), place.stop)]
             mine += own.sums[: mine.numel()]

@@ -110,3 +110,25 @@ def test_eta_of_the_number_of_models() -> None:
     assert auto_block_momentum(4, block_lr=2.0) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="block_lr=5.*4 models.*lower block_lr to at most 4"):
         auto_block_momentum(4, block_lr=5.0)
+
+
+@given(
+    eta=etas,
+    zeta=st.floats(0.1, 2.0),
+    nesterov=st.booleans(),
+    update_from=st.sampled_from(["global", "start"]),
+    seed=seeds,
+)
+def test_the_way_to_the_mean_says_as_much_as_the_mean(
+    eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom, seed: int
+) -> None:
+    block_filter = BlockFilter(eta=eta, zeta=zeta, nesterov=nesterov, update_from=update_from)
+    model, update = _means(seed, 2)
+    by_way = model.clone(), update.clone()
+    for mean in _means(seed + 1, 3):
+        way = mean - block_filter.start_model(*by_way)
+        seen = block_filter.global_after(way, *by_way)
+        squares = block_filter.advance_(mean, model, update)
+        assert block_filter.advance_by_(way, *by_way) == pytest.approx(squares)
+        for ours, other in ((way, mean), (by_way[0], model), (by_way[1], update), (seen, model)):
+            torch.testing.assert_close(ours, other, rtol=1e-10, atol=1e-10)

@@ -50,7 +50,9 @@ class Averaging:
         yield []
         yield [route.host.broadcast_(piece, _AT_HOME)] if route.host else []
 
-    def coded(self, piece: Tensor, coder: Coder, leftover: Leftover | None) -> Stages:
+    def coded(
+        self, piece: Tensor, coder: Coder, leftover: Leftover | None, *, weight: float = 1.0
+    ) -> Stages:
         """Sum ``piece`` over the groups, in place, in a short form and up to what is left over.
 
         In two steps, of which each costs what one half of a ring costs: every host gets an equal
@@ -63,6 +65,7 @@ class Averaging:
             coder: the short form.
             leftover: what earlier sums have left over here of this piece; added, and replaced by
                 what this sum leaves over. None keeps nothing.
+            weight: by which every summand is multiplied.
 
         """
         if not piece.numel():
@@ -70,39 +73,54 @@ class Averaging:
             return
         host, between = self._route.host, self._route.between
         yield [host.reduce_(piece, _AT_HOME)] if host else []
+        if between is None and host is None:
+            piece.mul_(weight)
         if between is None:
             yield from ([], [])
         else:
+            leftover = leftover or Leftover.nothing(piece, between.size)
+            leftover.own[: piece.numel()].add_(piece, alpha=weight)
             yield from _coded_between(piece, coder, leftover, between)
         yield [host.broadcast_(piece, _AT_HOME)] if host else []
 
 
-def _coded_between(
-    piece: Tensor, coder: Coder, leftover: Leftover | None, between: Channel
-) -> Stages:
-    own = slice(0, piece.numel())
-    each = shard_length(piece.numel(), between.size)
-    work = piece.new_zeros(between.size * each, dtype=_wide(piece.dtype))
+class Leftover:
+    """What rounding has left over of one piece: of what this rank sends, and of what it sums up."""
+
+    def __init__(self, own: Tensor, sums: Tensor) -> None:
+        """Views of where it is kept: ``sums`` as long as a shard, ``own`` as all of them."""
+        self.own = own
+        self.sums = sums
+
+    @classmethod
+    def nothing(cls, piece: Tensor, lanes: int) -> Leftover:
+        """Where a first sum of such a piece begins."""
+        each = shard_length(piece.numel(), lanes)
+        own = piece.new_zeros((lanes + 1) * each, dtype=wide(piece.dtype))
+        return cls(own[: lanes * each], own[lanes * each :])
+
+
+def _coded_between(piece: Tensor, coder: Coder, summand: Leftover, between: Channel) -> Stages:
+    """Sum what lies in ``summand.own`` into ``piece``; what is left over stays in the summand."""
+    each = len(summand.sums)
     shape = (between.size, coder.bytes_for(each))
     sent, received = (torch.empty(shape, dtype=torch.uint8, device=piece.device) for _ in range(2))
-    work[own].copy_(piece)
-    if leftover is not None:
-        work[own].add_(leftover.own)
-    for values, row in zip(work.split(each), sent, strict=True):
+    for values, row in zip(summand.own.split(each), sent, strict=True):
         coder.encode_(values, row)
-    if leftover is not None:
-        leftover.own.copy_(work[own])
     yield [between.all_to_all(received.view(-1), sent.view(-1), _KIND)]
-    total = work[:each].zero_() if leftover is None else work[:each].copy_(leftover.sums)
     for row in received:
-        coder.decode(row, total, add=True)
-    coder.encode_(total, sent[0])
-    if leftover is not None:
-        leftover.sums.copy_(total)
+        coder.decode(row, summand.sums, add=True)
+    coder.encode_(summand.sums, sent[0])
     yield [between.all_gather(received.view(-1), sent[0], _KIND)]
-    for values, row in zip(work.split(each), received, strict=True):
-        coder.decode(row, values)
-    piece.copy_(work[own])
+    direct = piece.dtype == summand.sums.dtype
+    spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=summand.sums.dtype)
+    spare = spare.to(piece.device)
+    for values, row in zip(piece.split(each), received, strict=False):
+        if direct and len(values) == each:
+            coder.decode(row, values)
+        else:
+            coder.decode(row, spare)
+            values.copy_(spare[: len(values)])
 
 
 def _nothing() -> Stages:
@@ -110,19 +128,11 @@ def _nothing() -> Stages:
         yield []
 
 
-class Leftover:
-    """What rounding has left over of one piece: of what this rank sends, and of what it sums up."""
-
-    def __init__(self, own: Tensor, sums: Tensor) -> None:
-        """Views of where it is kept: ``own`` as long as the piece, ``sums`` as long as a shard."""
-        self.own = own
-        self.sums = sums
-
-
 def shard_length(numel: int, lanes: int) -> int:
     """Elements of a shard when ``numel`` are divided among so many ranks, in whole blocks."""
     return -(-numel // (lanes * BLOCK)) * BLOCK
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In what errors are kept: float32, or float64 where that is what is rounded."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.comm.blocks.averaging import Leftover, shard_length
+from lightning_hier.comm.blocks.averaging import Leftover, shard_length, wide
 
 
 class Leftovers:
@@ -23,12 +23,12 @@ class Leftovers:
     """
 
     def __init__(self, numel: int, *, chunk: int, lanes: int, like: Tensor) -> None:
-        dtype = torch.promote_types(like.dtype, torch.float32)
         self._chunk = chunk
         self._lanes = lanes
-        self._own = torch.zeros(numel, dtype=dtype, device=like.device)
-        # All chunks but the last are whole, and it has room for a whole one.
-        sums = -(-numel // chunk) * shard_length(chunk, lanes)
+        # Every chunk ends in padding, so that its shards are equal.
+        sums = numel // chunk * shard_length(chunk, lanes) + shard_length(numel % chunk, lanes)
+        dtype = wide(like.dtype)
+        self._own = torch.zeros(lanes * sums, dtype=dtype, device=like.device)
         self._sums = torch.zeros(sums, dtype=dtype, device=like.device)
 
     def of(self, place: slice, *, keep: bool) -> Leftover:
@@ -39,9 +39,11 @@ class Leftovers:
             keep: whether a sum shall replace it; otherwise a copy.
 
         """
-        first = place.start // self._chunk * shard_length(self._chunk, self._lanes)
-        last = first + shard_length(place.stop - place.start, self._lanes)
-        own, sums = self._own[place], self._sums[first:last]
+        number, shard = place.start // self._chunk, shard_length(self._chunk, self._lanes)
+        own = self._own[number * self._lanes * shard :]
+        sums = self._sums[number * shard :]
+        length = shard_length(place.stop - place.start, self._lanes)
+        own, sums = own[: self._lanes * length], sums[:length]
         return Leftover(own, sums) if keep else Leftover(own.clone(), sums.clone())
 
     def state(self) -> dict[str, Any]:

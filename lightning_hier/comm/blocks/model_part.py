@@ -101,8 +101,15 @@ class ModelPart:
         )
 
     def gather(self) -> Reading:
-        """Copy this rank's share of the local model and state into the transfer buffer."""
+        """Copy this rank's share of the local model and state into the transfer buffer.
+
+        Where models travel in a short form, it is their way from the start model that travels.
+        """
         values, share = self._share.read(), self._share
+        if self._coder is not None:
+            own = values[share.filtered].sub_(self.global_model)
+            if self.update is not None and self._filter.nesterov:
+                own.sub_(self.update, alpha=self._filter.eta)
         return Reading.of_squares(
             parameters=sum_of_squares(values[share.filtered]),
             buffers=sum_of_squares(values[share.averaged]),
@@ -122,7 +129,8 @@ class ModelPart:
                 values[chunk.averaged]
             )
             self._advance_carried_(chunk.carried)
-            found.update += self._filter.advance_(
+            advance_ = self._filter.advance_by_ if self._coder else self._filter.advance_
+            found.update += advance_(
                 values[chunk.filtered],
                 self.global_model[chunk.filtered],
                 None if self.update is None else self.update[chunk.filtered],
@@ -145,7 +153,8 @@ class ModelPart:
         def look(chunk: Chunk) -> None:
             mean, own = self._share.values[chunk.filtered], self.global_model[chunk.filtered]
             update = None if self.update is None else self.update[chunk.filtered]
-            mean.copy_(self._filter.next_global(mean, own, update) if pending else own)
+            following = self._filter.global_after if self._coder else self._filter.next_global
+            mean.copy_(following(mean, own, update) if pending else own)
 
         def average(chunk: Chunk) -> Stages:
             if pending:
@@ -255,30 +264,23 @@ class ModelPart:
         """Average a chunk of the share over the groups, in place."""
         return side_by_side(
             [
-                self._mean_model(chunk.filtered, verdict, keep=keep),
+                self._mean_of(
+                    self._share.values[chunk.filtered], chunk.filtered, verdict, keep=keep
+                ),
                 self._exact(chunk.averaged, verdict),
                 self._mean_state(chunk.carried if carried else slice(0, 0), verdict),
             ]
         )
 
-    def _mean_model(self, place: slice, verdict: Verdict, *, keep: bool) -> Stages:
-        """Of the filtered tensors. A short form is that of their way from the start model."""
+    def _mean_of(self, piece: Tensor, place: slice, verdict: Verdict, *, keep: bool) -> Stages:
+        """Average values that belong to a stretch of the filtered share, in place."""
         if self._coder is None:
-            yield from self._exact(place, verdict)
-            return
-        piece = self._share.values[place]
-        update = None if self.update is None else self.update[place]
-        start = self._filter.start_model(self.global_model[place], update)
-        weigh_(piece.sub_(start), verdict)
-        yield from self._mean_way(piece, place, keep=keep)
-        piece.add_(start)
-
-    def _mean_way(self, piece: Tensor, place: slice, *, keep: bool) -> Stages:
-        """Average a weighed difference of models, which belongs to a stretch of the share."""
-        if self._coder is None:
-            return self._averaging.exact(piece)
+            return self._averaging.exact(weigh_(piece, verdict))
+        if not verdict.takes_part:
+            piece.zero_()
         leftover = self._leftovers.of(place, keep=keep) if self._leftovers else None
-        return self._averaging.coded(piece, self._coder, leftover)
+        weight = 1.0 / verdict.healthy
+        return self._averaging.coded(piece, self._coder, leftover, weight=weight)
 
     def _mean_state(self, place: slice, verdict: Verdict) -> Stages:
         """Of the state of local optimizers, whose short form is bfloat16.

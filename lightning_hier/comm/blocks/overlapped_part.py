@@ -14,7 +14,6 @@ from lightning_hier.comm.blocks.model_part import (
     ModelPart,
     PartSettings,
     Squares,
-    weigh_,
 )
 from lightning_hier.comm.blocks.share import Chunk
 from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
@@ -89,19 +88,24 @@ class OverlappedPart(ModelPart):
             made, arrived = self._share.values[place], self._travelling[place]
             own = self.global_model[place]
             update = None if self.update is None else self.update[place]
-            start = self._filter.start_model(own, update).clone()
             if self._under_way:
                 found.mean += sum_of_squares(arrived)
-                found.update += self._filter.advance_(start.add_(arrived), own, update)
-            weigh_(arrived.copy_(made), verdict)
-            made.copy_(start.add_(made) if verdict.takes_part else start)
-            self._begun_with[place].copy_(made)
+                found.update += self._filter.advance_by_(arrived, own, update)
+            else:
+                arrived.copy_(self._filter.start_model(own, update))
+            begun_with = self._begun_with[place]
+            if verdict.takes_part:
+                torch.add(arrived, made, out=begun_with)
+            else:
+                begun_with.copy_(arrived)
+            arrived.copy_(made)
+            made.copy_(begun_with)
 
         self._each_chunk(lambda chunk: self._exact(chunk.averaged, verdict), advance)
         self._under_way = True
         places = [chunk.filtered for chunk in self._share.chunks()]
         self._work = StagedWork(
-            self._mean_way(self._travelling[place], place, keep=True) for place in places
+            self._mean_of(self._travelling[place], place, verdict, keep=True) for place in places
         )
         return found
 
@@ -116,8 +120,9 @@ class OverlappedPart(ModelPart):
             exact = self._exact(chunk.averaged, verdict)
             if not pending:
                 return exact
-            made = weigh_(self._share.values[chunk.filtered], verdict)
-            return side_by_side([self._mean_way(made, chunk.filtered, keep=False), exact])
+            place = chunk.filtered
+            made = self._mean_of(self._share.values[place], place, verdict, keep=False)
+            return side_by_side([made, exact])
 
         def look(chunk: Chunk) -> None:
             place = chunk.filtered
@@ -125,12 +130,8 @@ class OverlappedPart(ModelPart):
             own = self.global_model[place].clone()
             update = None if self.update is None else self.update[place].clone()
             if self._under_way:
-                start = self._filter.start_model(own, update)
-                self._filter.advance_(start.add(self._travelling[place]), own, update)
-            if pending:
-                start = self._filter.start_model(own, update)
-                own = self._filter.next_global(start.add(shown), own, update)
-            shown.copy_(own)
+                self._filter.advance_by_(self._travelling[place].clone(), own, update)
+            shown.copy_(self._filter.global_after(shown, own, update) if pending else own)
 
         self._each_chunk(average, look, carried=False)
 

@@ -97,8 +97,7 @@ def _joined(shares: Sequence[State]) -> tuple[Tensor, Tensor, BlockFilter]:
     model = torch.cat([share["global_model"] for share in ordered])
     update, travelling = whole("update"), whole("travelling")
     if travelling is not None:
-        start = block_filter.start_model(model, update)
-        block_filter.advance_(start.add(travelling), model, update)
+        block_filter.advance_by_(travelling, model, update)
     return model, torch.zeros_like(model) if update is None else update, block_filter
 
 
