@@ -7,13 +7,16 @@ in rank 0.
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, Literal
+from unittest import mock
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
@@ -22,6 +25,19 @@ from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.addresses import interface_address
 
 _LIMIT = timedelta(seconds=300)
+
+
+class _AddressedGloo(ProcessGroupGloo):
+    """Offers its store at an address: the name of this machine means nothing on another host."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(timeout=_LIMIT)
+        self._address = address
+
+    def get_reconfigure_handle(self) -> str:
+        with mock.patch.object(socket, "gethostname", lambda: self._address):
+            handle: str = super().get_reconfigure_handle()
+        return handle
 
 
 class TorchftAverager(pl.Callback):
@@ -42,9 +58,9 @@ class TorchftAverager(pl.Callback):
             # What it says of its host is a name that the other hosts may not know.
             port = int(lighthouse.address().rsplit(":", 1)[1])
         first, its_port = gather_json([address, port], torch.device("cpu"))[0]
-        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self._manager = Manager(
-            pg=ProcessGroupGloo(timeout=_LIMIT),
+            pg=_AddressedGloo(address),
             load_state_dict=None,
             state_dict=None,
             min_replica_size=ranks,
