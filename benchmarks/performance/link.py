@@ -37,8 +37,8 @@ def wire_seconds(nbytes: float, goodput: float) -> float:
     return nbytes / goodput
 
 
-def measure_goodput(nbytes: int, peer: int) -> float:
-    """Payload bytes per second over a bare TCP socket, from rank 0 to rank ``peer``.
+def measure_goodput(nbytes: int, source: int, target: int) -> float:
+    """Payload bytes per second over a bare TCP socket, from rank ``source`` to ``target``.
 
     A collective of the world: the others wait. The clock is the receiver's, from its first chunk to
     its last, so that neither the connection nor what the link lets through at once counts.
@@ -47,18 +47,18 @@ def measure_goodput(nbytes: int, peer: int) -> float:
     found = 0.0
     with socket.socket() as listener:
         place = ["", 0]
-        if rank == peer:
+        if rank == target:
             listener.bind((interface_address(os.environ["GLOO_SOCKET_IFNAME"]), 0))
             listener.listen(1)
             listener.settimeout(_LIMIT_S)
             place = list(listener.getsockname())
-        address, port = gather_json(place, device)[peer]
-        if rank == 0:
+        address, port = gather_json(place, device)[target]
+        if rank == source:
             with socket.create_connection((address, port), timeout=_LIMIT_S) as sender:
                 sender.sendall(bytes(_CHUNK + nbytes))
-        elif rank == peer:
+        elif rank == target:
             found = _receive(listener, nbytes)
-    return float(gather_json(found, device)[peer])
+    return float(gather_json(found, device)[target])
 
 
 def _receive(listener: socket.socket, nbytes: int) -> float:

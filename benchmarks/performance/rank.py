@@ -100,7 +100,7 @@ def control(job: Job, *, adam: bool) -> list[float]:
 def run(job: Job) -> dict[str, Any]:
     """One run of one system between two of the control."""
     system, steps = named(job.system), job.steps
-    goodput = measure_goodput(job.goodput_bytes, peer=job.network.ranks_per_host)
+    goodput = measure_goodput(job.goodput_bytes, 0, job.network.ranks_per_host)
     memory.forget_peak()
     before = control(job, adam=system.adam)
     control_peak = memory.peak_bytes()

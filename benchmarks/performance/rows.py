@@ -19,6 +19,8 @@ from benchmarks.performance.systems import System, obstacle
 from benchmarks.performance.work import Work
 
 _LIMIT_S = 900.0
+# Of a row that is known to fail: it may do so by waiting for ever.
+_FAILURE_LIMIT_S = 180.0
 _WORTH_READING = 400
 
 Say = Callable[[str], None]
@@ -35,7 +37,11 @@ def network_up(network: Network) -> Iterator[list[Host]]:
 
 
 def ranks_do(
-    network: Network, module: str, argument: Callable[[str], str], *further: str
+    network: Network,
+    module: str,
+    argument: Callable[[str], str],
+    *further: str,
+    limit_s: float = _LIMIT_S,
 ) -> list[Any]:
     """Run a module on all ranks of a network of its own, and give what each has written.
 
@@ -44,6 +50,7 @@ def ranks_do(
         module: writes ``rank<number>.json`` into the folder that it is told.
         argument: makes the module's first argument, given that folder.
         *further: arguments of the module.
+        limit_s: after which ranks are ended that came to no end.
 
     Raises:
         RuntimeError: a rank failed; the end of what its host has put out.
@@ -53,7 +60,7 @@ def ranks_do(
     with tempfile.TemporaryDirectory() as name, network_up(network) as found:
         folder = Path(name)
         told = (argument(name), *further)
-        run_module(found, network.ranks_per_host, module, *told, folder=folder, limit_s=_LIMIT_S)
+        run_module(found, network.ranks_per_host, module, *told, folder=folder, limit_s=limit_s)
         return [
             json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(network.ranks)
         ]
@@ -78,9 +85,10 @@ def measure_row(system: System, work: Work, network: Network, *, blocks: int) ->
         ).encoded()
 
     try:
-        readings = ranks_do(network, "benchmarks.performance.rank", argument)
+        limit_s = _FAILURE_LIMIT_S if system.expected_failure else _LIMIT_S
+        readings = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
-        return {"failed": system.expected_failure or _last_words(str(error))}
+        return {"failed": system.expected_failure or _why(error)}
     return {"figures": asdict(figures(readings, system.block))}
 
 
@@ -116,7 +124,10 @@ def _in_short(found: dict[str, Any]) -> str:
     return f"{1e3 * own['step_s']:.0f} ms a step, {ratio:.2f} of the limit"
 
 
-def _last_words(text: str) -> str:
+def _why(error: RuntimeError | subprocess.TimeoutExpired) -> str:
     """The line that says most of a failure: the last that names an error."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"came to no end within {error.timeout:.0f} s"
+    text = str(error)
     named = [line.strip() for line in text.splitlines() if "Error: " in line]
     return (named or text.splitlines() or ["no word"])[-1][:_WORTH_READING]

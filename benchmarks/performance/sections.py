@@ -54,6 +54,7 @@ def synchronisation_figures(
         "seconds": seconds,
         "wire_s": wire_s,
         "ratio": seconds / wire_s,
+        "least_ratio": min(slowest) / wire_s,
         "host_models": max(statistics.median(own["sent_bytes"]) for own in ranks)
         / work.model_bytes,
         "extra_models": max(own["extra_tensor_bytes"] for own in ranks) / work.model_bytes,

@@ -71,7 +71,7 @@ def _over_the_link(readings: Sequence[Mapping[str, Any]], network: Network) -> d
     }
     own = synchronisation_figures([row["synchronisation"] for row in readings], network, SMALL)
     return sent | {
-        "a synchronisation, leader, to the wire time": own["ratio"],
+        "a synchronisation, leader, to the wire time": own["least_ratio"],
         "extra memory of a leader, in models": own["extra_models"],
     }
 

@@ -118,7 +118,7 @@ class Synchronisations:
 
 def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
     """Seconds of each synchronisation, bytes that the host sent, and memory, of this rank."""
-    goodput = measure_goodput(told.goodput_bytes, told.peer)
+    goodput = measure_goodput(told.goodput_bytes, 0, told.peer)
     module = WorkModule(told.work, dist.get_rank())
     held, resident = memory.tensor_bytes(), memory.resident_bytes()
     synchroniser = _open(module, variant)

@@ -16,7 +16,7 @@ from unittest import mock
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
