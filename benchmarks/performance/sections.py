@@ -35,7 +35,7 @@ def synchronisations(
             variants=list(chosen),
             repetitions=repetitions,
             goodput_bytes=nbytes,
-            peer=network.ranks_per_host,
+            ranks_per_host=network.ranks_per_host,
             folder=folder,
         ).encoded(),
     )

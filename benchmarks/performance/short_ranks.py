@@ -43,7 +43,7 @@ def run(job: Job) -> dict[str, Any]:
         variants=[variant],
         repetitions=_SYNCHRONISATIONS,
         goodput_bytes=job.goodput_bytes,
-        peer=job.network.ranks_per_host,
+        ranks_per_host=job.network.ranks_per_host,
         folder=job.folder,
     )
     steps = Steps(control=0, warm_up=0, window=_PAIR_STEPS)

@@ -7,7 +7,6 @@ no waiting for a rank whose steps took longer.
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import os
 import sys
@@ -42,7 +41,7 @@ class Variant:
     Attributes:
         group_size: 1 makes every rank a worker.
         across: ``"leader"`` or ``"sharded"``; the same for groups of one rank.
-        across_dtype: of what travels; ``"float32"`` as the parameters.
+        across_dtype: of what travels; ``"float32"`` as the parameters are.
 
     """
 
@@ -57,28 +56,20 @@ class Variant:
         return f"{'every rank a worker' if self.group_size == 1 else who}, {self.across_dtype}"
 
     def config(self) -> BMUF:
-        """The setting of ours.
-
-        Raises:
-            TypeError: it can't be set in this version.
-
-        """
-        settings: dict[str, Any] = {"across": self.across}
-        if self.across_dtype != "float32":
-            settings["across_dtype"] = self.across_dtype
-        return BMUF(block_size=1, **settings)
+        """The setting of ours."""
+        dtype: Any = "same" if self.across_dtype == "float32" else self.across_dtype
+        across: Any = self.across
+        return BMUF(block_size=1, across=across, across_dtype=dtype)
 
 
 def variants(ranks_per_host: int) -> list[Variant]:
-    """All that this version can do on such hosts."""
+    """All of them on such hosts."""
     carriers = [(1, "leader")]
     if ranks_per_host > 1:
         carriers += [(ranks_per_host, "leader"), (ranks_per_host, "sharded")]
-    can_choose = "across_dtype" in inspect.signature(BMUF).parameters
-    dtypes = ["float32", "bfloat16", "int8"] if can_choose else ["float32"]
     return [
         Variant(group_size=size, across=across, across_dtype=dtype)
-        for dtype in dtypes
+        for dtype in ("float32", "bfloat16", "int8")
         for size, across in carriers
     ]
 
@@ -92,7 +83,7 @@ class Synchronisations:
         variants: one after the other.
         repetitions: of each, after one that warms up.
         goodput_bytes: sent over a bare socket before each variant.
-        peer: the rank that they are sent to.
+        ranks_per_host: likewise, of every host.
         folder: where every rank writes what it has found.
 
     """
@@ -101,7 +92,7 @@ class Synchronisations:
     variants: list[Variant]
     repetitions: int
     goodput_bytes: int
-    peer: int
+    ranks_per_host: int
     folder: str
 
     def encoded(self) -> str:
@@ -118,10 +109,10 @@ class Synchronisations:
 
 def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
     """Seconds of each synchronisation, bytes that the host sent, and memory, of this rank."""
-    goodput = measure_goodput(told.goodput_bytes, 0, told.peer)
+    goodput = measure_goodput(told.goodput_bytes, 0, told.ranks_per_host)
     module = WorkModule(told.work, dist.get_rank())
     held, resident = memory.tensor_bytes(), memory.resident_bytes()
-    synchroniser = _open(module, variant)
+    synchroniser = _open(module, variant, told.ranks_per_host)
     extra_tensors = memory.tensor_bytes() - held
     seconds, sent = [], []
     for _ in range(told.repetitions + 1):
@@ -143,15 +134,17 @@ def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
     }
 
 
-def _open(module: WorkModule, variant: Variant) -> Synchroniser:
+def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> Synchroniser:
     """Blocks of one step around the module, with groups of their own."""
     worker = Worker()
     worker.count_optimizers(1)
+    ranks = dist.get_world_size()
     communicators = Communicators.build(
-        RankLayout.two_tiers(variant.group_size, dist.get_world_size()),
+        RankLayout.two_tiers(variant.group_size, ranks),
         device=torch.device("cpu"),
         timeout=_LIMIT,
         traffic=Traffic(),
+        host_of=[rank // ranks_per_host for rank in range(ranks)],
     )
     synchroniser = Synchroniser(
         module,
