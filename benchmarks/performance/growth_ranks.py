@@ -78,7 +78,7 @@ def _communicators(group_size: int) -> Communicators:
     )
 
 
-def _least(act: Callable[[], None], prepare: Callable[[], None]) -> float:
+def _least(act: Callable[[], object], prepare: Callable[[], object]) -> float:
     """Processor seconds of the whole process, the least of some repetitions."""
     taken = []
     for _ in range(_REPETITIONS + 1):
@@ -97,16 +97,15 @@ def gtc(point: Point) -> dict[str, float]:
     generator = torch.Generator().manual_seed(dist.get_rank())
     residual = torch.rand(point.elements, generator=generator)
     residual.add_(torch.rand(point.elements, generator=generator)).sub_(1.0).mul_(threshold)
-    parameter, flat = Parameter(torch.empty(0)), torch.empty(point.elements)
-    # One number for the gradient's length, none of its memory: only the bucket is read.
-    parameter.numel = lambda: point.elements  # type: ignore[method-assign, assignment]
+    flat = torch.empty(point.elements)
+    parameter = Parameter(flat)  # of which only the length is read
     memory = GradientMemory({parameter: TensorMemory(residual, threshold)})
     config = GTC(threshold=threshold, density=point.density)
     reducer = GTCReducer(communicators.group, config, memory)
     bucket: Any = OneBucket(parameter, flat)
     seconds = _least(
-        lambda: reducer.reduce(bucket).wait() and None,
-        lambda: flat.normal_(0.0, _SIGMA, generator=generator) and None,
+        lambda: reducer.reduce(bucket).wait(),
+        lambda: flat.normal_(0.0, _SIGMA, generator=generator),
     )
     calls = _REPETITIONS + 1
     return {
