@@ -5,6 +5,7 @@ PYTHON ?= python3
 EXTRAS := cli,examples,bench,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
+ARGS ?=
 
 ifeq ($(origin VENV),undefined)
 VENV := .venv
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ocr demo-stragglers test lint types format build clean named-environment
+.PHONY: help install demo demo-ocr demo-stragglers bench bench-short test lint types format build clean named-environment
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +39,12 @@ demo-stragglers: $(ENVIRONMENT)  ## train on digits with one slow rank by PSP-SG
 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow')
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+bench: $(ENVIRONMENT)  ## measure all strategies and their peers over shaped links (ARGS='--runs 5', ARGS=--growth)
+	$(BIN)/python -m benchmarks.performance $(ARGS)
+
+bench-short: $(ENVIRONMENT)  ## compare a few ratios with those that are committed; fail where one has fallen back
+	$(BIN)/python -m benchmarks.performance --short $(ARGS)
 
 lint: $(ENVIRONMENT)  ## check style and format
 	$(BIN)/python -m ruff check .

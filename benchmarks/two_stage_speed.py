@@ -23,11 +23,10 @@ from pathlib import Path
 import lightning
 import torch
 
-from benchmarks.shaped_hosts import shaped_hosts
+from benchmarks.hosts import hosts, launched, said
 from benchmarks.two_stage_ranks import NEVER, Job, Way
 from examples.tables import markdown
 from lightning_hier.algorithms.sizing import Cluster
-from tests.hosts import launched, said
 
 PERIODS = (1, 2, 4, 8)
 _DEVICES = ("core", "waiting")
@@ -227,7 +226,7 @@ def measure(job: Job, rate: str) -> None:
 
     """
     limit_s = _SECONDS_FOR_A_WAY * job.repetitions * len(job.ways)
-    with tempfile.TemporaryDirectory() as name, shaped_hosts(rate) as pair:
+    with tempfile.TemporaryDirectory() as name, hosts(2, rate) as pair:
         folder, told = Path(name), json.dumps(asdict(job))
         start = partial(launched, pair, 1, "benchmarks.two_stage_ranks", told, folder=folder)
         with start() as agents:

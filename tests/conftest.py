@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, so
 import pytest
 import torch
 from hypothesis import settings
+
+from benchmarks.hosts import missing_means
 
 torch.set_num_threads(1)
 
@@ -29,16 +29,6 @@ def _data_root() -> Path:
     return Path(os.environ.get("LIGHTNING_HIER_DATA", REPOSITORY.parent / "shared" / "data"))
 
 
-def _can_make_network_namespaces() -> bool:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    name = f"lhier-probe-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-        return False
-    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-    return True
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what this machine lacks the means for, and say which."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
@@ -47,8 +37,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"no data at {_data_root()}: set LIGHTNING_HIER_DATA")
     if item.get_closest_marker("needs_ray") and find_spec("ray") is None:
         pytest.skip("needs Ray Train: pip install -c constraints.txt '.[ray]'")
-    if item.get_closest_marker("needs_netns") and not _can_make_network_namespaces():
-        pytest.skip("needs root and iproute2 to make network namespaces")
+    if item.get_closest_marker("needs_netns") and (missing := missing_means()) is not None:
+        pytest.skip(missing)
 
 
 @pytest.fixture(autouse=True)

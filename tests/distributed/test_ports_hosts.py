@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import hosts, run_module
+from benchmarks.hosts import hosts, run_module
 
 
 @pytest.mark.needs_netns

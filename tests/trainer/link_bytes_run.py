@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lightning_hier as lh
-from tests.hosts import link_bytes
+from benchmarks.hosts import link_bytes
 from tests.trainer.fitting import Net, fit
 from tests.waiting import leave_mark, wait_for_marks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.hosts import hosts, launched, said
+from benchmarks.hosts import hosts, launched, said
 from tests.waiting import wait_for_marks
 
 

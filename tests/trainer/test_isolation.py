@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import lightning_hier as lh
+from benchmarks.hosts import hosts, made_by, run_module
 from lightning_hier.strategies.sigterm import QuietTermination
-from tests.hosts import _ip, hosts, run_module
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit
 from tests.waiting import WAIT_S
@@ -63,19 +63,14 @@ def test_with_lightnings_flag_at_every_batch_it_would_have_to_wait(tmp_path: Pat
 
 @pytest.mark.needs_netns
 def test_emulated_hosts_leave_nothing_behind_after_an_error(tmp_path: Path) -> None:
-    def made() -> list[str]:
-        """Of this process: others may be at the same tests."""
-        lines = _ip("netns", "list") + _ip("-brief", "link")
-        return [line for line in lines.splitlines() if line.startswith(f"lh{os.getpid()}")]
-
     with pytest.raises(RuntimeError, match="host0.log"), hosts(2) as found:
-        assert all(host.namespace in "".join(made()) for host in found)
+        assert all(str(host.namespace) in "".join(made_by(os.getpid())) for host in found)
         sleeper = found[1].start(["sleep", "600"], tmp_path / "sleeper.log")
         try:
             run_module(found, 1, "tests.no_such_module", folder=tmp_path)
         finally:
             assert sleeper.wait(timeout=WAIT_S) < 0  # killed with all that ran on its host
-    assert not made()
+    assert not made_by(os.getpid())
 
 
 @pytest.mark.needs_netns

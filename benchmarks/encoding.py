@@ -1,0 +1,150 @@
+"""GTC's encoding beside a plain copy of the same memory, one core, by size and density.
+
+python -m benchmarks.encoding
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from examples.tables import markdown
+from lightning_hier.algorithms.threshold import subtract_sent_
+from lightning_hier.comm.gradients.gtc_payload import Selection
+from lightning_hier.comm.worker import TensorMemory
+
+SIZES = (10**5, 10**6, 10**7, 5 * 10**7)
+DENSITIES = (1e-4, 1e-3, 1e-2, 1e-1)
+
+_SIGMA = 1e-3
+_WORD_BYTES = 4
+_WINDOWS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """What encoding a tensor and updating its residual costs.
+
+    Attributes:
+        elements: of the tensor.
+        wanted_density: by which the threshold was set.
+        density: elements sent, of all.
+        seconds: processor time, the least of all repetitions.
+        copy_s: the least that a copy of the tensor took, between the repetitions.
+
+    """
+
+    elements: int
+    wanted_density: float
+    density: float
+    seconds: float
+    copy_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Against one copy."""
+        return self.seconds / self.copy_s
+
+    @property
+    def payload_bytes(self) -> float:
+        """Of the words that are sent."""
+        return _WORD_BYTES * self.density * self.elements
+
+
+def encode(flat: Tensor, memory: TensorMemory) -> int:
+    """What a rank does for one tensor at a step, but for sending: as ``GTCReducer`` does it.
+
+    The one place that knows how the reducer's parts are called.
+
+    Returns:
+        Words to be sent.
+
+    """
+    selection = Selection.of(flat, memory, absent=False)
+    memory.residual.copy_(selection.flat)
+    words = 0
+    for part, own in zip(selection.parts, selection.words, strict=True):
+        subtract_sent_(memory.residual[part], own, float(memory.threshold or 0.0))
+        words += own.numel()
+    return words
+
+
+def measure(elements: int, density: float, *, repetitions: int) -> Encoding:
+    """Of a tensor in the middle of a run, its residuals spread as they are after many steps.
+
+    A step and a copy take turns, in processor time, and the least of each is kept: what else the
+    machine does can only add to either. The copied memory is as warm as that which was encoded.
+    """
+    generator = torch.Generator().manual_seed(0)
+    windows = random.Random(0)
+    pool = torch.randn(elements + _WINDOWS, generator=generator).mul_(_SIGMA)
+    threshold = _SIGMA / math.sqrt(density)
+    # The long-run spread of a random walk that goes back by T where it leaves [-T, T].
+    residual = torch.rand(elements, generator=generator)
+    residual += torch.rand(elements, generator=generator)
+    residual.sub_(1.0).mul_(threshold)
+    memory = TensorMemory(residual, threshold)
+    flat, copied = torch.empty(elements), torch.empty(elements)
+    taken, copies, words = [], [], []
+    for _ in range(repetitions):
+        start = windows.randrange(_WINDOWS)
+        flat.copy_(pool[start : start + elements])
+        begun = time.thread_time()
+        words.append(encode(flat, memory))
+        encoded = time.thread_time()
+        copied.copy_(flat)
+        copies.append(time.thread_time() - encoded)
+        taken.append(encoded - begun)
+    return Encoding(
+        elements=elements,
+        wanted_density=density,
+        density=statistics.fmean(words) / elements,
+        seconds=min(taken),
+        copy_s=min(copies),
+    )
+
+
+def repetitions_for(elements: int) -> int:
+    """As many as find a quiet moment, in bounded time."""
+    return max(7, min(200, 10**8 // elements))
+
+
+def table(found: Sequence[Encoding]) -> str:
+    """As Markdown."""
+    header = ("elements", "wanted density", "density", "payload bytes an element", "ns an element",
+              "of a copy")  # fmt: skip
+    rows = [
+        (
+            f"{own.elements:,}",
+            f"{own.wanted_density:.2%}",
+            f"{own.density:.2%}",
+            f"{own.payload_bytes / own.elements:.4f}",
+            f"{1e9 * own.seconds / own.elements:.2f}",
+            f"{own.ratio:.2f}",
+        )
+        for own in found
+    ]
+    return markdown(header, rows)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="elements at most")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sizes = [size for size in SIZES if size <= options.largest]
+    pairs = [(size, density) for size in sizes for density in DENSITIES]
+    print(table([measure(*own, repetitions=repetitions_for(own[0])) for own in pairs]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What the readings of the ranks come to: the figures of one run of one system."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Reading = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one run.
+
+    Attributes:
+        step_s: mean over whole blocks, synchronisations included.
+        control_s: mean of the same ranks without communication.
+        between_s: median step that ends no block.
+        synchronisation_s: what a step that ends a block takes longer than ``between_s``, mean;
+            None where every step communicates.
+        host_bytes: that a host sends in a step, by the counters of its link, headers included;
+            mean over the hosts.
+        extra_bytes: peak of resident memory above that of the control, mean over the ranks.
+        density: elements that GTC has sent, of all; None without GTC.
+        goodput: payload bytes per second that the link carried just before.
+
+    """
+
+    step_s: float
+    control_s: float
+    between_s: float
+    synchronisation_s: float | None
+    host_bytes: float
+    extra_bytes: float
+    density: float | None
+    goodput: float
+
+    @property
+    def ratio(self) -> float:
+        """A step against one without communication."""
+        return self.step_s / self.control_s
+
+    @property
+    def communication_s(self) -> float:
+        """What communication adds to a step."""
+        return self.step_s - self.control_s
+
+    @property
+    def communication_share(self) -> float:
+        """Of a step."""
+        return self.communication_s / self.step_s
+
+
+def figures(readings: Sequence[Reading], block: int) -> Figures:
+    """Out of what all ranks have written.
+
+    Args:
+        readings: one of each rank; the windows hold whole blocks and begin with one.
+        block: steps of a block; 1 where every step communicates.
+
+    """
+
+    def mean(value: Callable[[Reading], float]) -> float:
+        return statistics.fmean(value(own) for own in readings)
+
+    by_host = {own["host"]: float(own["sent_bytes"]) for own in readings}
+    densities = [d for own in readings if (d := own["metrics"].get("hier/gtc/density")) is not None]
+    between_s = mean(lambda own: statistics.median(_between(own["steps_s"], block)))
+    return Figures(
+        step_s=mean(lambda own: statistics.fmean(own["steps_s"])),
+        control_s=mean(lambda own: statistics.fmean(own["control_s"])),
+        between_s=between_s,
+        synchronisation_s=None
+        if block == 1
+        else mean(lambda own: statistics.fmean(own["steps_s"][block - 1 :: block])) - between_s,
+        host_bytes=statistics.fmean(by_host.values()) / len(readings[0]["steps_s"]),
+        extra_bytes=mean(lambda own: own["extra_peak_bytes"]),
+        density=statistics.fmean(densities) if densities else None,
+        goodput=readings[0]["goodput"],
+    )
+
+
+def _between(steps_s: Sequence[float], block: int) -> list[float]:
+    if block == 1:
+        return list(steps_s)
+    return [taken for number, taken in enumerate(steps_s, start=1) if number % block]
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median and, of several, the smallest and the largest."""
+    middle = f"{statistics.median(values):,.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"

@@ -1,0 +1,102 @@
+"""Plots of the report; left out with a word where matplotlib is not installed."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.performance.results import Results
+from benchmarks.performance.systems import SYSTEMS
+
+Points = Sequence[tuple[float, float]]
+
+_COLOURS = {"limit": "#7f7f7f", "peer": "#4c78a8", "ours": "#e45756"}
+
+
+def draw(results: Results, folder: Path) -> None:
+    """One picture for each network and work: how long a step takes, and how much it sends."""
+    if not _can_draw():
+        return
+    for kind in results.kinds:
+        path = folder / f"steps_{_file_name(kind)}.png"
+        _draw_kind(results, kind, path)
+        print(f"wrote {path}")
+
+
+def draw_growth(curves: Mapping[str, Mapping[str, Points]], folder: Path) -> None:
+    """One picture for each thing that grows: its curves with both axes logarithmic.
+
+    Args:
+        curves: by what grows, then by what is counted, the points.
+        folder: where the pictures go.
+
+    """
+    if not _can_draw():
+        return
+    plt = _pyplot()
+    for cause, named in curves.items():
+        figure, axes = plt.subplots(figsize=(7, 5))
+        for name, points in named.items():
+            axes.plot(*zip(*points, strict=True), marker="o", label=name)
+        axes.set(xscale="log", yscale="log", xlabel=cause)
+        axes.grid(alpha=0.3)
+        axes.legend()
+        path = folder / f"growth_{_file_name(cause)}.png"
+        figure.savefig(path, dpi=120, bbox_inches="tight")
+        plt.close(figure)
+        print(f"wrote {path}")
+
+
+def _draw_kind(results: Results, kind: str, path: Path) -> None:
+    plt = _pyplot()
+    found = {
+        system: list(own.values())
+        for system in SYSTEMS
+        if (own := results.figures(kind, system.name))
+    }
+    if not found:
+        return
+    titles = [system.title.replace("`", "") for system in found]
+    colours = [_COLOURS[system.family] for system in found]
+    values = (
+        ("ms a step", [[1e3 * own.step_s for own in runs] for runs in found.values()]),
+        ("MB a host and step", [[own.host_bytes / 1e6 for own in runs] for runs in found.values()]),
+    )
+    figure, both = plt.subplots(1, 2, figsize=(12, 0.36 * len(found) + 1.2), sharey=True)
+    for axes, (label, rows) in zip(both, values, strict=True):
+        middles = [statistics.median(row) for row in rows]
+        ranges = [
+            [middle - min(row) for middle, row in zip(middles, rows, strict=True)],
+            [max(row) - middle for middle, row in zip(middles, rows, strict=True)],
+        ]
+        axes.barh(titles, middles, xerr=ranges, color=colours)
+        axes.set(xscale="log", xlabel=label)
+        axes.grid(axis="x", alpha=0.3)
+    both[0].invert_yaxis()
+    figure.suptitle(kind)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _can_draw() -> bool:
+    if find_spec("matplotlib") is None:
+        print("no plots: matplotlib is not installed (pip install -c constraints.txt '.[bench]')")
+        return False
+    return True
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")

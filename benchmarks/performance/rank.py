@@ -1,0 +1,137 @@
+"""What a rank does in one run: the steps without communication, the system's, and those again.
+
+Run by torchrun on every host. A rank writes what it has found into the folder of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.utils.data import DataLoader
+
+from benchmarks.hosts import link_bytes
+from benchmarks.performance import memory
+from benchmarks.performance.job import Job
+from benchmarks.performance.link import measure_goodput
+from benchmarks.performance.systems import Setup, named, set_up, without_communication
+from benchmarks.performance.work import WorkModule
+from examples.quiet import silence_lightning
+from lightning_hier import HierarchicalStrategy
+
+
+class Watch(pl.Callback):
+    """The time at the end of every step, and counters at both ends of a window.
+
+    Args:
+        first: steps before the window.
+        last: steps at its end.
+
+    """
+
+    def __init__(self, first: int, last: int) -> None:
+        self._marks = (first, last)
+        self.ended_s: list[float] = []
+        self._processor_s: list[float] = []
+        self.sent: list[int] = []
+        self.metrics: dict[str, float] = {}
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
+    ) -> None:
+        self.ended_s.append(time.perf_counter())
+        self._processor_s.append(time.process_time())
+        if len(self.ended_s) in self._marks:
+            self.sent.append(link_bytes(os.environ["GLOO_SOCKET_IFNAME"])[0])
+            if isinstance(trainer.strategy, HierarchicalStrategy):
+                self.metrics = trainer.strategy.metrics()
+
+    def steps_s(self) -> list[float]:
+        """How long each step of the window took."""
+        return self._differences(self.ended_s)
+
+    def processor_s(self) -> list[float]:
+        """Processor time of each step of the window, all threads of this rank together."""
+        return self._differences(self._processor_s)
+
+    def _differences(self, ends: list[float]) -> list[float]:
+        first, last = self._marks
+        own = ends[first - 1 : last]
+        return [end - begun for begun, end in zip(own, own[1:], strict=False)]
+
+
+def train(job: Job, setup: Setup, *, warm_up: int, window: int, adam: bool) -> Watch:
+    """Train, and give what was seen in the window. Every rank takes part."""
+    watch = Watch(warm_up, warm_up + window)
+    module = WorkModule(job.work, dist.get_rank(), adam=adam)
+    # One more than the window, so that the end of the epoch is not in it.
+    empty: Any = [torch.zeros(1)] * (warm_up + window + 1)
+    dist.barrier()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        use_distributed_sampler=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[watch, *setup.callbacks],
+        **setup.trainer_settings(job.network.hosts, job.network.ranks_per_host),
+    )
+    trainer.fit(module, DataLoader(empty, batch_size=None))
+    return watch
+
+
+def control(job: Job, *, adam: bool) -> list[float]:
+    """Seconds of steps of the same ranks without communication."""
+    steps = job.steps.control
+    setup = without_communication()
+    return train(job, setup, warm_up=2, window=steps, adam=adam).steps_s()
+
+
+def run(job: Job) -> dict[str, Any]:
+    """One run of one system between two of the control."""
+    system, steps = named(job.system), job.steps
+    goodput = measure_goodput(job.goodput_bytes, 0, job.network.ranks_per_host)
+    memory.forget_peak()
+    before = control(job, adam=system.adam)
+    control_peak = memory.peak_bytes()
+    setup = set_up(system)
+    memory.forget_peak()
+    watch = train(job, setup, warm_up=steps.warm_up, window=steps.window, adam=system.adam)
+    peak = memory.peak_bytes()
+    return {
+        "rank": dist.get_rank(),
+        "host": dist.get_rank() // job.network.ranks_per_host,
+        "goodput": goodput,
+        "control_s": [*before, *control(job, adam=system.adam)],
+        "steps_s": watch.steps_s(),
+        "sent_bytes": watch.sent[1] - watch.sent[0],
+        "extra_peak_bytes": peak - control_peak,
+        "metrics": watch.metrics,
+    }
+
+
+@record
+def main() -> None:
+    """Do what the first argument says."""
+    silence_lightning()
+    torch.set_num_threads(1)
+    job = Job.decoded(sys.argv[1])
+    dist.init_process_group("gloo")
+    found = run(job)
+    path = Path(job.folder) / f"rank{dist.get_rank()}.json"
+    path.write_text(json.dumps(found))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

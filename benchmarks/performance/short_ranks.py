@@ -1,0 +1,70 @@
+"""What a rank does in the short form: all of it in one start of the ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from benchmarks.performance import between, synchronisation
+from benchmarks.performance.job import Job, Steps, steps_for
+from benchmarks.performance.rank import train
+from benchmarks.performance.synchronisation import Synchronisations, Variant
+from benchmarks.performance.systems import named, set_up
+from examples.quiet import silence_lightning
+
+SENDERS = ("ddp", "gtc", "bmuf_gtc")
+"""Systems whose bytes are counted."""
+
+_PAIRS, _PAIR_STEPS = 4, 10
+_SYNCHRONISATIONS = 7
+
+
+def sent_bytes(job: Job, name: str) -> float:
+    """Bytes that this rank's host sends in a step."""
+    system = named(name)
+    steps = steps_for(system, job.work, job.network, blocks=1)
+    warm_up = min(steps.warm_up, 6) if system.block == 1 else steps.warm_up
+    watch = train(job, set_up(system), warm_up=warm_up, window=steps.window, adam=False)
+    return (watch.sent[1] - watch.sent[0]) / steps.window
+
+
+def run(job: Job) -> dict[str, Any]:
+    """All that the short form needs from the ranks."""
+    variant = Variant(group_size=job.network.ranks_per_host)
+    told = Synchronisations(
+        work=job.work,
+        variants=[variant],
+        repetitions=_SYNCHRONISATIONS,
+        goodput_bytes=job.goodput_bytes,
+        ranks_per_host=job.network.ranks_per_host,
+        folder=job.folder,
+    )
+    steps = Steps(control=0, warm_up=0, window=_PAIR_STEPS)
+    return {
+        "sent_bytes": {name: sent_bytes(job, name) for name in SENDERS},
+        "synchronisation": synchronisation.measure(variant, told),
+        "between": [asdict(own) for own in between.measure(replace(job, steps=steps), _PAIRS)],
+    }
+
+
+@record
+def main() -> None:
+    """Do what the first argument says."""
+    silence_lightning()
+    torch.set_num_threads(1)
+    job = Job.decoded(sys.argv[1])
+    dist.init_process_group("gloo")
+    path = Path(job.folder) / f"rank{dist.get_rank()}.json"
+    path.write_text(json.dumps(run(job)))
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The report's tables, as Markdown."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+from benchmarks.encoding import Encoding
+from benchmarks.encoding import table as encoding_table
+from benchmarks.performance.figures import Figures, spread
+from benchmarks.performance.job import Network
+from benchmarks.performance.results import Results
+from benchmarks.performance.systems import SYSTEMS, System
+from benchmarks.performance.targets import synchronisation_name, targets_table
+from benchmarks.performance.work import Work
+from examples.tables import markdown
+from lightning_hier.version import __version__
+
+_COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
+    ("ms a step", lambda own: 1e3 * own.step_s, 0),
+    ("of the limit", lambda own: own.ratio, 2),
+    ("communication", lambda own: 100 * own.communication_share, 0),
+    ("ms between", lambda own: 1e3 * own.between_s, 0),
+    ("synchronisation s", lambda own: own.synchronisation_s, 2),
+    ("MB a host and step", lambda own: own.host_bytes / 1e6, 2),
+    ("memory, models", lambda own: own.extra_bytes / Work().model_bytes, 1),
+    ("density %", lambda own: None if own.density is None else 100 * own.density, 2),
+)
+
+
+def report(results: Results) -> str:
+    """Everything that has been measured."""
+    parts = [_heading(results), "## Targets", targets_table(results)]
+    for kind in results.kinds:
+        parts += [f"## {kind}", systems_table(results, kind)]
+    parts += _synchronisations(results)
+    between = results.section("between")
+    if between:
+        parts += ["## A step between synchronisations", _between_table(list(between.values()))]
+    encodings = results.section("encoding")
+    if encodings:
+        parts += ["## Encoding, run 1", _encodings(encodings[min(encodings)])]
+    return "\n\n".join(parts) + "\n"
+
+
+def systems_table(results: Results, kind: str) -> str:
+    """All systems on one network and work; those that failed say why."""
+    rows = []
+    failures = []
+    for system in SYSTEMS:
+        found = list(results.figures(kind, system.name).values())
+        if found:
+            rows.append((system.title, *_cells(found)))
+            continue
+        failure = results.failure(kind, system.name)
+        if failure is not None:
+            failures.append(f"- {system.title}: {failure}")
+    table = markdown(("system", *(name for name, _, _ in _COLUMNS)), rows)
+    return "\n\n".join([table, "\n".join(failures)]) if failures else table
+
+
+def _cells(found: Sequence[Figures]) -> list[str]:
+    cells = []
+    for _, value, digits in _COLUMNS:
+        values = [read for own in found if (read := value(own)) is not None]
+        cells.append(spread(values, digits) if values else "")
+    return cells
+
+
+def _synchronisations(results: Results) -> list[str]:
+    parts = []
+    for layout in ("2x2", "4x1"):
+        for rate in ("1gbit", "100mbit"):
+            name = synchronisation_name(Network.read(layout, rate))
+            runs = list(results.section(name).values())
+            if runs:
+                parts += [f"## One {name}", _synchronisation_table(runs)]
+    return parts
+
+
+def _synchronisation_table(runs: Sequence[dict[str, dict[str, float]]]) -> str:
+    columns = (("seconds", 3), ("wire_s", 3), ("ratio", 2), ("host_models", 2),
+               ("extra_models", 2), ("extra_resident_models", 2))  # fmt: skip
+    header = ("who carries the model", "seconds", "wire time, float32", "ratio",
+              "models a host sends", "extra memory, models", "resident")  # fmt: skip
+    rows = [
+        (name, *(spread([run[name][key] for run in runs if name in run], digits)
+                 for key, digits in columns))
+        for name in dict.fromkeys(name for run in runs for name in run)
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def _between_table(runs: Sequence[dict[str, float]]) -> str:
+    cells = [
+        spread([run[key] for run in runs], digits)
+        for key, digits in (("ratio", 3), ("processor_ratio", 3), ("added_ms", 1))
+    ]
+    header = ("to the bare step", "by processor time", "added ms")
+    return markdown(header, [cells])
+
+
+def _encodings(found: Sequence[dict[str, Any]]) -> str:
+    return encoding_table(
+        [Encoding(**{k: v for k, v in own.items() if k != "ratio"}) for own in found]
+    )
+
+
+def _heading(results: Results) -> str:
+    work = Work()
+    cores = Path("/proc/cpuinfo").read_text().count("processor\t")
+    return (
+        f"{work.parameters / 1e6:.1f} million parameters in float32, "
+        f"{1e3 * work.step_s:.0f} ms a step on an emulated device; median of the runs, and of "
+        "several runs the smallest and the largest value.\n"
+        f"Python {platform.python_version()}, torch {torch.__version__}, Lightning "
+        f"{lightning.__version__}, lightning_hier {__version__}, {platform.machine()}, "
+        f"{cores} cores."
+    )
+
+
+def by_name(names: Sequence[str]) -> list[System]:
+    """Systems in the order of the table."""
+    return [system for system in SYSTEMS if system.name in names]

@@ -1,0 +1,168 @@
+"""As fast as the network allows: the limits that were set, what was measured, and whether it holds.
+
+Every measured value is a ratio within one run; of several runs the median counts, to two digits (to
+three below 0.1). Times of a synchronisation are set against the wire time of float32, that is the
+fewest bytes that a host must send over what its link carried in the same run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.performance.figures import spread
+from benchmarks.performance.job import Network, key_of
+from benchmarks.performance.results import Results
+from benchmarks.performance.synchronisation import Variant
+from benchmarks.performance.work import Work
+from examples.tables import markdown
+
+FAST = key_of(Network.read("2x2", "1gbit"), Work())
+SLOW = key_of(Network.read("2x2", "100mbit"), Work())
+GROUP_SIZE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One row.
+
+    Attributes:
+        name: what is compared with what.
+        limit: what the ratio may be at most.
+        measured: the ratio of each run; empty where it has not been measured.
+
+    """
+
+    name: str
+    limit: float
+    measured: Callable[[Results], Sequence[float]]
+
+    def met(self, values: Sequence[float]) -> bool:
+        """Whether the median of the runs keeps the limit."""
+        return round(statistics.median(values), self.digits) <= self.limit
+
+    @property
+    def digits(self) -> int:
+        """After the point, that count."""
+        return 3 if self.limit < 0.1 else 2
+
+
+def synchronisation_name(network: Network) -> str:
+    """Of the section of a network."""
+    return f"synchronisation, {network}"
+
+
+def _between(results: Results) -> list[float]:
+    return [own["ratio"] for _, own in sorted(results.section("between").items())]
+
+
+def _encoding(results: Results) -> list[float]:
+    """At 1% of 10 million elements, larger than caches."""
+    wanted = (10**7, 0.01)
+    return [
+        own["ratio"]
+        for _, found in sorted(results.section("encoding").items())
+        for own in found
+        if (own["elements"], own["wanted_density"]) == wanted
+    ]
+
+
+def _variant(value: str, **settings: str | int) -> Callable[[Results], list[float]]:
+    name = Variant(**settings).name  # type: ignore[arg-type]
+    section = synchronisation_name(Network.read("2x2", "1gbit"))
+    return lambda results: [
+        found[name][value] for _, found in sorted(results.section(section).items()) if name in found
+    ]
+
+
+def _to_limit(kind: str, system: str) -> Callable[[Results], list[float]]:
+    return lambda results: results.to_limit(kind, system)
+
+
+def _to_ddp(kind: str, system: str) -> Callable[[Results], list[float]]:
+    return lambda results: results.against(kind, system, "ddp", lambda own: own.step_s)
+
+
+def _communication_to_ddp(kind: str, system: str) -> Callable[[Results], list[float]]:
+    return lambda results: results.against(kind, system, "ddp", lambda own: own.communication_s)
+
+
+_SYNCHRONISATION = "block synchronisation, 24.3M float32, 1 Gbit/s, 2 x 2, to the wire time"
+_WHOLE = "BMUF, block 50, 2 x 2, whole run, to the same ranks without communication"
+
+TARGETS = (
+    Target(
+        name="BMUF, a step between synchronisations, to the bare local step",
+        limit=1.02,
+        measured=_between,
+    ),
+    Target(name=f"{_SYNCHRONISATION}: every rank a worker", limit=1.10, measured=_variant("ratio")),
+    Target(
+        name=f"{_SYNCHRONISATION}: groups of a host, leader",
+        limit=1.10,
+        measured=_variant("ratio", group_size=GROUP_SIZE),
+    ),
+    Target(
+        name=f"{_SYNCHRONISATION}: groups of a host, sharded",
+        limit=1.10,
+        measured=_variant("ratio", group_size=GROUP_SIZE, across="sharded"),
+    ),
+    Target(
+        name="the same, every rank a worker, bfloat16, to the wire time of float32",
+        limit=0.60,
+        measured=_variant("ratio", across_dtype="bfloat16"),
+    ),
+    Target(
+        name="the same, every rank a worker, int8, to the wire time of float32",
+        limit=0.35,
+        measured=_variant("ratio", across_dtype="int8"),
+    ),
+    Target(name=f"{_WHOLE}: 1 Gbit/s", limit=1.10, measured=_to_limit(FAST, "bmuf")),
+    Target(
+        name=f"{_WHOLE}: 1 Gbit/s, overlap", limit=1.03, measured=_to_limit(FAST, "bmuf_overlap")
+    ),
+    Target(name=f"{_WHOLE}: 100 Mbit/s", limit=1.9, measured=_to_limit(SLOW, "bmuf")),
+    Target(name=f"{_WHOLE}: 100 Mbit/s, int8", limit=1.3, measured=_to_limit(SLOW, "bmuf_int8")),
+    Target(
+        name=f"{_WHOLE}: 100 Mbit/s, overlap",
+        limit=1.05,
+        measured=_to_limit(SLOW, "bmuf_overlap"),
+    ),
+    Target(
+        name="GTC encode and residual update, one core, to one copy of the gradient",
+        limit=2.5,
+        measured=_encoding,
+    ),
+    Target(
+        name="GTC at 1% density, 2 x 2, 1 Gbit/s, communication of a step, to DDP's",
+        limit=0.15,
+        measured=_communication_to_ddp(FAST, "gtc"),
+    ),
+    Target(
+        name="BMUF_GTC, 2 x 2, 100 Mbit/s, block 50, whole run, to DDP's",
+        limit=0.03,
+        measured=_to_ddp(SLOW, "bmuf_gtc"),
+    ),
+    Target(
+        name="BMUF_GTC, 2 x 2, 100 Mbit/s, block 50, whole run, overlap, to DDP's",
+        limit=0.018,
+        measured=_to_ddp(SLOW, "bmuf_gtc_overlap"),
+    ),
+    Target(
+        name="extra memory per rank, BMUF, groups of 2, sharded, in models: 2 / P + one buffer",
+        limit=2 / GROUP_SIZE + 1,
+        measured=_variant("extra_models", group_size=GROUP_SIZE, across="sharded"),
+    ),
+)
+
+
+def targets_table(results: Results) -> str:
+    """As Markdown; a target whose row is missing says so."""
+    rows = []
+    for target in TARGETS:
+        values = list(target.measured(results))
+        verdict = "not measured" if not values else "yes" if target.met(values) else "no"
+        measured = spread(values, target.digits) if values else ""
+        rows.append((target.name, f"{target.limit:g}", measured, verdict))
+    return markdown(("ratio", "limit", "measured", "met"), rows)

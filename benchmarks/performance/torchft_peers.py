@@ -1,0 +1,94 @@
+"""torchft's LocalSGD and DiLoCo around the optimizer of a Trainer; needs the extra `peers`.
+
+Every rank is a replica group of its own, as every rank is a worker under BMUF. The lighthouse runs
+in rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any, Literal
+from unittest import mock
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torchft import Manager, ProcessGroupGloo
+from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo, LocalSGD
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.parameter_server.addresses import interface_address
+
+_LIMIT = timedelta(seconds=300)
+
+
+class _AddressedGloo(ProcessGroupGloo):
+    """Offers its store at an address: the name of this machine means nothing on another host."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(timeout=_LIMIT)
+        self._address = address
+
+    def get_reconfigure_handle(self) -> str:
+        with mock.patch.object(socket, "gethostname", lambda: self._address):
+            handle: str = super().get_reconfigure_handle()
+        return handle
+
+
+class TorchftAverager(pl.Callback):
+    """Lets torchft hook into the optimizer from the start of training to its end.
+
+    Making it is a collective of the world.
+    """
+
+    def __init__(self, kind: Literal["local_sgd", "diloco"], block: int) -> None:
+        self._kind, self._block = kind, block
+        self._close = ExitStack()
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        address = interface_address(os.environ["GLOO_SOCKET_IFNAME"])
+        port = 0
+        if rank == 0:
+            lighthouse = LighthouseServer(bind="[::]:0", min_replicas=ranks)
+            self._close.callback(lighthouse.shutdown)
+            # What it says of its host is a name that the other hosts may not know.
+            port = int(lighthouse.address().rsplit(":", 1)[1])
+        first, its_port = gather_json([address, port], torch.device("cpu"))[0]
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self._manager = Manager(
+            pg=_AddressedGloo(address),
+            load_state_dict=None,
+            state_dict=None,
+            min_replica_size=ranks,
+            use_async_quorum=kind == "local_sgd",  # DiLoCo takes no other
+            timeout=_LIMIT,
+            quorum_timeout=_LIMIT,
+            rank=0,
+            world_size=1,
+            store_addr=address,
+            store_port=self._store.port,
+            lighthouse_addr=f"http://{first}:{its_port}",
+            replica_id=f"replica_{rank}",
+            hostname=address,
+            init_sync=False,
+        )
+        self._close.callback(self._manager.shutdown, wait=False)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        model: Any = pl_module
+        optimizer = trainer.optimizers[0]
+        self._manager.register_state_dict_fn("model", model.load_state_dict, model.state_dict)
+        if self._kind == "local_sgd":
+            averager: Any = LocalSGD(self._manager, model, optimizer, sync_every=self._block)
+        else:
+            outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+            averager = DiLoCo(self._manager, [model], optimizer, outer, sync_every=self._block)
+        self._close.enter_context(averager)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        dist.barrier()  # the lighthouse is needed until all have come to the end
+        self._close.close()

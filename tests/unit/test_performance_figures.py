@@ -1,0 +1,252 @@
+"""The benchmark's arithmetic: figures of readings, wire time, targets, tables and the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.performance import targets
+from benchmarks.performance.between import Pair, processor_ratio, ratio
+from benchmarks.performance.figures import figures, spread
+from benchmarks.performance.growth import exponent, growth_table
+from benchmarks.performance.job import Job, Network, Steps, bits_per_second, steps_for
+from benchmarks.performance.link import bytes_to_send, wire_seconds
+from benchmarks.performance.results import Results
+from benchmarks.performance.short import fallen_back
+from benchmarks.performance.store import Store
+from benchmarks.performance.synchronisation import Variant
+from benchmarks.performance.systems import SYSTEMS, System, named, obstacle
+from benchmarks.performance.table import report
+from benchmarks.performance.work import Device, Pool, Work, WorkModule
+
+
+def reading(host: int, steps_s: list[float], **other: Any) -> dict[str, Any]:
+    return {
+        "host": host,
+        "goodput": 1e8,
+        "control_s": [0.1, 0.3],
+        "steps_s": steps_s,
+        "sent_bytes": 400,
+        "extra_peak_bytes": 1000,
+        "metrics": {},
+        **other,
+    }
+
+
+def test_steps_that_end_a_block_are_told_from_those_between() -> None:
+    own = figures([reading(0, [0.2, 0.2, 0.2, 1.4]), reading(1, [0.2, 0.2, 0.2, 1.4])], 2)
+    assert own.step_s == pytest.approx(0.5)
+    assert own.between_s == pytest.approx(0.2)
+    assert own.synchronisation_s == pytest.approx(0.6)  # the mean of 0 and 1.2 above the others
+    assert own.control_s == pytest.approx(0.2)
+    assert own.ratio == pytest.approx(2.5)
+    assert own.communication_share == pytest.approx(0.6)
+
+
+def test_bytes_of_a_host_count_once_whatever_ranks_it_has() -> None:
+    ranks = [reading(host, [0.1] * 4, sent_bytes=sent) for host, sent in
+             ((0, 400), (0, 404), (1, 800), (1, 800))]  # fmt: skip
+    assert figures(ranks, 1).host_bytes == pytest.approx((404 + 800) / 2 / 4)
+
+
+def test_density_is_that_of_the_ranks_that_compress() -> None:
+    metrics = {"hier/gtc/density": 0.02}
+    own = figures([reading(0, [0.1], metrics=metrics), reading(1, [0.1], metrics=metrics)], 1)
+    assert own.density == pytest.approx(0.02)
+    assert own.synchronisation_s is None
+    assert figures([reading(0, [0.1])], 1).density is None
+
+
+def test_model_of_the_paper_has_24_million_parameters() -> None:
+    assert Work().parameters == 24_301_935
+    small = Work(features=3, cells=4, layers=2, senones=5)
+    module = WorkModule(small, 0)
+    assert small.parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_gradients_differ_from_step_to_step_and_rank_to_rank_and_are_nobody_elses_memory() -> None:
+    shape = WorkModule(Work(features=3, cells=4, layers=1, senones=5), 0).senones.weight.shape
+    mine, others = Pool(0, 100), Pool(1, 100)
+    first, second, third = mine.gradient(shape), mine.gradient(shape), others.gradient(shape)
+    assert not first.equal(second) and not first.equal(third)
+    first.zero_()
+    assert Pool(0, 100).gradient(shape).abs().min() > 0
+
+
+def test_emulated_gradients_come_in_order_and_at_their_time() -> None:
+    """The last parameter's first: a lower limit of time, which no load can break."""
+    device = Device(0.09, Pool(0, 64), [10, 20, 30])
+    assert device._shares == pytest.approx([1.0, 50 / 60, 30 / 60])
+    module = WorkModule(Work(step_s=0.0, features=3, cells=4, layers=1, senones=5), 0)
+    module.training_step(None, 0).backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in module.parameters())
+
+
+@pytest.mark.parametrize(("hosts", "models"), [(2, 1.0), (4, 1.5)])
+def test_fewest_bytes_that_a_host_must_send(hosts: int, models: float) -> None:
+    assert bytes_to_send(100, hosts) == pytest.approx(100 * models)
+
+
+def test_wire_time() -> None:
+    # 24.3M float32 over 0.956 Gbit/s
+    assert wire_seconds(4 * 24_301_935, 0.956e9 / 8) == pytest.approx(0.8134, abs=1e-4)
+    with pytest.raises(ValueError, match="goodput must be above 0"):
+        wire_seconds(1.0, 0.0)
+
+
+def test_rates_and_layouts_are_read() -> None:
+    assert bits_per_second("1gbit") == 1e9
+    assert bits_per_second("100mbit") == 1e8
+    assert bits_per_second(None) == float("inf")
+    with pytest.raises(ValueError, match="kbit, mbit or gbit, got '10 apples'"):
+        bits_per_second("10 apples")
+    network = Network.read("4x1", "100mbit")
+    assert (network.hosts, network.ranks_per_host, network.rate) == (4, 1, "100mbit")
+    assert Network.read("2x2", "1gbit", loopback=True).rate is None
+    for wrong in ("2", "2x", "1x4", "2x0"):
+        with pytest.raises(ValueError, match="a layout"):
+            Network.read(wrong, "1gbit")
+
+
+def test_whole_blocks_are_measured_and_slow_dense_steps_are_few() -> None:
+    slow, fast = Network.read("2x2", "100mbit"), Network.read("2x2", "1gbit")
+    for system in SYSTEMS:
+        steps = steps_for(system, Work(), slow)
+        if system.block > 1 and system.family != "limit":
+            assert steps.warm_up % system.block == steps.window % system.block == 0
+    ddp = named("ddp")
+    assert steps_for(ddp, Work(), slow).window < steps_for(ddp, Work(), fast).window
+
+
+def test_job_survives_its_way_to_the_ranks() -> None:
+    job = Job(
+        system="bmuf",
+        work=Work(cells=5),
+        network=Network.read("2x2", "1gbit"),
+        steps=Steps(control=1, warm_up=2, window=3),
+        goodput_bytes=4,
+        folder="here",
+    )
+    assert Job.decoded(job.encoded()) == job
+
+
+def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:
+    """DDP's arguments are taken as they come, so a name must be among a strategy's own."""
+
+    def ours(**arguments: Any) -> System:
+        return System(
+            name="x", title="x", family="ours", made_by="BMUFStrategy", arguments=arguments
+        )
+
+    assert obstacle(ours(block_size=50)) is None
+    assert obstacle(ours(block_sise=50)) == "BMUFStrategy takes no block_sise"
+    missing = System(name="x", title="x", family="peer", needs="no_such_package")
+    assert "no_such_package is not installed" in str(obstacle(missing))
+    with pytest.raises(ValueError, match="no system is named 'bmf'"):
+        named("bmf")
+
+
+def test_names_of_systems_are_unique() -> None:
+    assert len({system.name for system in SYSTEMS}) == len(SYSTEMS)
+
+
+def test_store_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.jsonl"
+    store = Store(path)
+    assert store.lines() == []
+    store.add("a", {"value": 1})
+    with path.open("a") as file:
+        file.write('{"key": "b", "val')
+    assert "a" in store and "b" not in store
+    store.add("c", {"value": 3})
+    assert [line["key"] for line in store.lines()] == ["a", "c"]
+    path.write_text('broken\n{"key": "d"}\n')
+    with pytest.raises(ValueError, match="line 1 is no JSON"):
+        store.lines()
+
+
+def row(kind: str, system: str, run: int, step_s: float, control_s: float) -> dict[str, Any]:
+    own = reading(0, [step_s] * 4, control_s=[control_s])
+    return {"key": f"{kind}/{system}/{run}", "kind": kind, "system": system, "run": run,
+            "figures": figures([own], 1).__dict__}  # fmt: skip
+
+
+def test_ratios_are_formed_within_a_run() -> None:
+    lines = [
+        row(targets.FAST, "ddp", 1, 1.1, 0.1),
+        row(targets.FAST, "ddp", 2, 2.1, 0.1),
+        row(targets.FAST, "gtc", 1, 0.2, 0.1),
+        row(targets.FAST, "gtc", 2, 0.5, 0.1),
+        row(targets.FAST, "gtc", 3, 9.0, 0.1),
+    ]
+    results = Results(lines)
+    shares = results.against(targets.FAST, "gtc", "ddp", lambda own: own.communication_s)
+    assert shares == pytest.approx([0.1, 0.2])
+    assert results.to_limit(targets.FAST, "gtc") == pytest.approx([2.0, 5.0, 90.0])
+
+
+def test_targets_say_whether_they_are_met_missed_or_not_measured() -> None:
+    variant = Variant(group_size=2, across="sharded").name
+    found = {variant: {"ratio": 1.2, "extra_models": 2.004, "seconds": 1.0, "wire_s": 0.8,
+                       "host_models": 1.0, "extra_resident_models": 2.0}}  # fmt: skip
+    name = targets.synchronisation_name(Network.read("2x2", "1gbit"))
+    lines = [
+        {"key": "s", "section": name, "run": 1, "found": found},
+        row(targets.FAST, "bmuf", 1, 0.165, 0.15),
+        row(targets.SLOW, "bmuf_gtc", 1, 0.15, 0.15),
+        row(targets.SLOW, "ddp", 1, 5.0, 0.15),
+    ]
+    text = targets.targets_table(Results(lines))
+    verdicts = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip(" |")
+                for line in text.splitlines()[2:]}  # fmt: skip
+    assert len(verdicts) == len(targets.TARGETS)
+    assert verdicts[f"{targets._SYNCHRONISATION}: groups of a host, sharded"] == "no"
+    memory = next(name for name in verdicts if name.startswith("extra memory"))
+    assert verdicts[memory] == "yes"  # 2.00, to the digits that count
+    assert verdicts[f"{targets._WHOLE}: 1 Gbit/s"] == "yes"
+    assert verdicts["BMUF_GTC, 2 x 2, 100 Mbit/s, block 50, whole run, to DDP's"] == "yes"
+    assert verdicts[f"{targets._WHOLE}: 100 Mbit/s, int8"] == "not measured"
+
+
+def test_report_holds_failures_and_spreads() -> None:
+    failed = {
+        "key": "f",
+        "kind": targets.FAST,
+        "system": "power_sgd",
+        "run": 1,
+        "failed": "crashes",
+    }
+    lines = [row(targets.FAST, "ddp", run, step_s, 0.1) for run, step_s in ((1, 1.0), (2, 3.0))]
+    text = report(Results([*lines, failed]))
+    assert "2,000 (1,000 to 3,000)" in text
+    assert "- DDP, PowerSGD hook: crashes" in text
+
+
+def test_spread_of_one_run_is_its_value() -> None:
+    assert spread([1.234]) == "1.23"
+    assert spread([3.0, 1.0, 2.0], 1) == "2.0 (1.0 to 3.0)"
+
+
+def test_step_between_counts_all_that_ours_adds() -> None:
+    pair = Pair(bare_s=0.05, ours_s=0.053, bare_processor_s=0.04, ours_processor_s=0.055)
+    late = Pair(bare_s=0.05, ours_s=9.0, bare_processor_s=0.04, ours_processor_s=0.055)
+    assert ratio([pair, pair, late], 0.15) == pytest.approx(1.02)
+    assert processor_ratio([pair, pair, late], 0.15) == pytest.approx(1.1)
+
+
+def test_exponent_of_growth() -> None:
+    assert exponent([(1, 3), (10, 30), (100, 300)]) == pytest.approx(1.0)
+    assert exponent([(1, 1), (10, 100)]) == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="two different sizes"):
+        exponent([(1, 1), (1, 2)])
+    text, faults = growth_table({"ranks": {"fine": [(1, 1), (2, 2)], "bad": [(1, 1), (2, 4)]}})
+    assert "| fine" in text
+    assert faults == ["bad with ranks (exponent 2.00)"]
+
+
+def test_short_form_finds_what_has_fallen_back_by_more_than_a_third() -> None:
+    committed = {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert fallen_back({"a": 1.3, "b": 1.4, "c": 0.2}, committed) == ["b"]
+    assert fallen_back({"new": 0.1}, committed) == ["new"]
