@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.health import NonFiniteModelError, Reading, Verdict
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.members import Members
-from lightning_hier.comm.blocks.model_part import ModelPart, PartSettings, Squares
+from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.blocks.overlapped_part import OverlappedPart
+from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.restart import forget_state_
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
@@ -249,3 +250,15 @@ class ModelBlock:
             excluded=len(verdict.excluded),
             restarted=not verdict.takes_part,
         )
+
+
+def poll(blocks: Iterable[ModelBlock]) -> None:
+    """Help along what travels of some blocks while they are trained; waits for nobody."""
+    for block in blocks:
+        block.poll()
+
+
+def settle(blocks: Iterable[ModelBlock]) -> None:
+    """Wait for what still travels of some blocks."""
+    for block in blocks:
+        block.settle()

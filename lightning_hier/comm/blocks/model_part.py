@@ -3,59 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.quantisation import BFloat16Coder
 from lightning_hier.algorithms.sums import sum_of_squares
-from lightning_hier.comm.across import AcrossRoute
-from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, make_coder
-from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.averaging import Averaging, make_coder
 from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.leftovers import Leftovers
-from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.part_settings import PartSettings, Squares, weigh_
 from lightning_hier.comm.blocks.share import Chunk, Share
 from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
-
-
-@dataclass
-class Squares:
-    """Sums of squares of what a synchronisation has found.
-
-    Attributes:
-        models: of the averaged models, whole, a mean over the groups.
-        mean: of their mean, of this rank's share.
-        update: of Delta, likewise.
-
-    """
-
-    models: float
-    mean: float = 0.0
-    update: float = 0.0
-
-
-@dataclass(frozen=True)
-class PartSettings:
-    """What all parts of a block have in common.
-
-    Attributes:
-        local_state: of the local optimizer.
-        block_filter: the arithmetic.
-        carrier: who carries what in a group.
-        route: who exchanges with whom.
-        across_dtype: in what form.
-
-    """
-
-    local_state: LocalState
-    block_filter: BlockFilter
-    carrier: Carrier
-    route: AcrossRoute
-    across_dtype: AcrossDtype
 
 
 class ModelPart:
@@ -262,11 +223,14 @@ class ModelPart:
 
     def _mean(self, chunk: Chunk, verdict: Verdict, *, keep: bool, carried: bool = True) -> Stages:
         """Average a chunk of the share over the groups, in place."""
+        if self._coder is None:
+            # All that travels in the same form travels in one collective.
+            end = self._share.carried.stop if carried else self._share.carried.start
+            return self._exact(slice(min(chunk.start, end), min(chunk.stop, end)), verdict)
+        place = chunk.filtered
         return side_by_side(
             [
-                self._mean_of(
-                    self._share.values[chunk.filtered], chunk.filtered, verdict, keep=keep
-                ),
+                self._mean_of(self._share.values[place], place, verdict, keep=keep),
                 self._exact(chunk.averaged, verdict),
                 self._mean_state(chunk.carried if carried else slice(0, 0), verdict),
             ]
@@ -287,8 +251,6 @@ class ModelPart:
 
         Second moments span too many orders of magnitude for whole numbers with a common scale.
         """
-        if self._coder is None:
-            return self._exact(place, verdict)
         piece = weigh_(self._share.values[place], verdict)
         return self._averaging.coded(piece, BFloat16Coder(), None)
 
@@ -305,9 +267,3 @@ class ModelPart:
             self._local_state.advance_(tensor, mean, previous)
             if previous is not None:
                 previous.copy_(mean)
-
-
-def weigh_(piece: Tensor, verdict: Verdict) -> Tensor:
-    """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
-    # Dividing would leave the NaN.
-    return piece.div_(verdict.healthy) if verdict.takes_part else piece.zero_()

@@ -10,11 +10,8 @@ from torch import Tensor
 
 from lightning_hier.algorithms.sums import sum_of_squares
 from lightning_hier.comm.blocks.health import Reading, Verdict
-from lightning_hier.comm.blocks.model_part import (
-    ModelPart,
-    PartSettings,
-    Squares,
-)
+from lightning_hier.comm.blocks.model_part import ModelPart
+from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk
 from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
 

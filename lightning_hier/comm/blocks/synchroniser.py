@@ -14,7 +14,7 @@ from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite, Reading
-from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock
+from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock, poll, settle
 from lightning_hier.comm.blocks.status import Place
 from lightning_hier.comm.blocks.status_exchange import StatusExchange
 from lightning_hier.comm.blocks.trained import TrainedTensors
@@ -117,15 +117,14 @@ class Synchroniser:
         return self._blocks
 
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
-        """Begin blocks with the present model, and with what has been ``trainable`` until now."""
+        """Begin blocks with the present model and what has been ``trainable`` until now."""
         self._trained.parameters |= set(trainable)
         self._blocks = self._new_blocks()
         return self._blocks or ()
 
     def rewind(self) -> None:
         """Forget blocks and looks, before a state is loaded that is older than the present one."""
-        for block in self._blocks or ():
-            block.settle()
+        settle(self._blocks or ())
         self._blocks = None
         self._aside.forget()
         self._finished = self._settled = False
@@ -171,8 +170,7 @@ class Synchroniser:
                 self._end_warm_up()
             return
         count.in_block += 1
-        for block in self._blocks or ():
-            block.poll()
+        poll(self._blocks or ())
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
             place = Place.CHECK if self._blocks is None else Place.BLOCK

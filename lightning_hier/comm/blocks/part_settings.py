@@ -1,0 +1,56 @@
+"""What the parts of a block's model have in common: how they meet others, and what they find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.comm.across import AcrossRoute
+from lightning_hier.comm.blocks.averaging import AcrossDtype
+from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.health import Verdict
+from lightning_hier.comm.blocks.local_state import LocalState
+
+
+@dataclass
+class Squares:
+    """Sums of squares of what a synchronisation has found.
+
+    Attributes:
+        models: of the averaged models, whole, a mean over the groups.
+        mean: of their mean, of this rank's share.
+        update: of Delta, likewise.
+
+    """
+
+    models: float
+    mean: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """What all parts of a block have in common.
+
+    Attributes:
+        local_state: of the local optimizer.
+        block_filter: the arithmetic.
+        carrier: who carries what in a group.
+        route: who exchanges with whom.
+        across_dtype: in what form.
+
+    """
+
+    local_state: LocalState
+    block_filter: BlockFilter
+    carrier: Carrier
+    route: AcrossRoute
+    across_dtype: AcrossDtype
+
+
+def weigh_(piece: Tensor, verdict: Verdict) -> Tensor:
+    """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
+    # Dividing would leave the NaN.
+    return piece.div_(verdict.healthy) if verdict.takes_part else piece.zero_()
