@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -29,31 +30,43 @@ class Signs(Protocol):
 
 
 class SignedWords:
-    """The words of some workers, each worth ``unit`` with its sign."""
+    """The words of some workers, each worth ``unit`` with its sign.
+
+    Attributes:
+        rows: the words of each worker, ascending.
+
+    """
 
     def __init__(self, rows: Sequence[Tensor], like: Tensor, unit: float = 1.0) -> None:
-        """Sort the words of all ``rows`` (each ascending) by the chunk of ``like`` they lie in."""
-        size = chunk_of(like)
-        words, counts = rows[0] if len(rows) == 1 else torch.cat(list(rows)), None
-        if like.numel() > size:
-            words, counts = _by_chunk(rows, like.numel(), size)
-        index, negative = split_words(words)
-        one = torch.full((), unit, dtype=like.dtype, device=like.device)
-        signed = torch.where(negative, -one, one)
-        if counts is None:
-            self._index, self._signed = (index,), (signed,)
-        else:
-            index.remainder_(size)
-            self._index, self._signed = index.split(counts), signed.split(counts)
+        """Words of a tensor that is ``like`` this one."""
+        self.rows = rows
+        self._like = like
+        self._unit = unit
 
     def add_(self, target: Tensor, number: int) -> None:
         """See :class:`Signs`."""
-        if len(self._index[number]):
-            target.index_add_(0, self._index[number], self._signed[number])
+        index, signed = self._chunks
+        if len(index[number]):
+            target.index_add_(0, index[number], signed[number])
+
+    @cached_property
+    def _chunks(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Indices within each chunk, and what is added there."""
+        like, size = self._like, chunk_of(self._like)
+        words, counts = _by_chunk(self.rows, like.numel(), size)
+        index, negative = split_words(words)
+        one = torch.full((), self._unit, dtype=like.dtype, device=like.device)
+        signed = torch.where(negative, -one, one)
+        if len(counts) > 1:
+            index.remainder_(size)
+        return index.split(counts), signed.split(counts)
 
 
 def _by_chunk(rows: Sequence[Tensor], numel: int, size: int) -> tuple[Tensor, list[int]]:
     """All words, those of the first chunk first, and their number in each chunk."""
+    if numel <= size:
+        words = torch.cat(list(rows)) if len(rows) > 1 else rows[0]
+        return words, [len(words)]
     starts = torch.arange(size, numel, size, dtype=torch.int32)
     pieces = []
     for row in rows:

@@ -13,14 +13,19 @@ be finite on some rank leaves no trace. Nothing as large as the tensor is alloca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_hier.algorithms.compiled import PIECE, passes_for
 from lightning_hier.algorithms.decoding import SignedWords, Signs, chunk_of
 from lightning_hier.algorithms.threshold import SIGN_BIT, select_words
 
@@ -55,12 +60,19 @@ class Scratch:
     def __init__(self) -> None:
         """Allocate nothing yet."""
         self._rooms: dict[torch.dtype, _Room] = {}
+        self._words: Tensor | None = None
 
     def room(self, like: Tensor) -> _Room:
         """Room for a chunk of this tensor's dtype, on the CPU."""
         if like.dtype not in self._rooms:
             self._rooms[like.dtype] = _Room.of(chunk_of(like), like.dtype)
         return self._rooms[like.dtype]
+
+    def words(self) -> Tensor:
+        """Room for the words of one call of the compiled encoder."""
+        if self._words is None:
+            self._words = torch.empty(PIECE, dtype=torch.int32)
+        return self._words
 
 
 def encode_(
@@ -81,10 +93,27 @@ def encode_(
         whether all values are finite. Where they are not, the words are of no use.
 
     """
-    if values.is_cuda:
-        return _encode_whole_(values, residual, threshold, scale)
-    bits = values.view(_INTEGER[values.dtype.itemsize]).numpy()
+    if values.device.type != "cpu":
+        if scale != 1.0:
+            values.div_(scale)
+        kernels = _kernels_for(values)
+        if kernels is not None:
+            return kernels.encode_(values, residual, threshold)
+        return encode_by_torch_(values, residual, threshold)
     limit, infinity = _bits_of(threshold, values.dtype)
+    compiled = passes_for(values)
+    if compiled is not None:
+        words, largest = compiled.encode_(values, residual, limit, scratch.words(), scale)
+    else:
+        words, largest = _encode_chunks_(values, residual, limit, scratch, scale)
+    return words, largest < infinity
+
+
+def _encode_chunks_(
+    values: Tensor, residual: Tensor, limit: int, scratch: Scratch, scale: float
+) -> tuple[Tensor, int]:
+    """The words, and the greatest bits of a selected magnitude; 0 where none is."""
+    bits = values.view(_INTEGER[values.dtype.itemsize]).numpy()
     chunks = zip(values.split(chunk_of(values)), residual.split(chunk_of(values)), strict=True)
     found = []
     largest = 0
@@ -104,7 +133,7 @@ def encode_(
             found.append((index - (bits.take(index) < 0) * SIGN_BIT).astype(np.int32))
         start += chunk.numel()
     words = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
-    return torch.from_numpy(words), largest < infinity
+    return torch.from_numpy(words), largest
 
 
 def _bits_of(threshold: float, dtype: torch.dtype) -> tuple[int, int]:
@@ -120,15 +149,23 @@ def _bits_of(threshold: float, dtype: torch.dtype) -> tuple[int, int]:
     return min(limit, infinity - 1), infinity
 
 
-def _encode_whole_(
-    values: Tensor, residual: Tensor, threshold: float, scale: float
-) -> tuple[Tensor, bool]:
-    """The same in plain torch, for any device."""
-    if scale != 1.0:
-        values.div_(scale)
+def encode_by_torch_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, bool]:
+    """:func:`encode_` at a scale of 1 in plain torch, for any device."""
     values.add_(residual)
     words, largest = select_words(values, threshold)
-    return words, largest < torch.inf
+    return words, math.isfinite(largest)
+
+
+@lru_cache
+def _triton_kernels() -> ModuleType | None:
+    try:
+        return import_module("lightning_hier.algorithms.fused")
+    except ImportError:  # no Triton: plain torch does the same
+        return None
+
+
+def _kernels_for(values: Tensor) -> ModuleType | None:
+    return _triton_kernels() if values.is_cuda else None
 
 
 def settle_(
@@ -152,6 +189,21 @@ def settle_(
             same for every coding and rank.
 
     """
+    compiled = passes_for(values)
+    if compiled is not None and (received is None or isinstance(received, SignedWords)):
+        rows = [] if received is None else received.rows
+        compiled.settle_(values, residual, words, threshold, rows, factors)
+        return
+    kernels = _kernels_for(values)
+    if kernels is not None:
+        kernels.keep_residual_(values, residual, threshold)
+        if isinstance(received, SignedWords):
+            kernels.add_rows_(values, received.rows)
+        elif received is not None:
+            received.add_(values, 0)
+        for factor in factors if received is not None else ():
+            values.mul_(factor)
+        return
     size = chunk_of(values)
     sent = SignedWords([words], values, unit=-threshold)
     chunks = zip(values.split(size), residual.split(size), strict=True)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hier.algorithms import coding, decoding
+from lightning_hier.algorithms import coding, compiled, decoding
 from lightning_hier.algorithms.coding import words_to_bitmap, words_to_signs
 from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
 from lightning_hier.algorithms.threshold import SIGN_BIT
@@ -25,11 +25,17 @@ SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 0.5, -0.5, 1.0, -1.0, 3.4e38, -3.4e3
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """So that small tensors have many edges."""
-    monkeypatch.setattr(decoding, "CHUNK", SMALL_CHUNK)
-    yield
+@pytest.fixture(autouse=True, params=["chunks", "compiled"], scope="module")
+def _form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both forms of the passes, in small chunks, so that small tensors have many edges."""
+    compiling = request.param == "compiled"
+    if compiling and compiled.compiled_passes() is None:
+        pytest.skip("no C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "CHUNK", SMALL_CHUNK)
+        patch.setattr(compiled, "PIECE", 2 * SMALL_CHUNK)
+        patch.setattr(compiled, "SMALLEST", 0 if compiling else 1 << 60)
+        yield
 
 
 def _gradient(seed: int, numel: int, dtype: torch.dtype, special: float) -> Tensor:
