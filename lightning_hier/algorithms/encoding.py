@@ -98,7 +98,8 @@ def encode_(
             values.div_(scale)
         kernels = _kernels_for(values)
         if kernels is not None:
-            return kernels.encode_(values, residual, threshold)
+            selected: tuple[Tensor, bool] = kernels.encode_(values, residual, threshold)
+            return selected
         return encode_by_torch_(values, residual, threshold)
     limit, infinity = _bits_of(threshold, values.dtype)
     compiled = passes_for(values)
