@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 # Below, calling costs more than the loop saves, and a small model does not wait for a compiler.
-SMALLEST = 1 << 18
+SMALLEST = 1 << 16
 
 # Elements encoded in a call: their words have room in the scratch.
 PIECE = 1 << 18
