@@ -65,14 +65,11 @@ def choose_coding(most_sent: int, numel: int, group_size: int) -> Coding:
 
 def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
     """Bitmap (int32, 2 bits an element: 1 for plus, 2 for minus) of int32 words."""
-    codes = torch.zeros(
-        bitmap_words(numel) * _ELEMENTS_PER_WORD, dtype=torch.uint8, device=words.device
-    )
+    bitmap = torch.zeros(bitmap_words(numel), dtype=torch.int32, device=words.device)
     index, negative = split_words(words)
-    codes[index] = negative.to(torch.uint8) + 1
-    quads = codes.view(-1, 4)
-    packed = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
-    return packed.view(torch.int32)
+    codes = negative.int().add_(1).bitwise_left_shift_(index.remainder(_ELEMENTS_PER_WORD).mul_(2))
+    # No two elements share bits: their sum is their union.
+    return bitmap.index_add_(0, index.div_(_ELEMENTS_PER_WORD, rounding_mode="floor"), codes)
 
 
 def add_bitmap_signs_(signs: Tensor, bitmap: Tensor) -> None:

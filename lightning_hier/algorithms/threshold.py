@@ -14,7 +14,7 @@ MAX_SEGMENT = 1 << 31
 # Elements examined at a time: the compared, selected and counted values stay in the cache.
 _CHUNK = 1 << 16
 
-_SIGN_BIT = 1 << 31
+SIGN_BIT = 1 << 31
 
 # A tensor whose gradient is zero for thousands of steps lowers its threshold no further, so that
 # there is one to raise again; normal even in float32.
@@ -51,7 +51,7 @@ def select_words(values: Tensor, threshold: float) -> tuple[Tensor, float]:
         index = (magnitude > threshold).nonzero().view(-1)
         negative = chunk[index] < 0
         # index - 2**31 is the two's complement form of "sign bit set, then the index".
-        found.append((index + start - negative.long() * _SIGN_BIT).int())
+        found.append((index + start - negative.long() * SIGN_BIT).int())
     if not found:
         return torch.empty(0, dtype=torch.int32, device=values.device), 0.0
     # max() ignores the order of NaN in Python; torch's keeps it.
@@ -60,7 +60,7 @@ def select_words(values: Tensor, threshold: float) -> tuple[Tensor, float]:
 
 def split_words(words: Tensor) -> tuple[Tensor, Tensor]:
     """Indices (int64) and whether each is negative (bool) of int32 words."""
-    return (words & (_SIGN_BIT - 1)).long(), words < 0
+    return (words & (SIGN_BIT - 1)).long(), words < 0
 
 
 def subtract_sent_(values: Tensor, words: Tensor, threshold: float) -> None:

@@ -29,11 +29,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn import Parameter
 
-from lightning_hier.algorithms.threshold import (
-    first_threshold,
-    next_threshold,
-    subtract_sent_,
-)
+from lightning_hier.algorithms.encoding import Scratch
+from lightning_hier.algorithms.threshold import first_threshold, next_threshold
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_hook import Future, finished, open_future
 from lightning_hier.comm.gradients.gradient_sync import GTC
@@ -104,6 +101,7 @@ class GTCReducer:
         self._memory = memory
         self._grad_scale = grad_scale
         self._reached = reached
+        self._scratch = Scratch()
         self._open: list[_Bucket] = []
         self._warned = False
         self.density = Density()
@@ -145,8 +143,6 @@ class GTCReducer:
     def _begin(self, bucket: GradBucket) -> _Bucket:
         buffer = bucket.buffer()
         scale = self._grad_scale()
-        if scale != 1.0:
-            buffer.div_(scale)
         exact: list[Tensor] = []
         selections: list[Selection] = []
         offset = 0
@@ -159,8 +155,15 @@ class GTCReducer:
                 fixed = None if self._config.threshold == "auto" else self._config.threshold
                 memory = self._memory.of(parameter, flat, fixed)
                 absent = self._reached is not None and parameter not in self._reached
-                selections.append(Selection.of(flat, memory, absent=absent))
-        exact_flat = torch.cat(exact).div_(self._channel.size) if exact else None
+                selections.append(
+                    Selection.of(flat, memory, self._scratch, absent=absent, scale=scale)
+                )
+        exact_flat = None
+        if exact:
+            exact_flat = torch.cat(exact)
+            if scale != 1.0:
+                exact_flat.div_(scale)
+            exact_flat.div_(self._channel.size)
         finite = all(selection.finite for selection in selections) and (
             exact_flat is None or bool(exact_flat.isfinite().all())
         )
@@ -209,26 +212,20 @@ class GTCReducer:
             bucket.buffer.fill_(math.nan)
             return
         if bucket.exact_flat is not None:
+            if bucket.scale != 1.0:
+                bucket.exact_flat.mul_(bucket.scale)
             sizes = [flat.numel() for flat in bucket.exact]
             torch._foreach_copy_(bucket.exact, list(bucket.exact_flat.split(sizes)))
-        for selection in bucket.selections:
-            self._keep_residual(selection)
         if bucket.payload is not None:
-            bucket.payload.write_means()
+            bucket.payload.settle(bucket.scale)
         for selection in bucket.selections:
+            self._count(selection)
             self._move_threshold(selection)
-        if bucket.scale != 1.0:
-            bucket.buffer.mul_(bucket.scale)
 
-    def _keep_residual(self, selection: Selection) -> None:
-        """``r <- (r + g) - sent``; a skipped tensor keeps its residual."""
-        memory = selection.memory
-        if selection.skipped or memory.threshold is None:
+    def _count(self, selection: Selection) -> None:
+        if selection.skipped or selection.memory.threshold is None:
             return
-        memory.residual.copy_(selection.flat)
-        for part, words in zip(selection.parts, selection.words, strict=True):
-            subtract_sent_(memory.residual[part], words, memory.threshold)
-            self.density.sent += words.numel()
+        self.density.sent += sum(words.numel() for words in selection.words)
         self.density.elements += selection.flat.numel()
 
     def _move_threshold(self, selection: Selection) -> None:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from lightning_hier.algorithms.coding import (
     Coding,
-    add_bitmap_signs_,
     bitmap_words,
     choose_coding,
     dense_dtype,
     words_to_bitmap,
-    words_to_signs,
 )
-from lightning_hier.algorithms.threshold import add_signs_, segments, select_words
+from lightning_hier.algorithms.decoding import BitmapSigns, DenseSigns, SignedWords, Signs
+from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
+from lightning_hier.algorithms.threshold import add_signs_, segments
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.worker import TensorMemory
 
@@ -52,26 +52,32 @@ class Selection:
     group_rms: float = 0.0
 
     @classmethod
-    def of(cls, flat: Tensor, memory: TensorMemory, *, absent: bool) -> Selection:
-        """Add the residual to the gradient in ``flat``, in place, and select.
+    def of(
+        cls, flat: Tensor, memory: TensorMemory, scratch: Scratch, *, absent: bool, scale: float
+    ) -> Selection:
+        """Divide the gradient in ``flat`` by ``scale``, add the residual, in place, and select.
 
         Where this worker has no gradient (``absent``) while others have, ``flat`` counts as DDP
         counts it: zero, or what an earlier backward pass has left in ``.grad``.
         """
         if memory.threshold is None:
+            if scale != 1.0:
+                flat.div_(scale)
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
             rms = norm / math.sqrt(max(flat.numel(), 1))
             return cls(flat, memory, [], [], [-rms if absent else rms], math.isfinite(norm))
-        flat.add_(memory.residual)
         parts = list(segments(flat.numel()))
-        words, largest = [], []
+        words = []
+        finite = True
         for part in parts:
-            found, magnitude = select_words(flat[part], memory.threshold)
+            found, sound = encode_(
+                flat[part], memory.residual[part], memory.threshold, scratch, scale=scale
+            )
             words.append(found)
-            largest.append(magnitude)
+            finite = finite and sound
         counts = [float(found.numel()) for found in words]
         facts = [-1.0 - count for count in counts] if absent else counts
-        return cls(flat, memory, parts, words, facts, all(map(math.isfinite, largest)))
+        return cls(flat, memory, parts, words, facts, finite)
 
     def learn(self, facts: Tensor) -> Tensor:
         """Take in the group's facts, (P, segments); returns the counts of the words, int64."""
@@ -87,17 +93,22 @@ class Selection:
 
 @dataclass
 class _Part:
-    """One segment on its way: how it is coded and where it lies in each rank's payload."""
+    """One segment on its way: how it is coded, where it lies in each rank's payload, what came."""
 
     selection: Selection
     segment: slice
     words: Tensor
     counts: list[int]
     coding: Coding
+    received: Signs | None = None
 
     @property
     def numel(self) -> int:
         return int(self.segment.stop - self.segment.start)
+
+    @property
+    def values(self) -> Tensor:
+        return self.selection.flat[self.segment]
 
     def length(self, position: int) -> int:
         """Payload words that the rank at ``position`` sends."""
@@ -110,11 +121,18 @@ class _Part:
             self.words if self.coding is Coding.WORDS else words_to_bitmap(self.words, self.numel)
         )
 
-    def add_signs_(self, signs: Tensor, payload: Tensor) -> None:
-        if self.coding is Coding.WORDS:
-            add_signs_(signs, payload)
-        else:
-            add_bitmap_signs_(signs, payload)
+    def receive(self, rows: list[Tensor]) -> None:
+        """Take what each rank has sent."""
+        decoder = SignedWords if self.coding is Coding.WORDS else BitmapSigns
+        self.received = decoder(rows, self.values)
+
+    def settle(self, group_size: int, scale: float) -> None:
+        memory = self.selection.memory
+        assert memory.threshold is not None
+        factors = [memory.threshold / group_size] + [scale] * (scale != 1.0)
+        residual = memory.residual[self.segment]
+        settle_(self.values, residual, self.words, memory.threshold, self.received, factors)
+        self.received = None
 
 
 class Payload:
@@ -128,6 +146,7 @@ class Payload:
         """Choose the codings from ``facts`` (P, all segments of the bucket) and start sending."""
         self._channel = channel
         self._selections = selections
+        self._parts: list[_Part] = []
         self._gathered: list[_Part] = []
         self._dense: list[_Part] = []
         self._first: list[Selection] = []
@@ -154,6 +173,7 @@ class Payload:
                 size = segment.stop - segment.start
                 coding = choose_coding(max(own), size, self._channel.size)
                 part = _Part(selection, segment, selection.words[i], own, coding)
+                self._parts.append(part)
                 if coding is Coding.DENSE:
                     self._dense.append(part)
                 elif coding is not Coding.NOTHING:
@@ -167,18 +187,23 @@ class Payload:
         device = self._gathered[0].words.device
         # gloo gathers equal lengths only.
         own = torch.zeros(longest, dtype=torch.int32, device=device)
-        payload = torch.cat([part.payload() for part in self._gathered])
-        own[: payload.numel()] = payload
+        offset = 0
+        for part in self._gathered:
+            payload = part.payload()
+            own[offset : offset + len(payload)] = payload
+            offset += len(payload)
         self._received = own.new_empty(size * longest)
         return self._channel.all_gather(self._received, own, "gradients")
 
     def _send_dense(self) -> Pending | None:
         if not self._dense:
             return None
+        sizes = [part.numel for part in self._dense]
         dtype = dense_dtype(self._channel.size)
-        self._signs = torch.cat(
-            [words_to_signs(part.words, part.numel, dtype) for part in self._dense]
-        )
+        device = self._dense[0].words.device
+        self._signs = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        for part, signs in zip(self._dense, self._signs.split(sizes), strict=True):
+            add_signs_(signs, part.words)
         return self._channel.all_reduce_(self._signs, "gradients")
 
     def _send_first(self) -> Pending | None:
@@ -193,35 +218,42 @@ class Payload:
         for pending in self._pending:
             pending.wait()
 
-    def write_means(self) -> None:
-        """Overwrite every tensor of the bucket with the mean of what the group sent."""
+    def settle(self, scale: float) -> None:
+        """Keep the residuals, and overwrite the bucket with the mean of what the group sent.
+
+        Args:
+            scale: multiplied into the mean.
+
+        """
+        self._hand_out_gathered()
+        self._hand_out_dense()
+        for part in self._parts:
+            part.settle(self._channel.size, scale)
         for selection in self._selections:
-            selection.flat.zero_()
-        self._add_gathered()
-        self._add_dense()
-        for selection in self._selections:
-            if selection.memory.threshold is not None:
-                # Whole numbers until here: the mean is the same for every coding and rank.
-                selection.flat.mul_(selection.memory.threshold / self._channel.size)
+            if selection.skipped:
+                selection.flat.zero_()
         if self._first:
             flats = [selection.flat for selection in self._first]
             sizes = [flat.numel() for flat in flats]
+            if scale != 1.0:
+                self._first_mean.mul_(scale)
             torch._foreach_copy_(flats, list(self._first_mean.split(sizes)))
 
-    def _add_gathered(self) -> None:
+    def _hand_out_gathered(self) -> None:
         if not self._gathered:
             return
-        for position, row in enumerate(self._received.view(self._channel.size, -1)):
+        rows: list[list[Tensor]] = [[] for _ in self._gathered]
+        for position, payload in enumerate(self._received.view(self._channel.size, -1)):
             offset = 0
-            for part in self._gathered:
-                length = part.length(position)
-                signs = part.selection.flat[part.segment]
-                part.add_signs_(signs, row[offset : offset + length])
-                offset += length
+            for part, own in zip(self._gathered, rows, strict=True):
+                own.append(payload[offset : offset + part.length(position)])
+                offset += part.length(position)
+        for part, own in zip(self._gathered, rows, strict=True):
+            part.receive(own)
 
-    def _add_dense(self) -> None:
+    def _hand_out_dense(self) -> None:
         if not self._dense:
             return
         sizes = [part.numel for part in self._dense]
         for part, signs in zip(self._dense, self._signs.split(sizes), strict=True):
-            part.selection.flat[part.segment].copy_(signs)
+            part.received = DenseSigns(signs, part.values)

@@ -1,0 +1,90 @@
+/* The passes of encoding.py over tensors of float32, for hosts that have a C compiler.
+
+   The same operations on the same numbers in the same order, hence the same bits; compiled.py
+   compiles this file and calls it. Nothing is allocated here. */
+
+#include <stdint.h>
+#include <string.h>
+
+#define INDEX 0x7fffffffu
+#define SIGN 0x80000000u
+
+enum { BLOCK = 256, CROWDED = 16, CHUNK = 8192 };
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* One block of `encode`; inlined, so that the length of all blocks but the last is a constant. */
+static inline int64_t encode_block(float *restrict v, const float *restrict r, int count,
+                                   float scale, uint32_t limit, uint32_t base,
+                                   int32_t *restrict words) {
+    uint8_t exceeds[BLOCK];
+    uint64_t eight[BLOCK / 8], sum = 0;
+    if (scale != 1.0f)
+        for (int i = 0; i < count; i++) v[i] /= scale;
+    for (int i = 0; i < count; i++) v[i] += r[i];
+    for (int i = 0; i < count; i++) exceeds[i] = (bits_of(v[i]) & INDEX) > limit;
+    for (int i = count; i < BLOCK; i++) exceeds[i] = 0;
+    memcpy(eight, exceeds, sizeof eight);
+    for (int i = 0; i < BLOCK / 8; i++) sum += eight[i]; /* byte by byte: none overflows */
+    if (!sum) return 0;
+    int64_t found = 0;
+    sum = (sum & 0x00ff00ff00ff00ffu) + (sum >> 8 & 0x00ff00ff00ff00ffu);
+    if (sum * 0x0001000100010001u >> 48 > CROWDED) {
+        for (int i = 0; i < count; i++) { /* too many for the processor to guess where */
+            words[found] = (int32_t)((base + (uint32_t)i) | (bits_of(v[i]) & SIGN));
+            found += exceeds[i];
+        }
+        return found;
+    }
+    for (int i = 0; i < BLOCK / 8; i++)
+        for (uint64_t left = eight[i]; left; left &= left - 1) {
+            int j = 8 * i + (__builtin_ctzll(left) >> 3);
+            words[found++] = (int32_t)((base + (uint32_t)j) | (bits_of(v[j]) & SIGN));
+        }
+    return found;
+}
+
+/* values <- values / scale + residual, of the elements `start` and following of a tensor; `words`
+   has room for `numel`. Returns how many there are; `largest` becomes the greatest bits of a
+   selected magnitude, if they exceed it. */
+int64_t encode(float *values, const float *residual, int64_t numel, float scale, uint32_t limit,
+               int64_t start, int32_t *words, uint32_t *largest) {
+    int64_t found = 0, from = 0;
+    uint32_t most = *largest;
+    for (; from + BLOCK <= numel; from += BLOCK)
+        found += encode_block(values + from, residual + from, BLOCK, scale, limit,
+                              (uint32_t)(start + from), words + found);
+    found += encode_block(values + from, residual + from, (int)(numel - from), scale, limit,
+                          (uint32_t)(start + from), words + found);
+    for (int64_t k = 0; k < found; k++) {
+        uint32_t magnitude = bits_of(values[((uint32_t)words[k] & INDEX) - start]) & INDEX;
+        if (magnitude > most) most = magnitude;
+    }
+    *largest = most;
+    return found;
+}
+
+/* residual <- values - sent; values <- the signs of all rows, summed, times each factor.
+   `at` holds a zero for each row. */
+void settle(float *restrict values, float *restrict residual, int64_t numel, float threshold,
+            const int32_t *own, int64_t own_count, const int32_t *const *rows,
+            const int64_t *counts, int64_t *at, int64_t workers, const float *factors,
+            int64_t factor_count) {
+    int64_t sent = 0;
+    for (int64_t from = 0; from < numel; from += CHUNK) {
+        int64_t to = numel - from < CHUNK ? numel : from + CHUNK;
+        memcpy(residual + from, values + from, sizeof(float) * (size_t)(to - from));
+        for (; sent < own_count && ((uint32_t)own[sent] & INDEX) < to; sent++)
+            residual[(uint32_t)own[sent] & INDEX] -= own[sent] < 0 ? -threshold : threshold;
+        memset(values + from, 0, sizeof(float) * (size_t)(to - from));
+        for (int64_t p = 0; p < workers; p++)
+            for (; at[p] < counts[p] && ((uint32_t)rows[p][at[p]] & INDEX) < to; at[p]++)
+                values[(uint32_t)rows[p][at[p]] & INDEX] += rows[p][at[p]] < 0 ? -1.0f : 1.0f;
+        for (int64_t f = 0; workers && f < factor_count; f++)
+            for (int64_t i = from; i < to; i++) values[i] *= factors[f];
+    }
+}

@@ -1,0 +1,202 @@
+"""The chunked passes of GTC give the bits of the equations, element by element."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_hier.algorithms import coding, compiled, decoding
+from lightning_hier.algorithms.coding import words_to_bitmap, words_to_signs
+from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
+from lightning_hier.algorithms.threshold import SIGN_BIT
+
+SMALL_CHUNK = 64
+
+# What a comparison, an addition or a look at bits may get wrong.
+SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 0.5, -0.5, 1.0, -1.0, 3.4e38, -3.4e38]
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
+
+
+@pytest.fixture(autouse=True, params=["chunks", "compiled"], scope="module")
+def _form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both forms of the passes, in small chunks, so that small tensors have many edges."""
+    compiling = request.param == "compiled"
+    if compiling and compiled.compiled_passes() is None:
+        pytest.skip("no C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "CHUNK", SMALL_CHUNK)
+        patch.setattr(compiled, "PIECE", 2 * SMALL_CHUNK)
+        patch.setattr(compiled, "SMALLEST", 0 if compiling else 1 << 60)
+        yield
+
+
+def _gradient(seed: int, numel: int, dtype: torch.dtype, special: float) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(numel, generator=generator, dtype=torch.float64)
+    chosen = torch.rand(numel, generator=generator) < special
+    picked = random.Random(seed).choices(SPECIAL, k=int(chosen.sum()))
+    values[chosen] = torch.tensor(picked, dtype=torch.float64)
+    return values.to(dtype)
+
+
+def _naive(gradient: Tensor, residual: Tensor, threshold: float) -> tuple[list[int], Tensor]:
+    """Words and next residual by the equations, in numbers of the gradient's own type."""
+    quantum = torch.tensor(threshold, dtype=gradient.dtype)
+    values = gradient + residual
+    above, below = values > quantum, values < -quantum
+    words = [i - SIGN_BIT if below[i] else i for i in (above | below).nonzero().view(-1).tolist()]
+    kept = torch.where(above, values - quantum, torch.where(below, values + quantum, values))
+    return words, kept
+
+
+def _bits(values: Tensor) -> list[int]:
+    """NaN equals itself and -0.0 is not 0.0."""
+    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize]).tolist()
+
+
+@given(
+    numel=st.one_of(
+        st.integers(0, 9), st.sampled_from([63, 64, 65, 127, 128, 129]), st.integers(10, 300)
+    ),
+    threshold=st.sampled_from([1e-30, 1e-3, 0.3, 0.5, 1.0, 2.5, 1e30]),
+    special=st.sampled_from([0.0, 0.2, 1.0]),
+    dtype=dtypes,
+    seed=st.integers(0, 2**16),
+)
+def test_words_residual_and_mean_are_those_of_the_equations(
+    numel: int, threshold: float, special: float, dtype: torch.dtype, seed: int
+) -> None:
+    gradient = _gradient(seed, numel, dtype, special)
+    residual = _gradient(seed + 1, numel, dtype, special / 2)
+    unsound = ~(gradient + residual).isfinite()
+    gradient[unsound], residual[unsound] = 0.0, 0.0
+    expected, kept = _naive(gradient, residual, threshold)
+    values, before = gradient.clone(), residual.clone()
+    words, finite = encode_(values, residual, threshold, Scratch())
+    assert finite
+    assert words.dtype == torch.int32
+    assert words.tolist() == expected
+    assert _bits(values) == _bits(gradient + residual)
+    assert _bits(residual) == _bits(before)
+    settle_(values, residual, words, threshold, None, [])
+    assert _bits(residual) == _bits(kept)
+    assert _bits(values) == [0] * numel
+
+
+@given(
+    numel=st.integers(1, 300),
+    place=st.integers(0, 299),
+    bad=st.sampled_from([math.nan, -math.nan, math.inf, -math.inf]),
+    threshold=st.sampled_from([1e-30, 1.0, 1e39, 1e300]),
+    dtype=dtypes,
+)
+def test_what_is_not_finite_is_noticed_wherever_it_is(
+    numel: int, place: int, bad: float, threshold: float, dtype: torch.dtype
+) -> None:
+    """Also under a threshold that the type can't hold."""
+    for poisoned in range(2):
+        gradient, residual = torch.ones(2, numel, dtype=dtype)
+        (gradient, residual)[poisoned][place % numel] = bad
+        _, finite = encode_(gradient, residual, threshold, Scratch())
+        assert not finite
+
+
+def test_sum_that_overflows_is_noticed() -> None:
+    gradient, residual = torch.full((2, 70), 3e38)
+    assert not encode_(gradient, residual, 1.0, Scratch())[1]
+
+
+@given(
+    numel=st.integers(1, 300),
+    workers=st.integers(1, 5),
+    density=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    form=st.sampled_from(["words", "bitmap", "dense"]),
+    dtype=dtypes,
+    scale=st.sampled_from([1.0, 1024.0, 3.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_mean_is_that_of_the_signs_in_every_coding(
+    numel: int,
+    workers: int,
+    density: float,
+    form: str,
+    dtype: torch.dtype,
+    scale: float,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randn(workers, numel, generator=generator).sign()
+    signs *= torch.rand(workers, numel, generator=generator) < density
+    rows = [encode_(own.clone(), own * 0, 0.5, Scratch())[0] for own in signs]
+    values = torch.zeros(numel, dtype=dtype)
+    received: decoding.Signs
+    if form == "words":
+        received = decoding.SignedWords(rows, values)
+    elif form == "bitmap":
+        received = decoding.BitmapSigns([words_to_bitmap(row, numel) for row in rows], values)
+    else:
+        kind = coding.dense_dtype(workers)
+        sums = torch.stack([words_to_signs(row, numel, kind) for row in rows]).sum(0, dtype=kind)
+        received = decoding.DenseSigns(sums, values)
+    threshold = 0.37
+    settle_(values, values.clone(), rows[0], threshold, received, [threshold / workers, scale])
+    expected = signs.sum(0).to(dtype) * (threshold / workers) * scale
+    assert _bits(values) == _bits(expected + 0.0)
+
+
+@given(numel=st.integers(1, 200), seed=st.integers(0, 99), scale=st.sampled_from([1.0, 3.0, 65536]))
+def test_scale_of_the_gradient_is_divided_out_first(numel: int, seed: int, scale: float) -> None:
+    gradient, residual = (_gradient(s, numel, torch.float32, 0.0) for s in (seed, seed + 1))
+    scaled, unscaled = gradient.clone(), gradient / scale
+    words, _ = encode_(scaled, residual, 0.7, Scratch(), scale=scale)
+    expected, _ = encode_(unscaled, residual, 0.7, Scratch())
+    assert torch.equal(words, expected)
+    assert _bits(scaled) == _bits(unscaled)
+
+
+class _Allocations(TorchDispatchMode):
+    """Notes the size of the largest tensor that an operation returns in memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+        known = {t.untyped_storage().data_ptr() for t in given}
+        result = func(*args, **kwargs)
+        for made in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in known:
+                self.largest_bytes = max(self.largest_bytes, made.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("density", [0.0, 0.001, 0.02])
+def test_nothing_as_large_as_the_tensor_is_allocated(density: float) -> None:
+    """What is allocated is in proportion to what is sent: 8 bytes for an index of each word."""
+    numel, workers = 400_000, 2
+    generator = torch.Generator().manual_seed(0)
+    gradient = torch.randn(numel, generator=generator).sign()
+    gradient *= torch.rand(numel, generator=generator) < density
+    scratch = Scratch()
+    residual = torch.zeros(numel)
+    encode_(gradient.clone(), residual, 0.5, scratch)
+    room = scratch.room(gradient)
+    for _ in range(3):
+        values = gradient.clone()
+        with _Allocations() as seen:
+            words, _ = encode_(values, residual, 0.5, scratch)
+            received = decoding.SignedWords([words] * workers, values)
+            settle_(values, residual, words, 0.5, received, [0.25])
+        assert seen.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
+        assert scratch.room(gradient) is room
+        residual.zero_()
