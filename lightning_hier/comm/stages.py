@@ -12,29 +12,31 @@ Stages = Generator[Sequence[Pending], None, None]
 """The work of one chunk: starts collectives, yields them, and goes on when they are complete.
 
 Every rank's work on a chunk yields equally often, where it has nothing to wait for an empty list:
-then all ranks start their collectives in the same order, whatever completes first.
+then all ranks start their collectives in the same order, whatever completes first. Where a
+collective takes long, an empty list before it leaves it a round more.
 """
-
-# Chunks on their way at a time: enough to keep the network busy while one is reckoned with.
-_ON_THEIR_WAY = 4
 
 
 class StagedWork:
-    """Chunks that go through their stages in turn.
+    """Chunks that go through their stages in rounds; every round begins new ones.
 
-    The order in which collectives are started follows from the chunks alone and not from time, so
-    it is the same on all ranks.
+    In a round each chunk on its way goes on by one stage, the youngest first: what keeps the
+    network busy is started before what keeps the processor busy. The order in which collectives are
+    started follows from the chunks alone and not from time, so it is the same on all ranks.
 
     Args:
         chunks: the work of each; begun one after the other.
+        at_once: begun in a round. One keeps all stages busy with chunks that follow each other
+            closely; more suit work that is only looked after from time to time.
 
     """
 
-    def __init__(self, chunks: Iterable[Stages]) -> None:
+    def __init__(self, chunks: Iterable[Stages], *, at_once: int = 1) -> None:
         self._coming: Iterator[Stages] = iter(chunks)
-        self._going: deque[tuple[Stages, Sequence[Pending]]] = deque()
-        for chunk in islice(self._coming, _ON_THEIR_WAY):
-            self._resume(chunk)
+        self._at_once = at_once
+        self._going: list[_OnItsWay] = []
+        self._round: deque[_OnItsWay] = deque()
+        self._begin_round()
 
     def finish(self) -> None:
         """Wait until all chunks are through.
@@ -43,30 +45,49 @@ class StagedWork:
             PeerError: a collective failed or ran out of time; names the missing ranks.
 
         """
-        while self._going:
+        while self._round:
             self._turn()
 
     def poll(self) -> bool:
         """Go as far as possible without waiting; tell whether all chunks are through."""
-        while self._going and all(pending.completed for pending in self._going[0][1]):
+        while self._round and all(pending.completed for pending in self._round[0].awaited):
             self._turn()
-        return not self._going
+        return not self._round
 
     def _turn(self) -> None:
-        chunk, awaited = self._going.popleft()
-        for pending in awaited:
-            pending.wait()
-        self._resume(chunk)
+        self._round.popleft().go_on()
+        if not self._round:
+            self._begin_round()
 
-    def _resume(self, chunk: Stages | None) -> None:
-        """Bring a chunk to its next stage; where it has none left, begin the next one."""
-        while chunk is not None:
-            try:
-                self._going.append((chunk, next(chunk)))
-            except StopIteration:
-                chunk = next(self._coming, None)
-            else:
+    def _begin_round(self) -> None:
+        """Begin new chunks, then let those that were on their way have a turn each."""
+        while not self._round:
+            older = [chunk for chunk in self._going if not chunk.through]
+            new = [_OnItsWay(chunk) for chunk in islice(self._coming, self._at_once)]
+            if not older and not new:
                 return
+            self._going = [*new, *older]
+            self._round.extend(older)
+
+
+class _OnItsWay:
+    """A chunk between two stages; made by going through the first one."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self.through = False
+        self.awaited: Sequence[Pending] = ()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Wait for what the last stage has started, and go through the next one."""
+        for pending in self.awaited:
+            pending.wait()
+        self.awaited = ()
+        try:
+            self.awaited = next(self._stages)
+        except StopIteration:
+            self.through = True
 
 
 def side_by_side(parts: Iterable[Stages]) -> Stages:

@@ -42,7 +42,9 @@ def test_order_of_starts_is_that_of_a_run_that_waits(
     plain: list[str] = []
     StagedWork(_chunk(plain, [], i, stages) for i in range(chunks)).finish()
     assert len(_starts(plain)) == chunks * stages
-    assert [line for line in plain if "end" in line] == [f"end {i}" for i in range(chunks)]
+    assert sorted(line for line in plain if "end" in line) == sorted(
+        f"end {i}" for i in range(chunks)
+    )
 
     log: list[str] = []
     started: list[_Message] = []
@@ -62,16 +64,36 @@ def test_polling_waits_for_nothing_that_is_not_complete() -> None:
     work = StagedWork(_chunk(log, started, i, 2) for i in range(2))
     assert not work.poll() and not any("wait" in line for line in log)
     started[1].completed = True
-    assert not work.poll()  # the first chunk is not there yet
+    assert not work.poll()  # the first chunk, whose turn it is, is not there yet
+    assert not any("wait" in line for line in log)
     started[0].completed = True
     assert not work.poll()
     assert [line for line in log if "wait" in line] == ["wait 0.0", "wait 1.0"]
 
 
-def test_the_network_is_busy_while_a_chunk_is_waited_for() -> None:
+def _lingering(log: list[str], name: int) -> Stages:
+    message = _Message(log, f"{name}.0")
+    yield []
+    yield cast(Any, [message])
+    log.append(f"reckon {name}")
+    yield []
+
+
+def test_the_network_has_the_next_chunk_while_one_is_waited_for_and_reckoned_with() -> None:
     log: list[str] = []
-    StagedWork(_chunk(log, [], i, 1) for i in range(9)).finish()
-    assert log.index("start 3.0") < log.index("wait 0.0")
+    StagedWork(_lingering(log, i) for i in range(9)).finish()
+    for number in range(8):
+        following = log.index(f"start {number + 1}.0")
+        assert following < log.index(f"wait {number}.0") < log.index(f"reckon {number}")
+
+
+def test_a_round_begins_as_many_as_it_is_told_to() -> None:
+    log: list[str] = []
+    started: list[_Message] = []
+    work = StagedWork((_chunk(log, started, i, 2) for i in range(20)), at_once=8)
+    assert len(started) == 16
+    work.finish()
+    assert [line for line in log if "end" in line] != [] and len(started) == 40
 
 
 def test_side_by_side_waits_for_all_parts_of_a_stage() -> None:

@@ -18,7 +18,7 @@ AcrossDtype = Literal["same", "bfloat16", "int8"]
 _KIND = "models"
 _AT_HOME = "models_on_host"
 
-_STAGES = 4
+_STAGES = 6
 
 
 def make_coder(across_dtype: AcrossDtype) -> Coder | None:
@@ -29,7 +29,9 @@ def make_coder(across_dtype: AcrossDtype) -> Coder | None:
 class Averaging:
     """Sums pieces over the groups, chunk by chunk, along a route.
 
-    All work has the same four stages on every rank: at home, twice between hosts, at home again.
+    All work has the same stages on every rank: at home, twice between hosts, at home again. What
+    goes between hosts is waited for a round later than it could be, so that the link always has the
+    next chunk to carry.
 
     Args:
         route: who exchanges with whom.
@@ -46,7 +48,10 @@ class Averaging:
             return
         route = self._route
         yield [route.host.reduce_(piece, _AT_HOME)] if route.host else []
-        yield [route.between.all_reduce_(piece, _KIND)] if route.between else []
+        sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
+        yield []
+        yield sent
+        yield []
         yield []
         yield [route.host.broadcast_(piece, _AT_HOME)] if route.host else []
 
@@ -76,7 +81,7 @@ class Averaging:
         if between is None and host is None:
             piece.mul_(weight)
         if between is None:
-            yield from ([], [])
+            yield from ([], [], [], [])
         else:
             leftover = leftover or Leftover.nothing(piece, between.size)
             leftover.own[: piece.numel()].add_(piece, alpha=weight)
@@ -107,11 +112,15 @@ def _coded_between(piece: Tensor, coder: Coder, summand: Leftover, between: Chan
     sent, received = (torch.empty(shape, dtype=torch.uint8, device=piece.device) for _ in range(2))
     for values, row in zip(summand.own.split(each), sent, strict=True):
         coder.encode_(values, row)
-    yield [between.all_to_all(received.view(-1), sent.view(-1), _KIND)]
+    first = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
+    yield []
+    yield [first]
     for row in received:
         coder.decode(row, summand.sums, add=True)
     coder.encode_(summand.sums, sent[0])
-    yield [between.all_gather(received.view(-1), sent[0], _KIND)]
+    second = between.all_gather(received.view(-1), sent[0], _KIND)
+    yield []
+    yield [second]
     direct = piece.dtype == summand.sums.dtype
     spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=summand.sums.dtype)
     spare = spare.to(piece.device)

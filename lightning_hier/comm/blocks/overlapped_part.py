@@ -15,6 +15,9 @@ from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk
 from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
 
+# Chunks that travel together: enough to keep a link busy from one step to the next.
+_AT_ONCE = 8
+
 
 class OverlappedPart(ModelPart):
     """Tensors of one dtype, synchronised one block late (double buffering, brought to blocks).
@@ -102,7 +105,8 @@ class OverlappedPart(ModelPart):
         self._under_way = True
         places = [chunk.filtered for chunk in self._share.chunks()]
         self._work = StagedWork(
-            self._mean_of(self._travelling[place], place, verdict, keep=True) for place in places
+            (self._mean_of(self._travelling[place], place, verdict, keep=True) for place in places),
+            at_once=_AT_ONCE,
         )
         return found
 

@@ -14,7 +14,7 @@ from lightning_hier.comm.stages import Stages
 
 # Elements that are exchanged at a time: the network is busy with some while others are reckoned
 # with, and each is long enough to be worth a message.
-CHUNK = 1 << 20
+CHUNK = 1 << 19
 
 
 @dataclass(frozen=True)
