@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from examples.tables import markdown
-from lightning_hier.algorithms.threshold import subtract_sent_
-from lightning_hier.comm.gradients.gtc_payload import Selection
+from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
 from lightning_hier.comm.worker import TensorMemory
 
 SIZES = (10**5, 10**6, 10**7, 5 * 10**7)
@@ -59,7 +58,7 @@ class Encoding:
         return _WORD_BYTES * self.density * self.elements
 
 
-def encode(flat: Tensor, memory: TensorMemory) -> int:
+def encode(flat: Tensor, memory: TensorMemory, scratch: Scratch) -> int:
     """What a rank does for one tensor at a step, but for sending: as ``GTCReducer`` does it.
 
     The one place that knows how the reducer's parts are called.
@@ -68,13 +67,10 @@ def encode(flat: Tensor, memory: TensorMemory) -> int:
         Words to be sent.
 
     """
-    selection = Selection.of(flat, memory, absent=False)
-    memory.residual.copy_(selection.flat)
-    words = 0
-    for part, own in zip(selection.parts, selection.words, strict=True):
-        subtract_sent_(memory.residual[part], own, float(memory.threshold or 0.0))
-        words += own.numel()
-    return words
+    threshold = float(memory.threshold or 0.0)
+    words, _ = encode_(flat, memory.residual, threshold, scratch)
+    settle_(flat, memory.residual, words, threshold, None, [])
+    return words.numel()
 
 
 def measure(elements: int, density: float, *, repetitions: int) -> Encoding:
@@ -91,14 +87,14 @@ def measure(elements: int, density: float, *, repetitions: int) -> Encoding:
     residual = torch.rand(elements, generator=generator)
     residual += torch.rand(elements, generator=generator)
     residual.sub_(1.0).mul_(threshold)
-    memory = TensorMemory(residual, threshold)
+    memory, scratch = TensorMemory(residual, threshold), Scratch()
     flat, copied = torch.empty(elements), torch.empty(elements)
     taken, copies, words = [], [], []
     for _ in range(repetitions):
         start = windows.randrange(_WINDOWS)
         flat.copy_(pool[start : start + elements])
         begun = time.thread_time()
-        words.append(encode(flat, memory))
+        words.append(encode(flat, memory, scratch))
         encoded = time.thread_time()
         copied.copy_(flat)
         copies.append(time.thread_time() - encoded)
