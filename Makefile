@@ -5,6 +5,8 @@ PYTHON ?= python3
 EXTRAS := cli,examples,bench,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# Files tested at a time: ranks wait for each other much of the time.
+TEST_WORKERS ?= 2
 ARGS ?=
 
 ifeq ($(origin VENV),undefined)
@@ -37,8 +39,8 @@ demo-ocr: $(ENVIRONMENT)  ## train on rendered lines of text by BMUF-Adam, 4 ran
 demo-stragglers: $(ENVIRONMENT)  ## train on digits with one slow rank by PSP-SGD, 4 ranks, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.image.demo $(DEMO_ARGS)
 
-test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow')
-	$(BIN)/python -m pytest $(TEST_ARGS)
+test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow', TEST_WORKERS=0)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 bench: $(ENVIRONMENT)  ## measure all strategies and their peers over shaped links (ARGS='--runs 5', ARGS=--growth)
 	$(BIN)/python -m benchmarks.performance $(ARGS)
@@ -71,7 +73,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # A named environment that has what the commands need is left as it is.
-NEEDED := lightning mypy pillow pytest pyzmq ruff scikit-learn torch torchaudio torchvision
+NEEDED := lightning mypy pillow pytest pytest-xdist pyzmq ruff scikit-learn torch torchaudio torchvision
 named-environment:
 	@$(BIN)/python -c 'import sys, importlib.metadata as m; [m.version(p) for p in sys.argv[1:]]' \
 		$(NEEDED) 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.installed
