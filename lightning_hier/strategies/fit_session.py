@@ -19,7 +19,7 @@ from lightning_hier.comm.blocks.joining import Joining
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
-from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
 from lightning_hier.comm.gradients.reducers import build_hook
@@ -56,6 +56,8 @@ class FitSession:
         self._warmup_steps = warmup_steps
         self.worker = Worker()
         self._hook: GradientHook | None = None
+        self._wrapped: DistributedDataParallel | None = None
+        self._needs_hook = False
         self.reduced: list[Parameter] = []
         self._synchroniser: Synchroniser | None = None
         self._termination: QuietTermination | None = None
@@ -110,6 +112,7 @@ class FitSession:
         for act in self.on_start:
             act()
         self.on_start.clear()
+        self._spare_reducer()
         self.position.start()
 
     def rewind(self) -> None:
@@ -156,6 +159,20 @@ class FitSession:
             reached=ReachedParameters(parameters) if find_unused else None,
         )
         model.register_comm_hook(self._hook, gradient_hook)
+        self._wrapped, self._needs_hook = model, isinstance(config, CommHook)
+        self._spare_reducer()
+
+    def _spare_reducer(self) -> None:
+        """Have DDP reduce gradients only where there is somebody to reduce them with.
+
+        In a group of one rank its reducer would copy every gradient twice at every step for
+        nothing. A hook of the user's runs all the same; so does ours while it has residuals of a
+        run of larger groups to hand back.
+        """
+        if self._wrapped is not None and self._hook is not None:
+            alone = self._communicators.group.size == 1 and not self._hook.warming
+            idle = alone and not self._needs_hook and not self.worker.memory.tensors
+            self._wrapped.require_backward_grad_sync = not idle
 
     def begin(
         self,
@@ -259,3 +276,4 @@ class FitSession:
     def _end_warm_up(self) -> None:
         if self._hook is not None:
             self._hook.end_warm_up()
+            self._spare_reducer()
