@@ -11,6 +11,13 @@ from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom, au
 
 etas = st.floats(0.0, 0.99)
 seeds = st.integers(0, 1000)
+with_any_filter = given(
+    eta=etas,
+    zeta=st.floats(0.1, 2.0),
+    nesterov=st.booleans(),
+    update_from=st.sampled_from(["global", "start"]),
+    seed=seeds,
+)
 
 
 def _means(seed: int, blocks: int, numel: int = 7) -> torch.Tensor:
@@ -63,13 +70,7 @@ def test_one_block_contributes_the_gain_of_the_paper(
     assert model.item() == pytest.approx(gain)
 
 
-@given(
-    eta=etas,
-    zeta=st.floats(0.1, 2.0),
-    nesterov=st.booleans(),
-    update_from=st.sampled_from(["global", "start"]),
-    seed=seeds,
-)
+@with_any_filter
 def test_a_look_tells_what_the_block_would_do_and_changes_nothing(
     eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom, seed: int
 ) -> None:
@@ -112,13 +113,7 @@ def test_eta_of_the_number_of_models() -> None:
         auto_block_momentum(4, block_lr=5.0)
 
 
-@given(
-    eta=etas,
-    zeta=st.floats(0.1, 2.0),
-    nesterov=st.booleans(),
-    update_from=st.sampled_from(["global", "start"]),
-    seed=seeds,
-)
+@with_any_filter
 def test_the_way_to_the_mean_says_as_much_as_the_mean(
     eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom, seed: int
 ) -> None:
