@@ -6,7 +6,7 @@ EXTRAS := cli,examples,bench,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
 # Files tested at a time: ranks wait for each other much of the time.
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 ARGS ?=
 
 ifeq ($(origin VENV),undefined)
@@ -40,7 +40,7 @@ demo-stragglers: $(ENVIRONMENT)  ## train on digits with one slow rank by PSP-SG
 	$(BIN)/python -m examples.image.demo $(DEMO_ARGS)
 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow', TEST_WORKERS=0)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 bench: $(ENVIRONMENT)  ## measure all strategies and their peers over shaped links (ARGS='--runs 5', ARGS=--growth)
 	$(BIN)/python -m benchmarks.performance $(ARGS)
