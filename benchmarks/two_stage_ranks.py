@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from benchmarks.quiet_trainer import quiet_trainer
 from examples.quiet import silence_lightning
 from lightning_hier import TwoStageASGDStrategy
 from lightning_hier.comm.agreement import gather_json
@@ -151,14 +152,7 @@ def train(model: DNN, frames: int, steps: int, **settings: Any) -> None:
     """Train on one batch of so many random frames, again and again, silently."""
     batch = [torch.randn(frames, FEATURES), torch.randint(SENONES, (frames,))]
     loader: Any = DataLoader([batch] * steps, batch_size=None)  # type: ignore[arg-type]
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
         **settings,
     )
     trainer.fit(model, loader)

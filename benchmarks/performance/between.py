@@ -7,21 +7,15 @@ that ours adds to a step counts, and is set against the step of the papers' devi
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-
-import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from benchmarks.performance.job import Job
+from benchmarks.performance.on_rank import report
 from benchmarks.performance.rank import train
 from benchmarks.performance.systems import Setup, without_communication
-from examples.quiet import silence_lightning
 from lightning_hier import BMUFStrategy
 
 _WARM_UP = 3
@@ -84,17 +78,10 @@ def measure(job: Job, pairs: int) -> list[Pair]:
     return found
 
 
-@record
 def main() -> None:
     """Do what the arguments say: a job and a number of pairs."""
-    silence_lightning()
-    torch.set_num_threads(1)
     job, pairs = Job.decoded(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo")
-    found = [asdict(pair) for pair in measure(job, pairs)]
-    path = Path(job.folder) / f"rank{dist.get_rank()}.json"
-    path.write_text(json.dumps(found))
-    dist.barrier()
+    report(job.folder, lambda: [asdict(pair) for pair in measure(job, pairs)])
 
 
 if __name__ == "__main__":

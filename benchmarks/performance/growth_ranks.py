@@ -11,15 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn import Parameter
 
+from benchmarks.performance.on_rank import report
 from lightning_hier import BMUF, GTC
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
@@ -133,16 +132,11 @@ def bmuf(point: Point) -> dict[str, float]:
     }
 
 
-@record
 def main() -> None:
     """Measure the point that the first argument tells."""
-    torch.set_num_threads(1)
     told = json.loads(sys.argv[1])
     point = Point(elements=told["elements"], density=told["density"])
-    dist.init_process_group("gloo")
-    found = gtc(point) | bmuf(point)
-    (Path(told["folder"]) / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
+    report(told["folder"], lambda: gtc(point) | bmuf(point))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,24 @@ Run by torchrun on every host. A rank writes what it has found into the folder o
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 from torch.utils.data import DataLoader
 
 from benchmarks.hosts import link_bytes
 from benchmarks.performance import memory
 from benchmarks.performance.job import Job
 from benchmarks.performance.link import measure_goodput
+from benchmarks.performance.on_rank import report
 from benchmarks.performance.systems import Setup, named, set_up, without_communication
 from benchmarks.performance.work import WorkModule
-from examples.quiet import silence_lightning
+from benchmarks.quiet_trainer import quiet_trainer
 from lightning_hier import HierarchicalStrategy
 
 
@@ -75,14 +73,7 @@ def train(job: Job, setup: Setup, *, warm_up: int, window: int, adam: bool) -> W
     # One more than the window, so that the end of the epoch is not in it.
     empty: Any = [torch.zeros(1)] * (warm_up + window + 1)
     dist.barrier()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        use_distributed_sampler=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
         callbacks=[watch, *setup.callbacks],
         **setup.trainer_settings(job.network.hosts, job.network.ranks_per_host),
     )
@@ -120,17 +111,10 @@ def run(job: Job) -> dict[str, Any]:
     }
 
 
-@record
 def main() -> None:
     """Do what the first argument says."""
-    silence_lightning()
-    torch.set_num_threads(1)
     job = Job.decoded(sys.argv[1])
-    dist.init_process_group("gloo")
-    found = run(job)
-    path = Path(job.folder) / f"rank{dist.get_rank()}.json"
-    path.write_text(json.dumps(found))
-    dist.barrier()
+    report(job.folder, lambda: run(job))
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ def measure_row(system: System, work: Work, network: Network, *, blocks: int) ->
         limit_s = _FAILURE_LIMIT_S if system.expected_failure else _LIMIT_S
         readings = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
-        return {"failed": system.expected_failure or _why(error)}
+        known = f" (known: {system.expected_failure})" if system.expected_failure else ""
+        return {"failed": _why(error) + known}
     return {"figures": asdict(figures(readings, system.block))}
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from benchmarks.performance import between, synchronisation
 from benchmarks.performance.job import Job, Steps, steps_for
+from benchmarks.performance.on_rank import report
 from benchmarks.performance.rank import train
 from benchmarks.performance.synchronisation import Synchronisations, Variant
 from benchmarks.performance.systems import named, set_up
-from examples.quiet import silence_lightning
 
 SENDERS = ("ddp", "gtc", "bmuf_gtc")
 """Systems whose bytes are counted."""
@@ -54,16 +48,10 @@ def run(job: Job) -> dict[str, Any]:
     }
 
 
-@record
 def main() -> None:
     """Do what the first argument says."""
-    silence_lightning()
-    torch.set_num_threads(1)
     job = Job.decoded(sys.argv[1])
-    dist.init_process_group("gloo")
-    path = Path(job.folder) / f"rank{dist.get_rank()}.json"
-    path.write_text(json.dumps(run(job)))
-    dist.barrier()
+    report(job.folder, lambda: run(job))
 
 
 if __name__ == "__main__":

@@ -13,16 +13,15 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from benchmarks.hosts import link_bytes
 from benchmarks.performance import memory
 from benchmarks.performance.link import measure_goodput
+from benchmarks.performance.on_rank import report
 from benchmarks.performance.work import Work, WorkModule
 from lightning_hier import BMUF
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
@@ -157,16 +156,10 @@ def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> Synchron
     return synchroniser
 
 
-@record
 def main() -> None:
     """Do what the first argument says."""
-    torch.set_num_threads(1)
     told = Synchronisations.decoded(sys.argv[1])
-    dist.init_process_group("gloo")
-    found = {variant.name: measure(variant, told) for variant in told.variants}
-    path = Path(told.folder) / f"rank{dist.get_rank()}.json"
-    path.write_text(json.dumps(found))
-    dist.barrier()
+    report(told.folder, lambda: {own.name: measure(own, told) for own in told.variants})
 
 
 if __name__ == "__main__":

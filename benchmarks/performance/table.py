@@ -15,7 +15,7 @@ from benchmarks.encoding import table as encoding_table
 from benchmarks.performance.figures import Figures, spread
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
-from benchmarks.performance.systems import SYSTEMS, System
+from benchmarks.performance.systems import SYSTEMS
 from benchmarks.performance.targets import synchronisation_name, targets_table
 from benchmarks.performance.work import Work
 from examples.tables import markdown
@@ -122,8 +122,3 @@ def _heading(results: Results) -> str:
         f"{lightning.__version__}, lightning_hier {__version__}, {platform.machine()}, "
         f"{cores} cores."
     )
-
-
-def by_name(names: Sequence[str]) -> list[System]:
-    """Systems in the order of the table."""
-    return [system for system in SYSTEMS if system.name in names]
