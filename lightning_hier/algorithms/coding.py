@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_hier.algorithms.threshold import add_signs_, split_words
+from lightning_hier.algorithms.threshold import split_words
 
 _ELEMENTS_PER_WORD = 16
 
@@ -88,10 +88,3 @@ def _signs_of_a_byte(dtype: torch.dtype, device: torch.device) -> Tensor:
     shifts = torch.tensor([0, 2, 4, 6], device=device)
     codes = torch.arange(256, device=device)[:, None] >> shifts & 3
     return (codes == 1).to(dtype) - (codes == 2).to(dtype)
-
-
-def words_to_signs(words: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-    """Dense signs (+1, 0, -1) of int32 words."""
-    signs = torch.zeros(numel, dtype=dtype, device=words.device)
-    add_signs_(signs, words)
-    return signs

@@ -63,13 +63,6 @@ def split_words(words: Tensor) -> tuple[Tensor, Tensor]:
     return (words & (SIGN_BIT - 1)).long(), words < 0
 
 
-def subtract_sent_(values: Tensor, words: Tensor, threshold: float) -> None:
-    """``r <- r - sent``: turn residual-plus-gradient into the residual, in place."""
-    index, negative = split_words(words)
-    sent = torch.full((), threshold, dtype=values.dtype, device=values.device)
-    values[index] -= torch.where(negative, -sent, sent)
-
-
 def add_signs_(signs: Tensor, words: Tensor) -> None:
     """Add +1 or -1 to ``signs`` at each word's index, in place.
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from lightning_hier.algorithms.coding import add_bitmap_signs_, words_to_bitmap, words_to_signs
-from lightning_hier.algorithms.threshold import add_signs_, select_words, subtract_sent_
+from lightning_hier.algorithms.coding import add_bitmap_signs_, words_to_bitmap
+from lightning_hier.algorithms.threshold import add_signs_, select_words
 from tests.ranks import run_ranks
+from tests.signs import dense_signs, subtract_sent_
 from tests.trainer.fitting import Net, fit, weights
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +23,7 @@ def _exchange(values: Tensor) -> list[Tensor]:
     by_words, by_bitmap = torch.zeros_like(values), torch.zeros_like(values)
     add_signs_(by_words, words)
     add_bitmap_signs_(by_bitmap, words_to_bitmap(words, values.numel()))
-    dense = words_to_signs(words, values.numel(), torch.int8)
+    dense = dense_signs(words, values.numel(), torch.int8)
     return [words, torch.tensor(largest), residual, by_words, by_bitmap, dense]
 
 

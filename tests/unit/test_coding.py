@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_hier.algorithms import coding
 from lightning_hier.algorithms.coding import Coding
 from lightning_hier.algorithms.threshold import add_signs_, segments, select_words
+from tests.signs import dense_signs
 
 signs_of_a_worker = st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=70)
 
@@ -44,7 +45,7 @@ def test_every_coding_gives_the_same_sums(workers: list[list[int]], dtype: torch
     for signs in workers:
         add_signs_(by_words, _words(signs))
         coding.add_bitmap_signs_(by_bitmap, coding.words_to_bitmap(_words(signs), numel))
-        dense += coding.words_to_signs(_words(signs), numel, dense.dtype)
+        dense += dense_signs(_words(signs), numel, dense.dtype)
     expected = torch.tensor(workers).sum(0)
     assert torch.equal(by_words.long(), expected)
     assert torch.equal(by_bitmap.long(), expected)

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_hier.algorithms import coding, compiled, decoding
-from lightning_hier.algorithms.coding import words_to_bitmap, words_to_signs
+from lightning_hier.algorithms.coding import words_to_bitmap
 from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
 from lightning_hier.algorithms.threshold import SIGN_BIT
+from tests.signs import dense_signs
 
 SMALL_CHUNK = 64
 
@@ -144,7 +145,7 @@ def test_mean_is_that_of_the_signs_in_every_coding(
         received = decoding.BitmapSigns([words_to_bitmap(row, numel) for row in rows], values)
     else:
         kind = coding.dense_dtype(workers)
-        sums = torch.stack([words_to_signs(row, numel, kind) for row in rows]).sum(0, dtype=kind)
+        sums = torch.stack([dense_signs(row, numel, kind) for row in rows]).sum(0, dtype=kind)
         received = decoding.DenseSigns(sums, values)
     threshold = 0.37
     settle_(values, values.clone(), rows[0], threshold, received, [threshold / workers, scale])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_hier.algorithms import threshold as gtc
+from tests.signs import subtract_sent_
 
 finite = st.floats(-8, 8, width=32)
 vectors = st.lists(finite, max_size=70).map(lambda values: torch.tensor(values))
@@ -108,7 +109,7 @@ def test_sent_and_residual_add_up_to_the_gradients_exactly(
     for gradient in gradients:
         residual += torch.tensor(gradient)
         words, _ = gtc.select_words(residual, threshold)
-        gtc.subtract_sent_(residual, words, threshold)
+        subtract_sent_(residual, words, threshold)
         sent += _sent(words, 9, threshold)
     assert torch.equal(sent + residual, torch.tensor(gradients, dtype=torch.float64).sum(0))
 
@@ -119,7 +120,7 @@ def test_one_step_takes_one_threshold_from_each_selected_element(
 ) -> None:
     residual = values.double()
     words, _ = gtc.select_words(residual, threshold)
-    gtc.subtract_sent_(residual, words, threshold)
+    subtract_sent_(residual, words, threshold)
     moved = values.double() - residual
     expected = torch.where(
         values.double().abs() > threshold, values.double().sign() * threshold, 0.0
@@ -153,7 +154,7 @@ def test_automatic_threshold_finds_the_density(density: float, wrong_by: float) 
         sent = 0
         for residual in residuals:
             words, _ = gtc.select_words(residual, threshold)
-            gtc.subtract_sent_(residual, words, threshold)
+            subtract_sent_(residual, words, threshold)
             sent += words.numel()
         shares.append(sent / (workers * numel))
         threshold = gtc.next_threshold(

@@ -67,15 +67,23 @@ class ModelPart:
         Where models travel in a short form, it is their way from the start model that travels.
         """
         values, share = self._share.read(), self._share
-        if self._coder is not None:
-            own = values[share.filtered].sub_(self.global_model)
-            if self.update is not None and self._filter.nesterov:
-                own.sub_(self.update, alpha=self._filter.eta)
+        self._leave_out_start_(values[share.filtered])
         return Reading.of_squares(
             parameters=sum_of_squares(values[share.filtered]),
             buffers=sum_of_squares(values[share.averaged]),
             optimizer=sum_of_squares(values[share.carried]),
         )
+
+    def _leave_out_start_(self, model: Tensor) -> None:
+        """Turn the filtered share of the local model into what travels of it, in place."""
+        if self._coder is not None:
+            model.sub_(self.global_model)
+            if self.update is not None and self._filter.nesterov:
+                model.sub_(self.update, alpha=self._filter.eta)
+
+    def _state_at(self, place: slice) -> tuple[Tensor, Tensor | None]:
+        """W and Delta of a stretch of the filtered share."""
+        return self.global_model[place], None if self.update is None else self.update[place]
 
     def synchronise_(self, verdict: Verdict) -> Squares:
         """Turn what was gathered into what the next block starts from; move W and Delta.
@@ -91,11 +99,7 @@ class ModelPart:
             )
             self._advance_carried_(chunk.carried)
             advance_ = self._filter.advance_by_ if self._coder else self._filter.advance_
-            found.update += advance_(
-                values[chunk.filtered],
-                self.global_model[chunk.filtered],
-                None if self.update is None else self.update[chunk.filtered],
-            )
+            found.update += advance_(values[chunk.filtered], *self._state_at(chunk.filtered))
 
         self._each_chunk(lambda chunk: self._mean(chunk, verdict, keep=True), advance)
         return found
@@ -112,8 +116,8 @@ class ModelPart:
         """
 
         def look(chunk: Chunk) -> None:
-            mean, own = self._share.values[chunk.filtered], self.global_model[chunk.filtered]
-            update = None if self.update is None else self.update[chunk.filtered]
+            mean = self._share.values[chunk.filtered]
+            own, update = self._state_at(chunk.filtered)
             following = self._filter.global_after if self._coder else self._filter.next_global
             mean.copy_(following(mean, own, update) if pending else own)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import sum_of_squares
-from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk
@@ -64,15 +64,9 @@ class OverlappedPart(ModelPart):
             self._work.finish()
             self._work = None
 
-    def gather(self) -> Reading:
-        """Put what this group has made of its share in this block into the transfer buffer."""
-        values = self._share.read()
-        own, share = values[self._share.filtered].sub_(self._begun_with), self._share
-        return Reading.of_squares(
-            parameters=sum_of_squares(own),
-            buffers=sum_of_squares(values[share.averaged]),
-            optimizer=sum_of_squares(values[share.carried]),
-        )
+    def _leave_out_start_(self, model: Tensor) -> None:
+        """What travels is what this group has made of its share in this block."""
+        model.sub_(self._begun_with)
 
     def synchronise_(self, verdict: Verdict) -> Squares:
         """Apply the mean of the block before; send off what this one has made.
@@ -86,8 +80,7 @@ class OverlappedPart(ModelPart):
         def advance(chunk: Chunk) -> None:
             place = chunk.filtered
             made, arrived = self._share.values[place], self._travelling[place]
-            own = self.global_model[place]
-            update = None if self.update is None else self.update[place]
+            own, update = self._state_at(place)
             if self._under_way:
                 found.mean += sum_of_squares(arrived)
                 found.update += self._filter.advance_by_(arrived, own, update)
@@ -128,8 +121,8 @@ class OverlappedPart(ModelPart):
         def look(chunk: Chunk) -> None:
             place = chunk.filtered
             shown = self._share.values[place]
-            own = self.global_model[place].clone()
-            update = None if self.update is None else self.update[place].clone()
+            own, update = self._state_at(place)
+            own, update = own.clone(), None if update is None else update.clone()
             if self._under_way:
                 self._filter.advance_by_(self._travelling[place].clone(), own, update)
             shown.copy_(self._filter.global_after(shown, own, update) if pending else own)
