@@ -6,13 +6,11 @@ They need root and iproute2. Where those are missing, :func:`missing_means` says
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,16 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-LIMIT_S = 280.0
-"""Ends a run that hangs; many times what a run of the tests takes."""
-
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _LINK = "eth0"
 # A packet of a veth pair may hold 64 KiB, and the bucket must take it whole.
 _BUCKET = "256kb"
 _LONGEST_QUEUE = "50ms"
-_EXIT_LIMIT_S = 20.0
-_launches = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -150,69 +143,6 @@ def _make(undo: ExitStack, device: str, *kind: str) -> None:
     undo.callback(_ip, "link", "delete", device)
 
 
-@contextmanager
-def launched(
-    found: Sequence[Host],
-    ranks_per_host: int,
-    module: str,
-    *arguments: str,
-    folder: Path,
-    **environment: str,
-) -> Iterator[list[subprocess.Popen]]:
-    """The agents of torchrun that run a module, one on each host; killed at the end.
-
-    Their output goes to `host<index>.log` in `folder`.
-    """
-    agents = []
-    # A store of the launch before may still hold its port.
-    shared = found[0].namespace is None
-    port = _free_port() if shared else 29611 + next(_launches) % 1000
-    try:
-        for index, host in enumerate(found):
-            command = [
-                *(sys.executable, "-m", "torch.distributed.run"),
-                *("--nnodes", str(len(found)), "--nproc-per-node", str(ranks_per_host)),
-                *("--node-rank", str(index), "--local-addr", host.address),
-                *("--master-addr", found[0].address, "--master-port", str(port)),
-                *("-m", module, *arguments),
-            ]
-            agents.append(host.start(command, folder / f"host{index}.log", **environment))
-        yield agents
-    finally:
-        for agent, host in zip(agents, found, strict=False):
-            host.kill_all()
-            _end(agent)
-
-
-def run_module(
-    found: Sequence[Host],
-    ranks_per_host: int,
-    module: str,
-    *arguments: str,
-    folder: Path,
-    limit_s: float = LIMIT_S,
-    **environment: str,
-) -> None:
-    """Run a module under torchrun on all hosts; raise with their output if one of them fails.
-
-    Raises:
-        RuntimeError: a host's agent has failed.
-        subprocess.TimeoutExpired: they have not come to an end within the limit.
-
-    """
-    start = launched(found, ranks_per_host, module, *arguments, folder=folder, **environment)
-    with start as agents:
-        codes = [agent.wait(timeout=limit_s) for agent in agents]
-    if any(codes):
-        raise RuntimeError(said(folder, len(found)))
-
-
-def said(folder: Path, number: int) -> str:
-    """The end of what so many hosts have put out."""
-    logs = [folder / f"host{index}.log" for index in range(number)]
-    return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
-
-
 def link_bytes(interface: str = _LINK) -> tuple[int, int]:
     """Bytes sent and received over the link of the host that this process runs on."""
     folder = Path("/sys/class/net") / interface / "statistics"
@@ -256,22 +186,6 @@ def _unwound_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _end(agent: subprocess.Popen) -> None:
-    """Wait for an agent that has been killed; on the loopback have it end its workers first."""
-    if agent.poll() is None:
-        agent.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            agent.wait(_EXIT_LIMIT_S)
-    agent.kill()
-    agent.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _ip(*arguments: str) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from benchmarks.joined import joined
 from benchmarks.quiet_trainer import quiet_trainer
 from examples.quiet import silence_lightning
 from lightning_hier import TwoStageASGDStrategy
@@ -193,7 +194,11 @@ def main() -> None:
     torch.set_num_threads(1)
     told = json.loads(sys.argv[1])
     job = Job(**{**told, "ways": [Way(**way) for way in told["ways"]]})
-    dist.init_process_group("gloo")
+    with joined():
+        _train_in_turn(job)
+
+
+def _train_in_turn(job: Job) -> None:
     rank = dist.get_rank()
     model_bytes = 4 * sum(parameter.numel() for parameter in DNN(job.width).parameters())
     for repetition in range(job.repetitions):
@@ -207,7 +212,6 @@ def main() -> None:
                 line = {"repetition": repetition, "way": asdict(way), "ranks": rows}
                 with Path(job.out).open("a") as file:
                     file.write(json.dumps(line | {"model_bytes": model_bytes}) + "\n")
-    dist.barrier()
 
 
 if __name__ == "__main__":

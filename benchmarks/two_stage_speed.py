@@ -17,13 +17,13 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import lightning
 import torch
 
-from benchmarks.hosts import hosts, launched, said
+from benchmarks.hosts import hosts
+from benchmarks.launch import run_module
 from benchmarks.two_stage_ranks import NEVER, Job, Way
 from examples.tables import markdown
 from lightning_hier.algorithms.sizing import Cluster
@@ -223,16 +223,13 @@ def measure(job: Job, rate: str) -> None:
 
     Raises:
         RuntimeError: a rank failed; what the hosts have put out.
+        TimeoutError: the ranks came to no end.
 
     """
     limit_s = _SECONDS_FOR_A_WAY * job.repetitions * len(job.ways)
     with tempfile.TemporaryDirectory() as name, hosts(2, rate) as pair:
         folder, told = Path(name), json.dumps(asdict(job))
-        start = partial(launched, pair, 1, "benchmarks.two_stage_ranks", told, folder=folder)
-        with start() as agents:
-            codes = [agent.wait(timeout=limit_s) for agent in agents]
-        if any(codes):
-            raise RuntimeError(said(folder, len(pair)))
+        run_module(pair, 1, "benchmarks.two_stage_ranks", told, folder=folder, limit_s=limit_s)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from benchmarks.joined import joined
 from examples.quiet import silence_lightning
 
 
@@ -25,7 +26,6 @@ def report(folder: str, measure: Callable[[], Any]) -> None:
     """
     silence_lightning()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = json.dumps(measure())
-    (Path(folder) / f"rank{dist.get_rank()}.json").write_text(found)
-    dist.barrier()
+    with joined():
+        found = json.dumps(measure())
+        (Path(folder) / f"rank{dist.get_rank()}.json").write_text(found)

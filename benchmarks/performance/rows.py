@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import Host, hosts, loopback_hosts, run_module
+from benchmarks.hosts import Host, hosts, loopback_hosts
+from benchmarks.launch import run_module
 from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Job, Network, goodput_bytes, key_of, steps_for
 from benchmarks.performance.store import Store
@@ -54,7 +54,7 @@ def ranks_do(
 
     Raises:
         RuntimeError: a rank failed; the end of what its host has put out.
-        subprocess.TimeoutExpired: the ranks came to no end.
+        TimeoutError: the ranks came to no end.
 
     """
     with tempfile.TemporaryDirectory() as name, network_up(network) as found:
@@ -87,7 +87,7 @@ def measure_row(system: System, work: Work, network: Network, *, blocks: int) ->
     try:
         limit_s = _FAILURE_LIMIT_S if system.expected_failure else _LIMIT_S
         readings = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
-    except (RuntimeError, subprocess.TimeoutExpired) as error:
+    except (RuntimeError, TimeoutError) as error:
         known = f" (known: {system.expected_failure})" if system.expected_failure else ""
         return {"failed": _why(error) + known}
     return {"figures": asdict(figures(readings, system.block))}
@@ -125,10 +125,10 @@ def _in_short(found: dict[str, Any]) -> str:
     return f"{1e3 * own['step_s']:.0f} ms a step, {ratio:.2f} of the limit"
 
 
-def _why(error: RuntimeError | subprocess.TimeoutExpired) -> str:
+def _why(error: RuntimeError | TimeoutError) -> str:
     """The line that says most of a failure: the last that names an error."""
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"came to no end within {error.timeout:.0f} s"
     text = str(error)
+    if isinstance(error, TimeoutError):
+        return text.partition("\n")[0]
     named = [line.strip() for line in text.splitlines() if "Error: " in line]
     return (named or text.splitlines() or ["no word"])[-1][:_WORTH_READING]

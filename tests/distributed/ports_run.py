@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import zmq
 
+from benchmarks.joined import joined
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
@@ -27,7 +28,11 @@ _CPU = torch.device("cpu")
 
 def main(folder: Path) -> None:
     """Speak with everybody, on the interface that was named and on the one that leads there."""
-    dist.init_process_group("gloo")
+    with joined():
+        _run(folder)
+
+
+def _run(folder: Path) -> None:
     assert os.environ.pop("GLOO_SOCKET_IFNAME") == _LINK
     reports = [_speak_with_everybody()]
     os.environ["NCCL_SOCKET_IFNAME"] = "eth"

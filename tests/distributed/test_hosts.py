@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import hosts, made_by, run_module
+from benchmarks.hosts import hosts, made_by
+from benchmarks.launch import run_module
 from tests.waiting import wait_for_marks
 
 _RATES = {"20mbit": 2_500_000, "80mbit": 10_000_000}

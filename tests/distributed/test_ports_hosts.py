@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import hosts, run_module
+from benchmarks.hosts import hosts
+from benchmarks.launch import run_module
 
 
 @pytest.mark.needs_netns

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.hosts import hosts, launched, said
+from benchmarks.hosts import hosts
+from benchmarks.launch import launched, said
 from tests.waiting import wait_for_marks
 
 

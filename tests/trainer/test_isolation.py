@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import lightning_hier as lh
-from benchmarks.hosts import hosts, made_by, run_module
+from benchmarks.hosts import hosts, made_by
+from benchmarks.launch import run_module
 from lightning_hier.strategies.sigterm import QuietTermination
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit
