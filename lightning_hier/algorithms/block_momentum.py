@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.block_passes import block_passes_for
 from lightning_hier.algorithms.sums import sum_of_squares
 
 UpdateFrom = Literal["global", "start"]
@@ -82,13 +83,17 @@ class BlockFilter:
         return self.eta != 0.0
 
     @property
+    def _looks_ahead(self) -> bool:
+        return self.nesterov and self.keeps_update
+
+    @property
     def _adds_old_update(self) -> bool:
         # From W(t-1) with Nesterov, eta * Delta(t-1) is already in W_g(t-1).
         return self.keeps_update and not (self.nesterov and self.update_from == "global")
 
     def start_model(self, global_model: Tensor, update: Tensor | None) -> Tensor:
         """W_g from W and Delta (bmuf eq. 5 or 6); W itself where there is no look-ahead."""
-        if update is None or not self.nesterov or not self.keeps_update:
+        if update is None or not self._looks_ahead:
             return global_model
         return global_model.add(update, alpha=self.eta)
 
@@ -104,7 +109,30 @@ class BlockFilter:
             following.add_(update, alpha=self.eta)
         return following
 
-    def advance_(self, mean: Tensor, global_model: Tensor, update: Tensor | None) -> float:
+    def leave_out_start_(self, model: Tensor, global_model: Tensor, update: Tensor | None) -> float:
+        """Turn a local model into its way from the start model, in place.
+
+        Args:
+            model: flat; overwritten with itself minus W_g.
+            global_model: W, same shape.
+            update: Delta, same shape; None where W_g is W.
+
+        Returns:
+            The sum of the squares of what is left.
+
+        """
+        behind = update if self._looks_ahead else None
+        passes = block_passes_for(model, global_model, behind)
+        if passes is not None:
+            return passes.leave_out_(model, global_model, behind, self.eta)
+        model.sub_(global_model)
+        if behind is not None:
+            model.sub_(behind, alpha=self.eta)
+        return sum_of_squares(model)
+
+    def advance_(
+        self, mean: Tensor, global_model: Tensor, update: Tensor | None
+    ) -> tuple[float, float]:
         """One synchronisation, in place.
 
         Args:
@@ -113,12 +141,25 @@ class BlockFilter:
             update: Delta(t-1), same shape; becomes Delta(t). May be None where eta is 0.
 
         Returns:
-            The sum of the squares of Delta(t).
+            The sums of the squares of Wbar(t) and of Delta(t).
 
         """
+        passes = block_passes_for(mean, global_model, update)
+        if passes is not None:
+            return passes.advance_(
+                mean,
+                global_model,
+                update,
+                eta=self.eta,
+                zeta=self.zeta,
+                ahead=self._looks_ahead,
+                adds_old_update=self._adds_old_update,
+            )
         return self._by_chunk(self._advance_chunk_, mean, global_model, update)
 
-    def advance_by_(self, way: Tensor, global_model: Tensor, update: Tensor | None) -> float:
+    def advance_by_(
+        self, way: Tensor, global_model: Tensor, update: Tensor | None
+    ) -> tuple[float, float]:
         """One synchronisation, in place, from the mean way G(t) instead of the mean model.
 
         Eq. 3, 4 and 6 as they are printed, in fewer passes than :meth:`advance_`, for means that
@@ -130,9 +171,20 @@ class BlockFilter:
             update: likewise.
 
         Returns:
-            The sum of the squares of Delta(t).
+            The sums of the squares of G(t) and of Delta(t).
 
         """
+        passes = block_passes_for(way, global_model, update)
+        if passes is not None:
+            return passes.advance_by_(
+                way,
+                global_model,
+                update,
+                eta=self.eta,
+                zeta=self.zeta,
+                ahead=self._looks_ahead,
+                from_start=self._looks_ahead and self.update_from == "start",
+            )
         return self._by_chunk(self._advance_chunk_by_, way, global_model, update)
 
     def global_after(self, way: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
@@ -153,21 +205,24 @@ class BlockFilter:
         mean: Tensor,
         global_model: Tensor,
         update: Tensor | None,
-    ) -> float:
-        squares = 0.0
+    ) -> tuple[float, float]:
+        of_mean = of_update = 0.0
         for start in range(0, mean.numel(), _CHUNK):
             part = slice(start, start + _CHUNK)
             own = None if update is None else update[part]
-            squares += sum_of_squares(work(mean[part], global_model[part], own))
-        return squares
+            of_mean += sum_of_squares(mean[part])
+            of_update += sum_of_squares(work(mean[part], global_model[part], own))
+        return of_mean, of_update
 
     def _advance_chunk_(self, mean: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
         """As :meth:`advance_`; returns Delta(t)."""
         start = self.start_model(global_model, update)
         moved = torch.sub(mean, start)
-        if self.zeta != 1.0:
+        if self.zeta == 1.0:
+            global_model.copy_(mean)
+        else:
             moved.mul_(self.zeta)
-        torch.lerp(start, mean, self.zeta, out=global_model)
+            torch.lerp(start, mean, self.zeta, out=global_model)
         if update is None:
             mean.copy_(global_model)
             return moved
@@ -187,7 +242,7 @@ class BlockFilter:
             moved = way.clone()
             way.copy_(global_model.add_(moved))
             return moved
-        if self.update_from == "start" and self.nesterov:
+        if self.update_from == "start" and self._looks_ahead:
             global_model.add_(update, alpha=self.eta)
         torch.add(way, update, alpha=self.eta, out=update)
         global_model.add_(update)
@@ -195,7 +250,7 @@ class BlockFilter:
         return update
 
     def _write_start(self, out: Tensor, global_model: Tensor, update: Tensor) -> None:
-        if self.nesterov and self.keeps_update:
+        if self._looks_ahead:
             torch.add(global_model, update, alpha=self.eta, out=out)
         else:
             out.copy_(global_model)

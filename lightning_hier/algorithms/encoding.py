@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_hier.algorithms.compiled import PIECE, passes_for
 from lightning_hier.algorithms.decoding import SignedWords, Signs, chunk_of
+from lightning_hier.algorithms.gtc_passes import PIECE, gtc_passes_for
 from lightning_hier.algorithms.threshold import SIGN_BIT, select_words
 
 # Numbers of the same width: their bits, read as a whole number, order magnitudes as they are.
@@ -102,7 +102,7 @@ def encode_(
             return selected
         return encode_by_torch_(values, residual, threshold)
     limit, infinity = _bits_of(threshold, values.dtype)
-    compiled = passes_for(values)
+    compiled = gtc_passes_for(values)
     if compiled is not None:
         words, largest = compiled.encode_(values, residual, limit, scratch.words(), scale)
     else:
@@ -190,7 +190,7 @@ def settle_(
             same for every coding and rank.
 
     """
-    compiled = passes_for(values)
+    compiled = gtc_passes_for(values)
     if compiled is not None and (received is None or isinstance(received, SignedWords)):
         rows = [] if received is None else received.rows
         compiled.settle_(values, residual, words, threshold, rows, factors)

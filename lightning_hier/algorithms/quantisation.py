@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.block_passes import block_passes_for
+
 # Elements that share a scale: 4 bytes for so many of one byte each.
 BLOCK = 512
 
@@ -24,21 +26,43 @@ class Coder:
         """Bytes that ``numel`` elements take; a multiple of 8."""
         raise NotImplementedError
 
-    def encode_(self, values: Tensor, out: Tensor) -> None:
-        """Write ``values`` into ``out`` and keep the error.
+    def encode_(
+        self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
+    ) -> None:
+        """Write ``values + weight * plus`` into ``out`` and keep the error.
 
         Args:
-            values: overwritten with themselves minus what :meth:`decode` will read.
+            values: overwritten with that sum minus what :meth:`decode` will read.
             out: uint8, as long as :meth:`bytes_for` says, at an address that 8 divides.
+            plus: 1-D, at most as long as ``values``, and added to the first of them.
+            weight: of ``plus``.
 
         """
+        if self._encode_compiled_(values, out, plus, weight):
+            return
         for start in range(0, values.numel(), _CHUNK):
-            self._encode_chunk_(values[start : start + _CHUNK], start, values.numel(), out)
+            chunk = values[start : start + _CHUNK]
+            if plus is not None:
+                summand = _part(plus, start, chunk)
+                chunk[: summand.numel()].add_(summand, alpha=weight)
+            self._encode_chunk_(chunk, start, values.numel(), out)
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """Read as many elements as ``out`` has into it, or ``add`` them to it, in place."""
+        if self._decode_compiled(data, out, add=add):
+            return
         for start in range(0, out.numel(), _CHUNK):
             self._decode_chunk(data, start, out[start : start + _CHUNK], out.numel(), add=add)
+
+    def _encode_compiled_(
+        self, values: Tensor, out: Tensor, plus: Tensor | None, weight: float
+    ) -> bool:
+        """The same by a compiled loop, where there is one for these tensors."""
+        raise NotImplementedError
+
+    def _decode_compiled(self, data: Tensor, out: Tensor, *, add: bool) -> bool:
+        """Likewise."""
+        return False
 
     def _encode_chunk_(self, values: Tensor, start: int, total: int, out: Tensor) -> None:
         raise NotImplementedError
@@ -55,6 +79,14 @@ class BFloat16Coder(Coder):
     def bytes_for(self, numel: int) -> int:
         """Two for each."""
         return 2 * numel
+
+    def _encode_compiled_(
+        self, values: Tensor, out: Tensor, plus: Tensor | None, weight: float
+    ) -> bool:
+        passes = block_passes_for(values, plus)
+        if passes is not None:
+            passes.encode_bfloat16_(values, plus, weight, out)
+        return passes is not None
 
     def _encode_chunk_(self, values: Tensor, start: int, total: int, out: Tensor) -> None:
         place = _part(out.view(torch.bfloat16), start, values)
@@ -78,6 +110,22 @@ class Int8Coder(Coder):
         """One for each, and a scale for each block; rounded up to a multiple of 8."""
         return -(-(numel + 4 * (numel // BLOCK)) // 8) * 8
 
+    def _encode_compiled_(
+        self, values: Tensor, out: Tensor, plus: Tensor | None, weight: float
+    ) -> bool:
+        passes, total = block_passes_for(values, plus), values.numel()
+        if passes is not None:
+            scales = _scales(out, 0, total, total // BLOCK)
+            passes.encode_int8_(values, plus, weight, scales, _bytes(out, total))
+        return passes is not None
+
+    def _decode_compiled(self, data: Tensor, out: Tensor, *, add: bool) -> bool:
+        passes, total = block_passes_for(out), out.numel()
+        if passes is not None:
+            scales = _scales(data, 0, total, total // BLOCK)
+            passes.decode_int8(out, scales, _bytes(data, total), add=add)
+        return passes is not None
+
     def _encode_chunk_(self, values: Tensor, start: int, total: int, out: Tensor) -> None:
         rows = values.view(-1, BLOCK)
         steps = torch.abs(rows)
@@ -97,7 +145,7 @@ class Int8Coder(Coder):
         scales = _scales(data, start, total, len(rows)).to(out.dtype).unsqueeze(1)
         steps = _part(_bytes(data, total), start, out).view(-1, BLOCK)
         if add:
-            rows.addcmul_(steps.to(out.dtype), scales)
+            rows.add_(steps.to(out.dtype).mul_(scales))
         else:
             torch.mul(rows.copy_(steps), scales, out=rows)
 

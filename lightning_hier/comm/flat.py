@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -32,7 +33,10 @@ class FlatView:
 
         For each of them where these lie in the tensor, and where in the run from ``start``.
         """
-        for tensor, first in zip(self.tensors, self._offsets, strict=False):
+        for number in range(max(bisect_right(self._offsets, start) - 1, 0), len(self.tensors)):
+            tensor, first = self.tensors[number], self._offsets[number]
+            if first >= stop:
+                return
             low, high = max(start, first), min(stop, first + tensor.numel())
             if low < high:
                 yield tensor, slice(low - first, high - first), slice(low - start, high - start)

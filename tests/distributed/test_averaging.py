@@ -92,7 +92,7 @@ def _short_rounds(
 ) -> tuple[float, float, list[float]]:
     """Largest loss, largest error of one round, and the last sum."""
     communicators = _open(host_of)
-    route, coder = communicators.route, make_coder(across_dtype)
+    route, coder = communicators.route, make_coder(across_dtype, torch.float64)
     assert coder is not None
     leftovers = Leftovers(numel, chunk=CHUNK, lanes=route.lanes, like=torch.zeros(1).double())
     said, meant = torch.zeros(numel).double(), torch.zeros(numel).double()
@@ -154,7 +154,7 @@ def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
 
 def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int) -> int:
     communicators = _open(host_of)
-    coder = make_coder(across_dtype)
+    coder = make_coder(across_dtype, torch.float64)
     assert coder is not None
     values = _own(0, numel).float()
     StagedWork(

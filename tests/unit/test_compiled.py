@@ -13,9 +13,9 @@ from lightning_hier.algorithms import compiled
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    compiled.compiled_passes.cache_clear()
+    compiled.compiled_library.cache_clear()
     yield
-    compiled.compiled_passes.cache_clear()
+    compiled.compiled_library.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,15 @@ def test_nothing_is_compiled_and_nothing_is_wrong(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert compiled.passes_for(torch.empty(compiled.SMALLEST)) is None
+    assert compiled.library_for(torch.empty(compiled.SMALLEST)) is None
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_only_large_tensors_of_float32_wait_for_the_compiler() -> None:
     large = torch.empty(compiled.SMALLEST)
-    assert compiled.passes_for(large[1:]) is None
-    assert compiled.passes_for(large.double()) is None
-    assert compiled.compiled_passes.cache_info().currsize == 0
-    assert compiled.passes_for(large) is not None
+    assert compiled.library_for(large[1:]) is None
+    assert compiled.library_for(large.double()) is None
+    assert compiled.library_for(large, large.double()) is None
+    assert compiled.library_for(torch.empty(2 * compiled.SMALLEST)[::2]) is None
+    assert compiled.compiled_library.cache_info().currsize == 0
+    assert compiled.library_for(large) is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hier.algorithms import coding, compiled, decoding
+from lightning_hier.algorithms import coding, compiled, decoding, gtc_passes
 from lightning_hier.algorithms.coding import words_to_bitmap
 from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
 from lightning_hier.algorithms.threshold import SIGN_BIT
@@ -30,11 +30,11 @@ dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfl
 def _form(request: pytest.FixtureRequest) -> Iterator[None]:
     """Both forms of the passes, in small chunks, so that small tensors have many edges."""
     compiling = request.param == "compiled"
-    if compiling and compiled.compiled_passes() is None:
+    if compiling and compiled.compiled_library() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "CHUNK", SMALL_CHUNK)
-        patch.setattr(compiled, "PIECE", 2 * SMALL_CHUNK)
+        patch.setattr(gtc_passes, "PIECE", 2 * SMALL_CHUNK)
         patch.setattr(compiled, "SMALLEST", 0 if compiling else 1 << 60)
         yield
 

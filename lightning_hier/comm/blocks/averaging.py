@@ -21,8 +21,10 @@ _AT_HOME = "models_on_host"
 _STAGES = 6
 
 
-def make_coder(across_dtype: AcrossDtype) -> Coder | None:
-    """What shortens the update of a model; None sends it as it is."""
+def make_coder(across_dtype: AcrossDtype, dtype: torch.dtype) -> Coder | None:
+    """What shortens the update of a model; None sends it as it is, as all that is not real."""
+    if not dtype.is_floating_point:
+        return None
     return {"same": None, "bfloat16": BFloat16Coder(), "int8": Int8Coder()}[across_dtype]
 
 
@@ -84,8 +86,7 @@ class Averaging:
             yield from ([], [], [], [])
         else:
             leftover = leftover or Leftover.nothing(piece, between.size)
-            leftover.own[: piece.numel()].add_(piece, alpha=weight)
-            yield from _coded_between(piece, coder, leftover, between)
+            yield from _coded_between(piece, coder, leftover, between, weight)
         yield [host.broadcast_(piece, _AT_HOME)] if host else []
 
 
@@ -105,24 +106,26 @@ class Leftover:
         return cls(own[: lanes * each], own[lanes * each :])
 
 
-def _coded_between(piece: Tensor, coder: Coder, summand: Leftover, between: Channel) -> Stages:
-    """Sum what lies in ``summand.own`` into ``piece``; what is left over stays in the summand."""
-    each = len(summand.sums)
+def _coded_between(
+    piece: Tensor, coder: Coder, leftover: Leftover, between: Channel, weight: float
+) -> Stages:
+    each = len(leftover.sums)
     shape = (between.size, coder.bytes_for(each))
     sent, received = (torch.empty(shape, dtype=torch.uint8, device=piece.device) for _ in range(2))
-    for values, row in zip(summand.own.split(each), sent, strict=True):
-        coder.encode_(values, row)
+    for number, (values, row) in enumerate(zip(leftover.own.split(each), sent, strict=True)):
+        summand = piece[number * each : (number + 1) * each]
+        coder.encode_(values, row, plus=summand, weight=weight)
     first = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
     yield []
     yield [first]
     for row in received:
-        coder.decode(row, summand.sums, add=True)
-    coder.encode_(summand.sums, sent[0])
+        coder.decode(row, leftover.sums, add=True)
+    coder.encode_(leftover.sums, sent[0])
     second = between.all_gather(received.view(-1), sent[0], _KIND)
     yield []
     yield [second]
-    direct = piece.dtype == summand.sums.dtype
-    spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=summand.sums.dtype)
+    direct = piece.dtype == leftover.sums.dtype
+    spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=leftover.sums.dtype)
     spare = spare.to(piece.device)
     for values, row in zip(piece.split(each), received, strict=False):
         if direct and len(values) == each:

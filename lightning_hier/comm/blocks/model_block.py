@@ -219,7 +219,7 @@ class ModelBlock:
     def _gather(self) -> Reading:
         """Put this rank's share into the transfer buffers; tell how the whole model is."""
         reading = sum((part.gather() for part in self._parts), Reading())
-        if self._communicators.group.size > 1:
+        if not all(part.carries_all for part in self._parts):
             # What another rank carries is overwritten, but what this one has made of it is not.
             own = self.members
             reading += Reading.of_tensors(own.parameters, own.float_buffers, self.optimizer_tensors)

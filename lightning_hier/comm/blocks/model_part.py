@@ -39,7 +39,10 @@ class ModelPart:
         settings: PartSettings,
     ) -> None:
         """Take the present tensors as W and zero as Delta; communicates nothing."""
-        self._share = Share(filtered, averaged, carried, settings.carrier)
+        example = [*filtered, *averaged, *carried][0]
+        self._coder = make_coder(settings.across_dtype, example.dtype)
+        shortened = self._coder is not None
+        self._share = Share(filtered, averaged, carried, settings.carrier, shortened=shortened)
         self._local_state = settings.local_state
         self._filter = settings.block_filter
         self._averaging = Averaging(settings.route)
@@ -48,8 +51,6 @@ class ModelPart:
         self.update = torch.zeros_like(self.global_model) if self._filter.keeps_update else None
         keeps = self._local_state.keeps_previous
         self._previous = values[self._share.carried].clone() if keeps else None
-        real = self._share.dtype.is_floating_point
-        self._coder = make_coder(settings.across_dtype) if real else None
         self._leftovers = (
             Leftovers(
                 len(self.global_model),
@@ -66,20 +67,27 @@ class ModelPart:
 
         Where models travel in a short form, it is their way from the start model that travels.
         """
-        values, share = self._share.read(), self._share
-        self._leave_out_start_(values[share.filtered])
-        return Reading.of_squares(
-            parameters=sum_of_squares(values[share.filtered]),
-            buffers=sum_of_squares(values[share.averaged]),
-            optimizer=sum_of_squares(values[share.carried]),
-        )
+        values = self._share.values
+        parameters = buffers = optimizer = 0.0
+        for piece in self._share.read_in_pieces():
+            parameters += self._leave_out_start_(values[piece.filtered], piece.filtered)
+            buffers += sum_of_squares(values[piece.averaged])
+            optimizer += sum_of_squares(values[piece.carried])
+        return Reading.of_squares(parameters, buffers, optimizer)
 
-    def _leave_out_start_(self, model: Tensor) -> None:
-        """Turn the filtered share of the local model into what travels of it, in place."""
-        if self._coder is not None:
-            model.sub_(self.global_model)
-            if self.update is not None and self._filter.nesterov:
-                model.sub_(self.update, alpha=self._filter.eta)
+    @property
+    def carries_all(self) -> bool:
+        """Whether no other rank of the group carries anything."""
+        return self._share.is_all
+
+    def _leave_out_start_(self, model: Tensor, place: slice) -> float:
+        """Turn a stretch of the local model's filtered share into what travels of it, in place.
+
+        Returns the sum of its squares.
+        """
+        if self._coder is None:
+            return sum_of_squares(model)
+        return self._filter.leave_out_start_(model, *self._state_at(place))
 
     def _state_at(self, place: slice) -> tuple[Tensor, Tensor | None]:
         """W and Delta of a stretch of the filtered share."""
@@ -94,12 +102,10 @@ class ModelPart:
 
         def advance(chunk: Chunk) -> None:
             values = self._share.values
-            found.mean += sum_of_squares(values[chunk.filtered]) + sum_of_squares(
-                values[chunk.averaged]
-            )
             self._advance_carried_(chunk.carried)
             advance_ = self._filter.advance_by_ if self._coder else self._filter.advance_
-            found.update += advance_(values[chunk.filtered], *self._state_at(chunk.filtered))
+            found.add(*advance_(values[chunk.filtered], *self._state_at(chunk.filtered)))
+            found.mean += sum_of_squares(values[chunk.averaged])
 
         self._each_chunk(lambda chunk: self._mean(chunk, verdict, keep=True), advance)
         return found
@@ -232,13 +238,13 @@ class ModelPart:
             end = self._share.carried.stop if carried else self._share.carried.start
             return self._exact(slice(min(chunk.start, end), min(chunk.stop, end)), verdict)
         place = chunk.filtered
-        return side_by_side(
-            [
-                self._mean_of(self._share.values[place], place, verdict, keep=keep),
-                self._exact(chunk.averaged, verdict),
-                self._mean_state(chunk.carried if carried else slice(0, 0), verdict),
-            ]
-        )
+        mean = self._mean_of(self._share.values[place], place, verdict, keep=keep)
+        others = []
+        if chunk.averaged.start < chunk.averaged.stop:
+            others.append(self._exact(chunk.averaged, verdict))
+        if carried and chunk.carried.start < chunk.carried.stop:
+            others.append(self._mean_state(chunk.carried, verdict))
+        return side_by_side([mean, *others]) if others else mean
 
     def _mean_of(self, piece: Tensor, place: slice, verdict: Verdict, *, keep: bool) -> Stages:
         """Average values that belong to a stretch of the filtered share, in place."""

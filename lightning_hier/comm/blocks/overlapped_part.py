@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.sums import sum_of_squares
 from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
@@ -64,9 +63,9 @@ class OverlappedPart(ModelPart):
             self._work.finish()
             self._work = None
 
-    def _leave_out_start_(self, model: Tensor) -> None:
+    def _leave_out_start_(self, model: Tensor, place: slice) -> float:
         """What travels is what this group has made of its share in this block."""
-        model.sub_(self._begun_with)
+        return self._filter.leave_out_start_(model, self._begun_with[place], None)
 
     def synchronise_(self, verdict: Verdict) -> Squares:
         """Apply the mean of the block before; send off what this one has made.
@@ -82,8 +81,7 @@ class OverlappedPart(ModelPart):
             made, arrived = self._share.values[place], self._travelling[place]
             own, update = self._state_at(place)
             if self._under_way:
-                found.mean += sum_of_squares(arrived)
-                found.update += self._filter.advance_by_(arrived, own, update)
+                found.add(*self._filter.advance_by_(arrived, own, update))
             else:
                 arrived.copy_(self._filter.start_model(own, update))
             begun_with = self._begun_with[place]

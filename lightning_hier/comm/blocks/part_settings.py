@@ -29,6 +29,11 @@ class Squares:
     mean: float = 0.0
     update: float = 0.0
 
+    def add(self, mean: float, update: float) -> None:
+        """Count those of a stretch of the model."""
+        self.mean += mean
+        self.update += update
+
 
 @dataclass(frozen=True)
 class PartSettings:

@@ -13,8 +13,12 @@ from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.stages import Stages
 
 # Elements that are exchanged at a time: the network is busy with some while others are reckoned
-# with, and each is long enough to be worth a message.
+# with, and each is long enough to be worth a message. Twice as many where they travel in a short
+# form, since what is done once for each chunk counts for more then.
 CHUNK = 1 << 19
+
+# Elements read at a time: what is done with them next finds them in the cache.
+_PIECE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,12 @@ class Share:
         averaged: Sequence[Tensor],
         carried: Sequence[Tensor],
         carrier: Carrier,
+        *,
+        shortened: bool,
     ) -> None:
         """Allocate the transfer buffer; communicates nothing."""
         self._carrier = carrier
-        self.chunk = CHUNK
+        self.chunk = 2 * CHUNK if shortened else CHUNK
         self._model = FlatView([*filtered, *averaged])
         self._carried = FlatView(carried)
         self._view = FlatView([*filtered, *averaged, *carried])
@@ -88,16 +94,30 @@ class Share:
         """Of all of it."""
         return self._buffer.dtype
 
+    @property
+    def is_all(self) -> bool:
+        """Whether this rank carries every element."""
+        return self.values.numel() >= len(self._view)
+
     def read(self) -> Tensor:
         """Copy this rank's share of the tensors into the transfer buffer; returns it."""
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
 
+    def read_in_pieces(self) -> Iterator[Chunk]:
+        """As :meth:`read`; gives every piece as soon as it is in the transfer buffer."""
+        for piece in self._stretches(self.values.numel(), _PIECE):
+            first, last = self.start + piece.start, self.start + piece.stop
+            self._view.read_(first, last, self.values[piece.start : piece.stop])
+            yield piece
+
     def chunks(self) -> Iterator[Chunk]:
         """The whole, a stretch of every rank's share at a time."""
-        longest = self._carrier.longest(len(self._view))
-        for start in range(0, longest, self.chunk):
-            stop = min(start + self.chunk, longest)
+        return self._stretches(self._carrier.longest(len(self._view)), self.chunk)
+
+    def _stretches(self, numel: int, each: int) -> Iterator[Chunk]:
+        for start in range(0, numel, each):
+            stop = min(start + each, numel)
             kinds = (self.filtered, self.averaged, self.carried)
             yield Chunk(start, stop, *(_common(kind, start, stop) for kind in kinds))
 

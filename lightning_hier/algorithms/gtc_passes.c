@@ -1,7 +1,7 @@
 /* The passes of encoding.py over tensors of float32, for hosts that have a C compiler.
 
    The same operations on the same numbers in the same order, hence the same bits; compiled.py
-   compiles this file and calls it. Nothing is allocated here. */
+   compiles this file and gtc_passes.py calls it. Nothing is allocated here. */
 
 #include <stdint.h>
 #include <string.h>

@@ -1,0 +1,213 @@
+/* The passes of quantisation.py, block_momentum.py and sums.py over tensors of float32.
+
+   The same operations on the same numbers in the same order, hence the same bits, but for the sums
+   of squares, which nothing is trained with. compiled.py compiles this file and block_passes.py
+   calls it. Nothing is allocated here. */
+
+#include <math.h>
+#include <float.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAGNITUDE 0x7fffffffu
+
+/* torch multiplies and adds in one rounding where the processor can. */
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#define MULTIPLY_ADD(a, b, c) fmaf(a, b, c)
+#else
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
+#endif
+
+enum { SHARES_A_SCALE = 512, SUMS = 32, PIECE = 1024 };
+
+/* How much of the way from the start model to the mean the filter goes. */
+enum { ALL, MOST, LESS };
+
+static inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float value_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Many sums at once: one alone would wait for itself at each addition. */
+static inline void add_squares(double *restrict sums, const float *restrict values, int64_t numel) {
+    int64_t i = 0;
+    for (; i + SUMS <= numel; i += SUMS)
+        for (int j = 0; j < SUMS; j++) sums[j] += (double)values[i + j] * (double)values[i + j];
+    for (; i < numel; i++) sums[0] += (double)values[i] * (double)values[i];
+}
+
+static inline double total_of(const double *sums) {
+    double found = 0;
+    for (int j = 0; j < SUMS; j++) found += sums[j];
+    return found;
+}
+
+double sum_of_squares(const float *values, int64_t numel) {
+    double sums[SUMS] = {0};
+    add_squares(sums, values, numel);
+    return total_of(sums);
+}
+
+/* values <- values - (model + eta * update), of which the last may be NULL. Returns the sum of their
+   squares. */
+double leave_out(float *restrict values, const float *restrict model, const float *restrict update,
+                 int64_t numel, float eta) {
+    double sums[SUMS] = {0};
+    for (int64_t from = 0; from < numel; from += PIECE) {
+        int64_t to = least(from + PIECE, numel);
+        for (int64_t i = from; i < to; i++) values[i] -= model[i];
+        for (int64_t i = from; update && i < to; i++)
+            values[i] = MULTIPLY_ADD(-eta, update[i], values[i]);
+        add_squares(sums, values + from, to - from);
+    }
+    return total_of(sums);
+}
+
+/* One form of `advance`; inlined, so that each of its forms is a loop without a question. */
+static inline void advanced(float *restrict mean, float *restrict model, float *restrict update,
+                            int64_t numel, float eta, float zeta, double *squares, const int keeps,
+                            const int ahead, const int adds, const int part) {
+    double sums[SUMS] = {0}, of_mean[SUMS] = {0};
+    float moved[PIECE];
+    for (int64_t from = 0; from < numel; from += PIECE) {
+        int64_t count = least(PIECE, numel - from);
+        add_squares(of_mean, mean + from, count);
+        for (int64_t k = 0; k < count; k++) {
+            int64_t i = from + k;
+            float old = keeps ? update[i] : 0.0f;
+            float start = keeps && ahead ? MULTIPLY_ADD(eta, old, model[i]) : model[i];
+            float way = mean[i] - start;
+            float next = part == ALL    ? mean[i]
+                         : part == MOST ? MULTIPLY_ADD(zeta - 1.0f, way, mean[i])
+                                        : MULTIPLY_ADD(zeta, way, start);
+            if (keeps && adds) next = MULTIPLY_ADD(eta, old, next);
+            way *= zeta;
+            if (keeps) update[i] = way = MULTIPLY_ADD(eta, old, way);
+            model[i] = next;
+            mean[i] = keeps && ahead ? MULTIPLY_ADD(eta, way, next) : next;
+            moved[k] = way;
+        }
+        add_squares(sums, moved, count);
+    }
+    squares[0] = total_of(of_mean);
+    squares[1] = total_of(sums);
+}
+
+/* BlockFilter.advance_; `update` is NULL where none is kept. `squares` gets the sums of the
+   squares of the mean and of the update. */
+void advance(float *mean, float *model, float *update, int64_t numel, float eta, float zeta,
+             double *squares, int ahead, int adds) {
+#define PART(k, a, o, part) \
+    advanced(mean, model, update, numel, eta, zeta, squares, k, a, o, part)
+#define FORM(k, a, o) (zeta == 1.0f  ? PART(k, a, o, ALL) \
+                       : zeta < 0.5f ? PART(k, a, o, LESS) : PART(k, a, o, MOST))
+    if (!update) FORM(0, 0, 0);
+    else if (ahead) adds ? FORM(1, 1, 1) : FORM(1, 1, 0);
+    else adds ? FORM(1, 0, 1) : FORM(1, 0, 0);
+#undef FORM
+#undef PART
+}
+
+/* One form of `advance_by`. */
+static inline void advanced_by(float *restrict way, float *restrict model, float *restrict update,
+                               int64_t numel, float eta, float zeta, double *squares,
+                               const int keeps, const int ahead, const int from_start) {
+    double sums[SUMS] = {0}, of_mean[SUMS] = {0};
+    float moved[PIECE];
+    for (int64_t from = 0; from < numel; from += PIECE) {
+        int64_t count = least(PIECE, numel - from);
+        add_squares(of_mean, way + from, count);
+        for (int64_t k = 0; k < count; k++) {
+            int64_t i = from + k;
+            float step = way[i] * zeta, next = model[i];
+            if (keeps && from_start) next = MULTIPLY_ADD(eta, update[i], next);
+            if (keeps) update[i] = step = MULTIPLY_ADD(eta, update[i], step);
+            model[i] = next = next + step;
+            way[i] = keeps && ahead ? MULTIPLY_ADD(eta, step, next) : next;
+            moved[k] = step;
+        }
+        add_squares(sums, moved, count);
+    }
+    squares[0] = total_of(of_mean);
+    squares[1] = total_of(sums);
+}
+
+/* BlockFilter.advance_by_; as `advance`. */
+void advance_by(float *way, float *model, float *update, int64_t numel, float eta, float zeta,
+                double *squares, int ahead, int from_start) {
+#define FORM(k, a, s) advanced_by(way, model, update, numel, eta, zeta, squares, k, a, s)
+    if (!update) FORM(0, 0, 0);
+    else if (ahead) from_start ? FORM(1, 1, 1) : FORM(1, 1, 0);
+    else FORM(1, 0, 0);
+#undef FORM
+}
+
+/* values <- values + weight * plus, for as many as there are of the latter. */
+static inline void add_weighted(float *restrict values, const float *restrict plus, int64_t numel,
+                                float weight) {
+    for (int64_t i = 0; i < numel; i++) values[i] = MULTIPLY_ADD(weight, plus[i], values[i]);
+}
+
+/* Int8Coder.encode_; `numel` is a multiple of SHARES_A_SCALE. */
+void encode_int8(float *restrict values, int64_t numel, const float *restrict plus,
+                 int64_t plus_numel, float weight, float *restrict scales, int8_t *restrict out) {
+    for (int64_t from = 0; from < numel; from += SHARES_A_SCALE) {
+        float *v = values + from;
+        if (plus_numel > from)
+            add_weighted(v, plus + from, least(SHARES_A_SCALE, plus_numel - from), weight);
+        uint32_t most = 0; /* compared as bits, in which NaN is greater than all */
+        for (int i = 0; i < SHARES_A_SCALE; i++) {
+            uint32_t magnitude = bits_of(v[i]) & MAGNITUDE;
+            most = magnitude > most ? magnitude : most;
+        }
+        float scale = value_of(most) / 127.0f;
+        scale *= (float)(scale >= FLT_MIN);
+        float factor = isfinite(scale) && scale > 0.0f ? 1.0f / scale : 0.0f;
+        for (int i = 0; i < SHARES_A_SCALE; i++) {
+            float step = rintf(v[i] * factor);
+            out[from + i] = (int8_t)(int32_t)step;
+            v[i] -= step * scale;
+        }
+        scales[from / SHARES_A_SCALE] = scale;
+    }
+}
+
+/* Int8Coder.decode of the first `numel` elements. */
+void decode_int8(float *restrict values, int64_t numel, const float *restrict scales,
+                 const int8_t *restrict steps, int add) {
+    for (int64_t from = 0; from < numel; from += SHARES_A_SCALE) {
+        float scale = scales[from / SHARES_A_SCALE], *v = values + from;
+        int64_t count = least(SHARES_A_SCALE, numel - from);
+        if (add)
+            for (int64_t i = 0; i < count; i++) v[i] += (float)steps[from + i] * scale;
+        else
+            for (int64_t i = 0; i < count; i++) v[i] = (float)steps[from + i] * scale;
+    }
+}
+
+/* BFloat16Coder.encode_: to the nearest, ties to even. */
+void encode_bfloat16(float *restrict values, int64_t numel, const float *restrict plus,
+                     int64_t plus_numel, float weight, uint16_t *restrict out) {
+    for (int64_t from = 0; from < numel; from += PIECE) {
+        int64_t count = least(PIECE, numel - from);
+        if (plus_numel > from)
+            add_weighted(values + from, plus + from, least(count, plus_numel - from), weight);
+        for (int64_t i = from; i < from + count; i++) {
+            uint32_t bits = bits_of(values[i]);
+            uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+            if ((bits & MAGNITUDE) > 0x7f800000u) rounded = 0x7fc0u;
+            out[i] = (uint16_t)rounded;
+            values[i] -= value_of(rounded << 16);
+        }
+    }
+}
