@@ -1,0 +1,1 @@
+"""What training costs over a network, before anybody trains: pure functions on numbers."""

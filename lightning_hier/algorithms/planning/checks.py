@@ -1,0 +1,75 @@
+"""Checks of what a plan is made from: each error has the value, the rule and its unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def check_whole(name: str, value: object, *, least: int = 1) -> None:
+    """Refuse what is no whole number of at least ``least``.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuse what is no finite number above 0.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if not _is_number(value) or not value > 0:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Refuse what is no finite number of at least 0.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if not _is_number(value) or value < 0:  # type: ignore[operator]
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
+
+
+def check_share(name: str, value: object, *, zero: bool = False) -> None:
+    """Refuse what is no number above 0 (or of at least 0) and at most 1.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    above = "at least" if zero else "above"
+    low = _is_number(value) and (value >= 0 if zero else value > 0)  # type: ignore[operator]
+    if not low or value > 1:  # type: ignore[operator]
+        raise ValueError(f"{name} must be {above} 0 and at most 1, got {value!r}")
+
+
+def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
+    """The object of a JSON text, if it has what it needs and nothing else.
+
+    Raises:
+        ValueError: it is no object, lacks a key, or has one that nobody knows.
+
+    """
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{what} must be a JSON object, got {found!r}")
+    if missing := sorted(needed - set(found)):
+        raise ValueError(f"{what} lacks {', '.join(map(repr, missing))}; it has {sorted(found)}")
+    if unknown := sorted(set(found) - known):
+        raise ValueError(
+            f"{what} has no {', '.join(map(repr, unknown))}; known are {', '.join(sorted(known))}"
+        )
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,91 @@
+"""The JSON that `measure` writes and `plan` reads: nothing is lost, and mistakes are named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_hier.algorithms.planning.measurement import Measurement
+from lightning_hier.algorithms.planning.network import Link, Processor
+from lightning_hier.algorithms.planning.workload import Workload
+
+positive = st.floats(1e-9, 1e15)
+links = st.builds(Link, latency_s=st.floats(0, 10), bytes_per_second=positive)
+processors = st.builds(
+    Processor,
+    cores=st.none() | st.integers(1, 512),
+    copy_bytes_per_second=positive,
+    socket_bytes_per_second=st.none() | positive,
+)
+workloads = st.builds(
+    Workload,
+    parameters=st.integers(1, 10**12),
+    step_s=positive,
+    element_bytes=st.sampled_from([2, 4, 8]),
+    backward_share=st.floats(0, 1),
+    optimizer=st.sampled_from(["sgd", "sgd_momentum", "adam"]),
+    tensors=st.integers(1, 10**6),
+    buffers=st.integers(0, 10**6),
+    efficiency=st.floats(0.01, 1),
+    name=st.text(),
+)
+measurements = st.builds(
+    Measurement,
+    hosts=st.integers(1, 5000),
+    devices=st.integers(1, 16),
+    within=st.none() | links,
+    between=st.none() | links,
+    processor=st.none() | processors,
+    workload=st.none() | workloads,
+    notes=st.dictionaries(st.text(), st.text(), max_size=3),
+)
+
+
+@given(measurements)
+def test_reading_gives_what_was_written(measurement: Measurement) -> None:
+    assert Measurement.from_json(measurement.to_json()) == measurement
+
+
+def small(**changes: object) -> str:
+    link = {"latency_s": 1e-4, "bytes_per_second": 1e8}
+    return json.dumps({"format": 1, "hosts": 2, "devices": 1, "between": link, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "must be JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"format": 1, "hosts": 2}', "lacks 'devices'"),
+        (small(format=2), "reads measurements of format 1, got 2"),
+        (small(speed=3), "has no 'speed'; known are"),
+        (small(hosts=0), "hosts must be a whole number of at least 1, got 0"),
+        (small(hosts=2.5), "hosts must be a whole number"),
+        (small(between={"latency_s": 1}), "'between' of a measurement lacks 'bytes_per_second'"),
+        (
+            small(between={"bytes_per_second": 0}),
+            "'between' of a measurement: bytes_per_second must be a finite number above 0, got 0",
+        ),
+        (small(within=7), "'within' of a measurement must be a JSON object, got 7"),
+        (small(workload={"parameters": 5}), "'workload' of a measurement lacks 'step_s'"),
+        (small(workload={"parameters": 5, "step_s": True}), "step_s must be a finite number"),
+        (small(notes={"a": 1}), "notes must be texts by name"),
+        (small(notes=3), "notes must be texts by name"),
+    ],
+)
+def test_a_mistake_is_named(text: str, says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Measurement.from_json(text)
+    assert says in str(raised.value)
+
+
+def test_a_link_that_is_needed_must_have_been_measured() -> None:
+    link = Link(bytes_per_second=1e9)
+    with pytest.raises(ValueError, match="need the link 'between'"):
+        Measurement(hosts=2, devices=2, within=link).network()
+    with pytest.raises(ValueError, match="need the link 'within'"):
+        Measurement(hosts=2, devices=2, between=link).network()
+    assert Measurement(hosts=2, devices=1, between=link).network().within == link
