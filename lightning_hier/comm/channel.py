@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -59,7 +60,8 @@ class Pending:
 class Channel:
     """The ranks that this rank shares a process group with, in one tier.
 
-    Every method is a collective of the group: all its ranks must call it, in the same order.
+    Every method but :meth:`pass_` is a collective of the group: all its ranks must call it, in the
+    same order.
     """
 
     def __init__(
@@ -133,6 +135,19 @@ class Channel:
             kind,
             tensor.nbytes if sends else 0,
         )
+
+    def pass_(self, tensor: Tensor, source: int, target: int, kind: str) -> tuple[Pending, ...]:
+        """Copy ``tensor`` of the rank at position ``source`` to that at ``target``, in place.
+
+        Only these two need to call it, and only they have something to wait for.
+        """
+        if self.position == source:
+            send = partial(dist.isend, tensor, group=self.group, group_dst=target)
+            return (self._start(send, kind, tensor.nbytes),)
+        if self.position == target:
+            receive = partial(dist.irecv, tensor, group=self.group, group_src=source)
+            return (self._start(receive, kind, 0),)
+        return ()
 
     def _start(
         self, call: Callable[[], dist.Work | None], kind: str, payload_bytes: float

@@ -25,14 +25,15 @@ from lightning_hier.comm.worker import Worker
 CPU = torch.device("cpu")
 
 
-def open_world(group_size: int | None = None) -> Communicators:
+def open_world(group_size: int | None = None, *, timeout_s: float = 60.0) -> Communicators:
     """Process groups of this rank; one group of all ranks by default."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", timeout=timeout)
     size = group_size or dist.get_world_size()
     return Communicators.build(
         RankLayout.two_tiers(size, dist.get_world_size()),
         device=CPU,
-        timeout=timedelta(seconds=60),
+        timeout=timeout,
         traffic=Traffic(),
     )
 
