@@ -156,7 +156,9 @@ class _Probe:
         self, where: Where, channel: Channel, pair: tuple[int, int] | None, size: int
     ) -> None:
         tensor = torch.zeros(size // 4, device=self._communicators.device)
-        operate = _all_reduce(channel, tensor) if pair is None else _ping_pong(channel, tensor, pair)
+        operate = (
+            _all_reduce(channel, tensor) if pair is None else _ping_pong(channel, tensor, pair)
+        )
         operate()  # connections are made with the first message
         # Both sides must repeat equally often: the first one says how often.
         repeats = torch.tensor([self._fitting(self._seconds(operate))], device=tensor.device)

@@ -1,0 +1,85 @@
+"""From what was timed to what plans are made of."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+
+from lightning_hier.algorithms.planning.fitting import Timing, fit_link
+from lightning_hier.algorithms.planning.network import Link, Processor
+from lightning_hier.cli.measure.job import Job
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.probe import LinkReading, Where
+
+_COPIED_BYTES = 1 << 26
+_COPIES = 7
+
+
+def links_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, ...], Link]:
+    """The link between each two ranks that have sent each other messages."""
+    pairs = dict.fromkeys(r.ranks for r in _sends(readings, where))
+    return {
+        pair: fit_link(
+            [
+                Timing(nbytes=r.payload_bytes, seconds=r.seconds)
+                for r in _sends(readings, where)
+                if r.ranks == pair
+            ]
+        )
+        for pair in pairs
+    }
+
+
+def slowest(links: Mapping[tuple[int, ...], Link]) -> Link | None:
+    """That with the smallest bandwidth, for which all wait in a ring; None where there is none."""
+    return min(links.values(), key=lambda link: link.bytes_per_second, default=None)
+
+
+def copy_speed(job: Job) -> float:
+    """Bytes per second of a copy that one rank of a host makes, while the others do nothing.
+
+    The smallest of all hosts. A collective of the world, where there are several ranks.
+    """
+    found = None
+    if job.communicators is None or job.communicators.group.position == 0:
+        found = _copy_speed(job.device)
+    speeds: list[float | None] = gather_json(found, job.device)
+    return min(speed for speed in speeds if speed is not None)
+
+
+def processor_of(
+    readings: Sequence[LinkReading], copy_bytes_per_second: float, device: torch.device
+) -> Processor:
+    """What a host's cores can do with bytes; a GPU moves its own, and wants no core."""
+    if device.type == "cuda":
+        return Processor(copy_bytes_per_second=copy_bytes_per_second)
+    sends = [*_sends(readings, "between"), *_sends(readings, "within")]
+    large = [r for r in sends if r.payload_bytes == max(r.payload_bytes for r in sends)]
+    # A message one way and one back: as many bytes sent as received, half of both a way.
+    speeds = [r.payload_bytes / r.processor_s for r in large if r.processor_s > 0]
+    return Processor(
+        cores=len(os.sched_getaffinity(0)),
+        copy_bytes_per_second=copy_bytes_per_second,
+        socket_bytes_per_second=min(speeds, default=None),
+    )
+
+
+def _sends(readings: Sequence[LinkReading], where: Where) -> list[LinkReading]:
+    return [r for r in readings if r.where == where and r.operation == "send"]
+
+
+def _copy_speed(device: torch.device) -> float:
+    source = torch.ones(_COPIED_BYTES // 4, device=device)
+    target = torch.zeros_like(source)
+    times = []
+    for _ in range(_COPIES):
+        begun = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begun)
+    return _COPIED_BYTES / median(times)

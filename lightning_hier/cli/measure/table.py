@@ -1,0 +1,91 @@
+"""What was measured, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_hier.algorithms.planning.network import Link
+from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.comm.probe import LinkReading
+
+_NAMES = {"all_reduce": "all-reduce", "send": "send"}
+
+
+def readings_table(readings: Sequence[LinkReading]) -> list[tuple[str, ...]]:
+    """A row for each kind of operation and size: the slowest of its places."""
+    rows: list[tuple[str, ...]] = [
+        ("where", "operation", "ranks", "size", "median ms", "fastest ms", "slowest ms", "Mbit/s")
+    ]
+    slowest: dict[tuple[str, str, int], LinkReading] = {}
+    for reading in readings:
+        kind = reading.where, reading.operation, reading.payload_bytes
+        slowest[kind] = max(slowest.get(kind, reading), reading, key=lambda r: r.seconds)
+    for (where, operation, size), slow in sorted(slowest.items()):
+        seconds = (slow.seconds, slow.fastest, slow.slowest)
+        rows.append(
+            (
+                "between hosts" if where == "between" else "within a host",
+                _NAMES[operation],
+                ", ".join(map(str, slow.ranks)),
+                _size(size),
+                *(f"{1e3 * each:.3f}" for each in seconds),
+                f"{_passed(slow) * 8 / slow.seconds / 1e6:.0f}",
+            )
+        )
+    return rows
+
+
+def link_lines(name: str, links: dict[tuple[int, ...], Link]) -> list[str]:
+    """The slowest link, and which ones are far slower than most."""
+    if not links:
+        return []
+    speeds = sorted(link.bytes_per_second for link in links.values())
+    typical = speeds[len(speeds) // 2]
+    slowest = min(links.items(), key=lambda item: item[1].bytes_per_second)
+    lines = [f"{name}: {_described(slowest[1])}" + (" (slowest link)" if len(links) > 1 else "")]
+    for (one, other), link in links.items():
+        if link.bytes_per_second < typical / 2:
+            lines.append(
+                f"  ranks {one} and {other}: {_described(link)}, less than half of what most links "
+                "carry: every synchronisation waits for it"
+            )
+    return lines
+
+
+def workload_line(workload: Workload) -> str:
+    """The module's step."""
+    return (
+        f"{workload.name}: {workload.parameters:,} parameters, {1e3 * workload.step_s:.1f} ms a "
+        f"step ({workload.backward_share:.0%} of it backward), optimizer {workload.optimizer}"
+    )
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns of text; numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column > 2 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _passed(reading: LinkReading) -> float:
+    """Bytes that a link carried in one direction."""
+    if reading.operation == "send":
+        return reading.payload_bytes
+    ranks = len(reading.ranks)
+    return 2 * (ranks - 1) / ranks * reading.payload_bytes
+
+
+def _described(link: Link) -> str:
+    return f"{link.bytes_per_second * 8 / 1e6:,.0f} Mbit/s, latency {1e6 * link.latency_s:.0f} µs"
+
+
+def _size(nbytes: int) -> str:
+    for unit, bound in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= bound:
+            return f"{nbytes / bound:g} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,144 @@
+"""`lightning-hier measure`: `plan` reads what it writes, and mistakes end it on every rank."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lightning_hier.algorithms.planning.measurement import Measurement
+from lightning_hier.algorithms.planning.network import Link
+from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.cli.measure import _bytes, run
+from lightning_hier.cli.measure.table import link_lines
+from tests.ranks import run_ranks
+
+QUICK = ["--sizes", "256", "4K", "--repeats", "3"]
+
+
+class Momentum(BoringModel):
+    """66 parameters of float32, a buffer, SGD with momentum."""
+
+    def __init__(self, *, fails_on: int | None = None) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(5))
+        self.fails_on = fails_on
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.fails_on is not None and os.environ["RANK"] == str(self.fails_on):
+            raise RuntimeError("on purpose")
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:  # type: ignore[override]
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def config(folder: Path, *, fails_on: int | None = None) -> str:
+    """YAML of a training that would run on many ranks, with what it must not do here."""
+    path = folder / "train.yaml"
+    text = {
+        "model": {
+            "class_path": "tests.cli.test_measure.Momentum",
+            "init_args": {"fails_on": fails_on},
+        },
+        "data": {"class_path": "lightning.pytorch.demos.boring_classes.BoringDataModule"},
+        "trainer": {
+            "strategy": "bmuf_gtc",
+            "devices": 8,
+            "num_nodes": 16,
+            "default_root_dir": str(folder),
+            "callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}],
+        },
+    }
+    path.write_text(json.dumps(text))
+    return str(path)
+
+
+def _measure(folder: str, *args: str) -> str:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        run(["--out", f"{folder}/network.json", "--accelerator", "cpu", *args])
+    return said.getvalue()
+
+
+def test_two_hosts_of_two(tmp_path: Path) -> None:
+    training = config(tmp_path)
+    said = run_ranks(
+        _measure, 4, str(tmp_path), *QUICK, "--config", training, "--steps", "8", ranks_per_node=2
+    )
+    found = Measurement.from_json((tmp_path / "network.json").read_text())
+    assert (found.hosts, found.devices) == (2, 2)
+    assert found.within is not None and found.between is not None
+    assert found.workload is not None and found.workload.step_s > 0
+    assert found.workload == Workload(
+        name="Momentum",
+        parameters=66,
+        tensors=2,
+        buffers=5,
+        step_s=found.workload.step_s,
+        backward_share=found.workload.backward_share,
+        optimizer="sgd_momentum",
+    )
+    assert found.network().ranks == 4
+    assert "2 hosts of 2 ranks, gloo" in said[0] and "66 parameters" in said[0]
+    assert not any(said[1:])
+    # Nothing of the training is left behind.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["network.json", "train.yaml"]
+
+
+def test_module_alone(tmp_path: Path) -> None:
+    """One rank under torchrun has no link; its module's step is what there is to time."""
+    run_ranks(_measure, 1, str(tmp_path), "--config", config(tmp_path), "--steps", "4")
+    found = Measurement.from_json((tmp_path / "network.json").read_text())
+    assert found.within is None and found.between is None
+    assert found.workload is not None and found.workload.parameters == 66
+
+
+def test_nothing_to_measure_is_refused(tmp_path: Path) -> None:
+    error = run_ranks(_measure, 1, str(tmp_path), expect_failure=True)[0]
+    assert "one rank has no links to time: start several" in error
+
+
+def test_training_that_fails_on_one_rank_ends_all(tmp_path: Path) -> None:
+    training = config(tmp_path, fails_on=1)
+    errors = run_ranks(
+        _measure, 2, str(tmp_path), *QUICK, "--config", training, expect_failure=True
+    )
+    assert all("the step can't be timed: RuntimeError: on purpose" in error for error in errors)
+
+
+def test_too_few_steps_are_refused(tmp_path: Path) -> None:
+    asked = ("--config", config(tmp_path), "--steps", "3")
+    error = run_ranks(_measure, 1, str(tmp_path), *asked, expect_failure=True)[0]
+    assert "training ended after 3 steps, and the time of a step needs at least 4" in error
+
+
+def _unequal(folder: str) -> None:
+    if os.environ["RANK"] == "2":
+        os.environ.update(GROUP_RANK="1", LOCAL_RANK="0")
+    _measure(folder, *QUICK)
+
+
+def test_unequal_hosts_are_refused_on_every_rank(tmp_path: Path) -> None:
+    errors = run_ranks(_unequal, 3, str(tmp_path), expect_failure=True)
+    assert all("got 2 on host 0, 1 on host 1" in error for error in errors)
+
+
+def test_far_slower_link_is_named() -> None:
+    fast, slow = Link(bytes_per_second=1e8), Link(bytes_per_second=1e7)
+    said = link_lines("between hosts", {(0, 2): fast, (2, 4): slow, (4, 0): fast})
+    assert said[0].startswith("between hosts: 80 Mbit/s") and "slowest link" in said[0]
+    assert len(said) == 2 and said[1].strip().startswith("ranks 2 and 4: 80 Mbit/s")
+    assert link_lines("between hosts", {(0, 2): slow}) == ["between hosts: 80 Mbit/s, latency 0 µs"]
+
+
+@pytest.mark.parametrize("size", ["64k", "64K"])
+def test_sizes_with_units(size: str) -> None:
+    assert _bytes(size) == 65536 and _bytes("4096") == 4096
