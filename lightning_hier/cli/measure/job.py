@@ -10,12 +10,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.plugins.environments import (
-    ClusterEnvironment,
-    KubeflowEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.communicators import Communicators

@@ -20,12 +20,15 @@ _COPIES = 7
 
 
 def links_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, ...], Link]:
-    """The link between each two ranks that have sent each other messages."""
+    """The link between each two ranks that have sent each other messages.
+
+    By the fastest message of each size: what delays some of them is not the link.
+    """
     pairs = dict.fromkeys(r.ranks for r in _sends(readings, where))
     return {
         pair: fit_link(
             [
-                Timing(nbytes=r.payload_bytes, seconds=r.seconds)
+                Timing(nbytes=r.payload_bytes, seconds=r.fastest)
                 for r in _sends(readings, where)
                 if r.ranks == pair
             ]
