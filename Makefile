@@ -2,12 +2,15 @@
 # makes .venv and installs into it. `make test VENV=/path/to/venv` uses an environment of yours.
 
 PYTHON ?= python3
-EXTRAS := cli,examples,bench,dev
+EXTRAS := cli,examples,bench,docs,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
 # Files tested at a time: ranks wait for each other much of the time.
 TEST_WORKERS ?= 3
 ARGS ?=
+MERMAID := docs/assets/mermaid.min.js
+MERMAID_VERSION := 11.17.2
+MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8
 
 ifeq ($(origin VENV),undefined)
 VENV := .venv
@@ -23,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ocr demo-stragglers bench bench-short test lint types format build clean named-environment
+.PHONY: help install demo demo-ocr demo-stragglers bench bench-short test lint types format build docs docs-serve clean named-environment
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +64,21 @@ format: $(ENVIRONMENT)  ## format the code and mend what can be mended
 
 build: $(ENVIRONMENT)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build
+
+docs: $(ENVIRONMENT) $(MERMAID)  ## build the documentation into site/; any warning is an error
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(ENVIRONMENT) $(MERMAID)  ## show the documentation at http://127.0.0.1:8000, anew after every change
+	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8000
+
+# What draws the diagrams. Where it cannot be had, readers' browsers fetch it when they see a diagram.
+$(MERMAID):
+	@mkdir -p $(@D)
+	-@npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) >/dev/null \
+		&& tar xzmf $(@D)/mermaid-$(MERMAID_VERSION).tgz -C $(@D) --strip-components=2 package/dist/mermaid.min.js \
+		&& rm $(@D)/mermaid-$(MERMAID_VERSION).tgz \
+		&& echo "$(MERMAID_SHA256)  $@" | sha256sum --check --quiet --strict \
+		|| { rm -f $@; echo "no mermaid from npm: readers' browsers will fetch it from a CDN"; }
 
 clean:  ## remove what was built and cached (the environment and outputs stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The wheel and the source archive, as somebody gets them who has no checkout."""

@@ -1,0 +1,141 @@
+"""What `make build` makes: its contents, and that it works where there is no checkout."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+import lightning_hier
+from tests.conftest import REPOSITORY
+from tests.packaging.environment import OutsideEnvironment
+
+VERSION = lightning_hier.__version__
+EXTRAS = {"cli", "examples", "bench", "docs", "dev", "peers", "ray"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both archives. `build` makes the wheel from the source archive."""
+    pytest.importorskip("hatchling", reason="the backend is in the extra named dev")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), "."]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    return next(built.glob("*.whl"))
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    info = f"lightning_hier-{VERSION}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"lightning_hier", info}
+    assert f"{info}/licenses/LICENSE" in names
+    package = REPOSITORY / "lightning_hier"
+    for ending in ("*.py", "*.c", "py.typed"):
+        sources = {str(path.relative_to(REPOSITORY)) for path in package.rglob(ending)}
+        assert sources, ending
+        assert sources <= names
+
+
+def test_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = message_from_bytes(
+            archive.read(f"lightning_hier-{VERSION}.dist-info/METADATA"),
+        )
+    assert metadata["Version"] == VERSION
+    assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    names = {re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0] for line in needed}
+    assert names == {"torch", "lightning", "pyzmq"}
+
+
+def test_source_archive_holds_what_the_commands_need(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    for name in ("pyproject.toml", "Makefile", "LICENSE", "README.md", "constraints.txt"):
+        assert name in names
+    for folder in ("lightning_hier", "tests", "examples", "benchmarks", "docs"):
+        assert any(name.startswith(f"{folder}/") for name in names), folder
+    assert not [name for name in names if name.endswith((".pyc", ".ckpt"))]
+
+
+def test_version_stands_in_one_place() -> None:
+    """Two would differ one day."""
+    assert 'dynamic = ["version"]' in (REPOSITORY / "pyproject.toml").read_text()
+    sources = [*(REPOSITORY / "lightning_hier").rglob("*.py"), REPOSITORY / "pyproject.toml"]
+    holders = [path.name for path in sources if f'"{VERSION}"' in path.read_text()]
+    assert holders == ["version.py"]
+
+
+TRAINING = """
+import warnings; warnings.simplefilter("ignore")
+import json, logging, torch
+from lightning.pytorch import LightningModule, Trainer
+import lightning_hier
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = Trainer(strategy="bmuf", accelerator="cpu", devices=1, max_steps=2, logger=False,
+                  enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=1))
+print(json.dumps([lightning_hier.__file__, lightning_hier.__version__, trainer.global_step]))
+"""
+
+TYPED = """
+from lightning_hier import BMUF, newest_checkpoint
+reveal_type(BMUF(block_size=5).block_size); reveal_type(newest_checkpoint("saved"))
+BMUF(block_size="five")
+"""
+
+# Only the package itself is looked at: torch would take minutes.
+MYPY_CONFIG = """
+[mypy]
+[mypy-torch.*,lightning.*,typing_extensions]
+follow_imports = skip
+ignore_missing_imports = True
+"""
+
+
+@pytest.mark.slow
+def test_installed_outside_it_trains_and_is_typed(
+    wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = OutsideEnvironment(tmp_path_factory.mktemp("outside"))
+    outside.install(wheel)
+    file, version, steps = json.loads(outside.run(TRAINING).stdout.splitlines()[-1])
+    assert Path(file).is_relative_to(outside.site)
+    assert (version, steps) == (VERSION, 2)
+
+    (outside.folder / "user.py").write_text(TYPED)
+    (outside.folder / "mypy.ini").write_text(MYPY_CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", f"--python-executable={outside.python}", "user.py"],
+        cwd=outside.folder,
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout
+    assert 'Revealed type is "int"' in said or 'Revealed type is "builtins.int"' in said, said
+    assert "Path | None" in said or "str | None" in said, said
+    assert 'incompatible type "str"; expected "int"' in said, said
