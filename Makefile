@@ -24,6 +24,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-ocr demo-stragglers bench bench-short test lint types format build docs docs-serve clean named-environment
@@ -74,7 +75,7 @@ docs-serve: $(ENVIRONMENT) $(MERMAID)  ## show the documentation at http://127.0
 # What draws the diagrams. Where it cannot be had, readers' browsers fetch it when they see a diagram.
 $(MERMAID):
 	@mkdir -p $(@D)
-	-@npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) >/dev/null \
+	-@npm_config_fetch_retries=0 npm_config_fetch_timeout=60000 npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) >/dev/null \
 		&& tar xzmf $(@D)/mermaid-$(MERMAID_VERSION).tgz -C $(@D) --strip-components=2 package/dist/mermaid.min.js \
 		&& rm $(@D)/mermaid-$(MERMAID_VERSION).tgz \
 		&& echo "$(MERMAID_SHA256)  $@" | sha256sum --check --quiet --strict \

@@ -1,0 +1,44 @@
+"""Links between pages lead to files and headings that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.docs.pages import Page, pages, slug_of
+
+
+def faults(page: Page, root: Path) -> Iterator[str]:
+    """Links of a page that lead nowhere; addresses on the web are not looked up."""
+    for number, target in page.links():
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (root / page.name).parent / name if name else root / page.name
+        if not path.exists():
+            yield f"{page.name}:{number}: {target} is not there"
+        elif anchor and path.suffix == ".md":
+            relative = str(path.resolve().relative_to(root.resolve()))
+            if anchor not in Page(relative, tuple(path.read_text().splitlines())).anchors():
+                yield f"{page.name}:{number}: {name or page.name} has no heading #{anchor}"
+
+
+def test_links_lead_somewhere() -> None:
+    more = [Page.read(name) for name in ("CHANGELOG.md", "tests/README.md")]
+    found = [fault for page in [*pages(), *more] for fault in faults(page, REPOSITORY)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("target", ["gone.md", "other.md#gone", "#gone"])
+def test_checker_finds(tmp_path: Path, target: str) -> None:
+    (tmp_path / "other.md").write_text("# Here\n")
+    text = f"# Top\n\n[good](other.md#here) [good](#top) [bad]({target}) `[code](gone.md)`\n"
+    (tmp_path / "page.md").write_text(text)
+    assert len(list(faults(Page("page.md", tuple(text.splitlines())), tmp_path))) == 1
+
+
+def test_anchor_of_a_heading() -> None:
+    assert slug_of("`bmuf`, block 50, over 1 Gbit/s") == "bmuf-block-50-over-1-gbits"

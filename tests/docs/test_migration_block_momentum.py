@@ -1,0 +1,128 @@
+"""What the pages on torchft, fairseq and CNTK say of their block momentum, and our side of them.
+
+The recursions are written down here from the sources that the pages name, in float64 on one
+process, and compared with `BlockFilter`: docs/migration/torchft_diloco.md,
+docs/migration/fairseq_bmuf.md and docs/migration/cntk.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hier import BMUF
+from tests.docs.pages import Page
+from tests.docs.running import run_code
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, weights
+
+PAGES = tuple(f"docs/migration/{name}.md" for name in ("torchft_diloco", "fairseq_bmuf", "cntk"))
+THIS = "tests/docs/test_migration_block_momentum.py::test_pages_train"
+WORKERS, BLOCKS = 4, 6
+
+Updates = list[list[Tensor]]
+
+
+def _updates() -> Updates:
+    """What each worker makes of a block, whatever it starts from: enough to tell filters apart."""
+    generator = torch.Generator().manual_seed(3)
+    return [
+        [torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(WORKERS)]
+        for _ in range(BLOCKS)
+    ]
+
+
+def _start_models(sync: BMUF) -> list[Tensor]:
+    """W_g after every block, by our filter."""
+    block_filter = sync.filter_for(WORKERS)
+    model, update = torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    start, found = model.clone(), []
+    for updates in _updates():
+        mean = start + sum(updates) / WORKERS
+        block_filter.advance_(mean, model, update)
+        start = mean
+        found.append(start.clone())
+    return found
+
+
+def _torchft(nesterov: bool) -> list[Tensor]:
+    """An outer SGD on the mean of the differences, taken from torch itself."""
+    parameter = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
+    found = []
+    for updates in _updates():
+        parameter.grad = -sum(updates) / WORKERS
+        outer.step()
+        found.append(parameter.detach().clone())
+    return found
+
+
+def _fairseq(nesterov: bool) -> list[Tensor]:
+    """Differences averaged, momentum added to them, and what comes out kept as the next base."""
+    base, smooth, found = torch.zeros(5, dtype=torch.float64), 0.0, []
+    for updates in _updates():
+        smooth = 0.875 * smooth - 1.0 * sum(updates) / WORKERS
+        base = base - smooth - (0.875 * smooth if nesterov else 0.0)
+        found.append(base.clone())
+    return found
+
+
+def _cntk(nesterov: bool, *, eta: float = 0.875, rate: float = 0.5) -> list[Tensor]:
+    """Differences summed and weighed by 1 - eta; the rest as in fairseq."""
+    base, smooth, found = torch.zeros(5, dtype=torch.float64), 0.0, []
+    for updates in _updates():
+        smooth = eta * smooth - (1 - eta) * rate * sum(updates)
+        base = base - smooth - (eta * smooth if nesterov else 0.0)
+        found.append(base.clone())
+    return found
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (_torchft, {"block_lr": 0.7, "block_momentum": 0.9}),
+        (_fairseq, {"block_momentum": 0.875, "update_from": "start"}),
+        (
+            _cntk,
+            {
+                "block_lr": 0.5 * WORKERS * (1 - 0.875),
+                "block_momentum": 0.875,
+                "update_from": "start",
+            },
+        ),
+    ],
+)
+def test_start_models_are_theirs(
+    theirs: Callable[[bool], list[Tensor]], ours: dict[str, object], nesterov: bool
+) -> None:
+    expected = torch.stack(theirs(nesterov))
+    found = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    if nesterov and "update_from" in ours:
+        papers = ours | {"update_from": "global"}
+        other = torch.stack(_start_models(BMUF(nesterov=True, **papers)))  # type: ignore[arg-type]
+        assert not torch.allclose(other, expected, rtol=0.1)
+
+
+def _trained(blocks: dict[str, str]) -> dict[str, list[float]]:
+    found = {}
+    for page, code in blocks.items():
+        model = Net()
+        run_code([code], {"model": model, "data": loader(4)})
+        found[page] = weights(model).tolist()
+    return found
+
+
+def test_pages_train() -> None:
+    blocks = {}
+    for page in PAGES:
+        (block,) = Page.read(page).code(THIS)
+        blocks[page] = block.text
+    first, second = run_ranks(_trained, 2, blocks, ranks_per_node=1)
+    assert first == second
+    start = weights(Net()).tolist()
+    assert all(found != start for found in first.values())

@@ -1,0 +1,70 @@
+"""The short examples of README.md, docs/checkpoints.md and docs/faults.md train on two ranks."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lightning_hier
+from tests.docs.pages import Page
+from tests.docs.running import run_code, small_trainer
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, weights
+
+PAGES = ("README.md", "docs/checkpoints.md", "docs/faults.md")
+THIS = "tests/docs/test_snippets.py"
+
+
+def _trained(folder: str, blocks: dict[str, list[str]]) -> dict[str, tuple[list[float], int]]:
+    """Weights and steps after the blocks of every page."""
+    names = {
+        "Trainer": small_trainer,
+        "ModelCheckpoint": ModelCheckpoint,
+        "lightning_hier": lightning_hier,
+        "os": os,
+        "timedelta": timedelta,
+    }
+    found = {}
+    for page, code in blocks.items():
+        os.chdir(Path(folder) / Path(page).stem)
+        namespace = run_code(code, names | {"model": Net(), "data": loader(4)})
+        steps = namespace["trainer"].global_step
+        found[page] = (weights(namespace["model"]).tolist(), steps)
+    return found
+
+
+def test_pages_train(tmp_path: Path) -> None:
+    blocks = {
+        page: [block.text for block in Page.read(page).code(f"{THIS}::test_pages_train")]
+        for page in PAGES
+    }
+    assert [len(code) for code in blocks.values()] == [2, 1, 1]
+    for page in PAGES:
+        (tmp_path / Path(page).stem).mkdir()
+    first, second = run_ranks(_trained, 2, str(tmp_path), blocks, ranks_per_node=1)
+    assert first == second
+    assert {steps for _, steps in first.values()} == {4}
+
+
+def test_yaml(tmp_path: Path) -> None:
+    """The command line makes of the YAML what the block before it makes in Python."""
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch.cli import LightningCLI
+
+    (block,) = Page.read("README.md").code(f"{THIS}::test_yaml", "yaml")
+    settings: dict[str, Any] = yaml.safe_load(block.text)
+    settings["trainer"] |= {"accelerator": "cpu", "devices": 4, "logger": False}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    cli = LightningCLI(Net, save_config_callback=None, run=False, args=[f"--config={config}"])
+    strategy = cli.trainer.strategy
+    assert type(strategy) is lightning_hier.HierarchicalStrategy
+    assert strategy.group_size == 4
+    assert strategy.gradient_sync == lightning_hier.GTC(density=0.01)
+    assert strategy.block_sync == lightning_hier.BMUF(block_size=50)
