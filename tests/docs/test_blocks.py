@@ -12,7 +12,9 @@ from tests.conftest import REPOSITORY
 from tests.docs.pages import CODE, Block, Page, pages
 
 CI = ".ci/run"
-_COMMAND = re.compile(r"^ {4,}(?:\$ |make |pip |python3? |torchrun |lightning-hier |export |import )")
+_COMMAND = re.compile(
+    r"^ {4,}(?:\$ |make |pip |python3? |torchrun |lightning-hier |export |import )"
+)
 
 
 def faults(page: Page) -> Iterator[str]:
@@ -20,6 +22,8 @@ def faults(page: Page) -> Iterator[str]:
     for block in page.blocks():
         if not block.language:
             yield f"{block}: a block without a language (text, for what is no code)"
+        if block.language == "mermaid" and ";" in block.text:
+            yield f"{block}: a semicolon ends a statement of a diagram, and nothing is drawn"
         if block.language not in CODE:
             continue
         if block.mark is None:
@@ -95,6 +99,7 @@ def test_code_is_found() -> None:
         ("<!-- run by: .ci/run -->\n```bash\nmake test\nmake sandwich  # long\n```", "`sandwich`"),
         ("<!-- not run: broken -->\n```python\nx =\n```", "invalid syntax"),
         ("```\nls\n```", "without a language"),
+        ("```mermaid\nsequenceDiagram\n    A->>B: one; two\n```", "nothing is drawn"),
         ("text:\n\n    make demo", "indented block"),
     ],
 )
