@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
@@ -18,10 +19,15 @@ PAGE = Page.read("docs/migration/post_local_sgd.md")
 STEPS = 4 + 3 * 3
 
 
-def _batches() -> list[tuple[Tensor, ...]]:
+class _Batches:
     """Those of this rank, in an order that no sampler changes."""
-    rows = loader(STEPS).dataset[int(os.environ["RANK"]) :: int(os.environ["WORLD_SIZE"])]
-    return list(zip(*(tensor.split(2) for tensor in rows), strict=True))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        rows = loader(STEPS).dataset[int(os.environ["RANK"]) :: int(os.environ["WORLD_SIZE"])]
+        return zip(*(tensor.split(2) for tensor in rows), strict=True)
+
+    def __len__(self) -> int:
+        return STEPS
 
 
 def _torchs(code: str) -> list[float]:
@@ -31,7 +37,7 @@ def _torchs(code: str) -> list[float]:
 
 def _ours(code: str) -> list[float]:
     model = Net()
-    run_code([code], {"model": model, "data": _batches()})
+    run_code([code], {"model": model, "data": _Batches()})
     return weights(model).tolist()
 
 
