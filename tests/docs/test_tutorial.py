@@ -44,10 +44,10 @@ def _check(said: list[str], folder: Path) -> None:
     for line, steps in ((alone, 512), (bmuf, 256), (first, 64), (second, 128)):
         assert f"after {steps} steps of each rank" in line, line
     for line in (alone, bmuf, second):
-        assert float(line.split("accuracy ")[1].split()[0]) > 0.75, line
+        assert float(line.split("accuracy ")[1].split()[0]) > 0.7, line
     assert "group: 0.00 MB" in sent_bmuf and "across: 0.00 MB" not in sent_bmuf
     assert "0.00 MB" not in sent_tiers
-    assert float(used.split()[0]) > 0.75
+    assert float(used.split()[0]) > 0.7
     assert (folder / "runs/bmuf_gtc/saved/last.ckpt").is_file()
 
 
