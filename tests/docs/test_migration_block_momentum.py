@@ -35,13 +35,21 @@ def _updates() -> Updates:
     ]
 
 
+def _nothing() -> Tensor:
+    return torch.zeros(5, dtype=torch.float64)
+
+
+def _mean(updates: list[Tensor]) -> Tensor:
+    return torch.stack(updates).mean(dim=0)
+
+
 def _start_models(sync: BMUF) -> list[Tensor]:
     """W_g after every block, by our filter."""
     block_filter = sync.filter_for(WORKERS)
-    model, update = torch.zeros(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    model, update = _nothing(), _nothing()
     start, found = model.clone(), []
     for updates in _updates():
-        mean = start + sum(updates) / WORKERS
+        mean = start + _mean(updates)
         block_filter.advance_(mean, model, update)
         start = mean
         found.append(start.clone())
@@ -50,11 +58,11 @@ def _start_models(sync: BMUF) -> list[Tensor]:
 
 def _torchft(nesterov: bool) -> list[Tensor]:
     """An outer SGD on the mean of the differences, taken from torch itself."""
-    parameter = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
+    parameter = torch.nn.Parameter(_nothing())
     outer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=nesterov)
     found = []
     for updates in _updates():
-        parameter.grad = -sum(updates) / WORKERS
+        parameter.grad = -_mean(updates)
         outer.step()
         found.append(parameter.detach().clone())
     return found
@@ -62,9 +70,9 @@ def _torchft(nesterov: bool) -> list[Tensor]:
 
 def _fairseq(nesterov: bool) -> list[Tensor]:
     """Differences averaged, momentum added to them, and what comes out kept as the next base."""
-    base, smooth, found = torch.zeros(5, dtype=torch.float64), 0.0, []
+    base, smooth, found = _nothing(), _nothing(), []
     for updates in _updates():
-        smooth = 0.875 * smooth - 1.0 * sum(updates) / WORKERS
+        smooth = 0.875 * smooth - 1.0 * _mean(updates)
         base = base - smooth - (0.875 * smooth if nesterov else 0.0)
         found.append(base.clone())
     return found
@@ -72,9 +80,9 @@ def _fairseq(nesterov: bool) -> list[Tensor]:
 
 def _cntk(nesterov: bool, *, eta: float = 0.875, rate: float = 0.5) -> list[Tensor]:
     """Differences summed and weighed by 1 - eta; the rest as in fairseq."""
-    base, smooth, found = torch.zeros(5, dtype=torch.float64), 0.0, []
+    base, smooth, found = _nothing(), _nothing(), []
     for updates in _updates():
-        smooth = eta * smooth - (1 - eta) * rate * sum(updates)
+        smooth = eta * smooth - (1 - eta) * rate * WORKERS * _mean(updates)
         base = base - smooth - (eta * smooth if nesterov else 0.0)
         found.append(base.clone())
     return found
@@ -100,11 +108,11 @@ def test_start_models_are_theirs(
     theirs: Callable[[bool], list[Tensor]], ours: dict[str, object], nesterov: bool
 ) -> None:
     expected = torch.stack(theirs(nesterov))
-    found = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))  # type: ignore[arg-type]
+    found = torch.stack(_start_models(BMUF(nesterov=nesterov, **ours)))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     if nesterov and "update_from" in ours:
         papers = ours | {"update_from": "global"}
-        other = torch.stack(_start_models(BMUF(nesterov=True, **papers)))  # type: ignore[arg-type]
+        other = torch.stack(_start_models(BMUF(nesterov=True, **papers)))
         assert not torch.allclose(other, expected, rtol=0.1)
 
 
