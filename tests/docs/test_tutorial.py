@@ -40,10 +40,10 @@ def _commands() -> list[str]:
 
 def _check(said: list[str], folder: Path) -> None:
     """What the page promises of what the commands print."""
-    alone, bmuf, sent_bmuf, first, sent_tiers, second, used = said
-    for line, steps in ((alone, 512), (bmuf, 256), (first, 64), (second, 128)):
+    alone, first, sent_bmuf, second, used, tiers, sent_tiers = said
+    for line, steps in ((alone, 512), (first, 128), (second, 256), (tiers, 128)):
         assert f"after {steps} steps of each rank" in line, line
-    for line in (alone, bmuf, second):
+    for line in (alone, second, tiers):
         assert float(line.split("accuracy ")[1].split()[0]) > 0.7, line
     assert "group: 0.00 MB" in sent_bmuf and "across: 0.00 MB" not in sent_bmuf
     assert "0.00 MB" not in sent_tiers
