@@ -1,0 +1,63 @@
+"""`lightning-hier`: finds the command, runs it, and says in one screen what the user got wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from lightning_hier.cli.commands import COMMANDS, PROGRAM
+from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.version import __version__
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        args: arguments instead of those of the process.
+
+    Raises:
+        SystemExit: with status 2 for what the user got wrong, 0 after ``--help``.
+    """
+    name, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+    elif name == "--version":
+        print(f"{PROGRAM} {__version__}")
+    elif name not in COMMANDS:
+        end_with(f"no command {name!r}; there are {', '.join(COMMANDS)}")
+    else:
+        _run(name, rest)
+
+
+def _run(name: str, args: list[str]) -> None:
+    # Configs name classes in the current folder, which `python -m` finds and a script does not.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    if COMMANDS[name].trains:
+        _module(name).run([name, *args])
+    else:
+        with mistakes_in_one_screen():
+            _module(name).run(args)
+
+
+def _module(name: str) -> Any:
+    return import_module(f"lightning_hier.cli.{COMMANDS[name].module}")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND [ARGUMENTS]",
+            "",
+            "Data-parallel training over slow networks with PyTorch Lightning.",
+            "",
+            *(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()),
+            "",
+            f"'{PROGRAM} COMMAND --help' tells more, '{PROGRAM} --version' the version.",
+        ]
+    )

@@ -1,0 +1,56 @@
+"""What the user got wrong, said in one screen instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from lightning_hier.cli.commands import PROGRAM
+from lightning_hier.cli.wording import plain
+
+TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
+# Lightning's own kind is known by name: asking for the class would import Lightning.
+_LIGHTNINGS_KIND = "MisconfigurationException"
+_MOST_LINES = 20
+
+
+@contextmanager
+def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """End the process with status 2 and a few lines for an error that is the user's.
+
+    Those are ``ValueError``, ``OSError`` and Lightning's ``MisconfigurationException``. All others
+    go on with their traceback, and so do these where ``applies()`` says no, or where the variable
+    ``LIGHTNING_HIER_TRACEBACK`` is set.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_mistake(error) or not applies() or os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        end_with(
+            str(error) or type(error).__name__,
+            f"({place.filename}:{place.lineno}; {TRACEBACK_VARIABLE}=1 shows the whole way there)",
+        )
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether an error is of a kind that tells the user what to change."""
+    kinds = (kind.__name__ for kind in type(error).__mro__)
+    return isinstance(error, ValueError | OSError) or _LIGHTNINGS_KIND in kinds
+
+
+def end_with(message: str, *more: str) -> NoReturn:
+    """Write a message to stderr, with the rank where there are several, and end with status 2."""
+    lines = plain(message).splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], "..."]
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+    on_rank = "" if rank is None else f" on rank {rank}"
+    text = "\n".join([f"{PROGRAM}: error{on_rank}: {lines[0] if lines else ''}", *lines[1:], *more])
+    print(text, file=sys.stderr)
+    raise SystemExit(2)

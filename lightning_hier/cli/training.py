@@ -1,0 +1,57 @@
+"""`fit`, `validate`, `test` and `predict`: LightningCLI for any model, data and strategy."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.cli.training_help import short_help
+from lightning_hier.strategies.registry import PRESETS
+
+# Options that take a strategy's name, and those that take its class.
+STRATEGY = {
+    "--trainer.strategy": "--trainer.strategy.class_path",
+    "--trainer.strategy.help": "--trainer.strategy.help",
+}
+NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
+
+
+def run(args: list[str]) -> None:
+    """Run a command, given as its name and its arguments.
+
+    Errors of the kinds that tell the user what to change come without a traceback until the first
+    batch: those of the config, of the constructors, and of all that is checked before training.
+    From then on an error is a crash and keeps its traceback.
+
+    Raises:
+        SystemExit: with status 2 for what the user got wrong, 0 after a help.
+    """
+    name, *rest = args
+    if {"-h", "--help"} & set(rest):
+        print(short_help(name), end="")
+        return
+    missing = [module for module in NEEDED if find_spec(module) is None]
+    if missing:
+        end_with(f"{name} needs {', '.join(missing)}: pip install 'lightning_hier[cli]'")
+    # The parser is Lightning's own, and what it does with it is none of the user's affair.
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    from lightning_hier.cli.lightning_cli import TrainingCLI
+
+    with mistakes_in_one_screen():
+        cli = TrainingCLI([name, *_for_the_parser(rest)])
+    with mistakes_in_one_screen(lambda: not cli.has_begun):
+        cli.run()
+
+
+def _for_the_parser(args: list[str]) -> list[str]:
+    """The arguments, with the class of a preset for its name: its arguments may follow then."""
+    found: list[str] = []
+    for each in args:
+        if found and found[-1] in STRATEGY:
+            each = f"{found.pop()}={each}"
+        option, _, value = each.partition("=")
+        if option in STRATEGY and value.lower() in PRESETS:
+            each = f"{STRATEGY[option]}=lightning_hier.{PRESETS[value.lower()].class_name}"
+        found.append("--help" if each == "--help_all" else each)
+    return found

@@ -1,0 +1,45 @@
+"""The help of the commands that train, on one screen; LightningCLI's own has hundreds of lines."""
+
+from __future__ import annotations
+
+from lightning_hier.cli.commands import COMMANDS, PROGRAM
+from lightning_hier.strategies.registry import PRESETS
+
+_TEXT = """\
+usage: {program} {name} --config FILE [--config FILE ...] [--OPTION=VALUE ...]
+
+{summary}: LightningCLI with the strategies of this package known. A config:
+
+  model:
+    class_path: my_models.Net        # any LightningModule; the current folder is searched too
+    init_args: {{width: 64}}
+  data:
+    class_path: my_data.Images       # any LightningDataModule; may be left out
+  trainer:                           # arguments of Trainer
+    devices: 8
+    num_nodes: 4
+    strategy: bmuf_gtc
+
+Every line of it can be given, or given again, as an option: --model.width=32 --trainer.devices=2
+
+strategies:
+{strategies}
+
+  --trainer.strategy=bmuf --trainer.strategy.block_size=20    a name, and what it takes
+  --trainer.strategy=my_bmuf.yaml                             a file: examples/strategies
+
+more:
+  --print_config           the whole config with all defaults
+  --trainer.strategy.help=bmuf, --model.help=my_models.Net, --data.help=my_data.Images
+                           arguments of a strategy, a model, a data module
+  --ckpt_path=FILE         go on from a checkpoint, or score it
+  --help_all               every option
+"""
+
+
+def short_help(name: str) -> str:
+    """The help of ``fit``, ``validate``, ``test`` or ``predict``."""
+    width = max(map(len, PRESETS))
+    strategies = "\n".join(f"  {key:<{width}}  {each.summary}" for key, each in PRESETS.items())
+    summary = COMMANDS[name].summary.capitalize()
+    return _TEXT.format(program=PROGRAM, name=name, summary=summary, strategies=strategies)

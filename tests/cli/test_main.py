@@ -1,0 +1,125 @@
+"""`lightning-hier` before a command runs: help, version, mistakes, and what is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+
+import pytest
+
+from lightning_hier.cli import commands, mistakes
+from lightning_hier.cli.commands import COMMANDS, Command
+from lightning_hier.cli.main import main
+from lightning_hier.cli.wording import plain
+from lightning_hier.version import __version__
+from tests.cli.shell import run_python
+
+
+@pytest.fixture(autouse=True)
+def no_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("RANK", "SLURM_PROCID", mistakes.TRACEBACK_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    yield
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["fit", "--help"]])
+def test_helps_load_neither_torch_nor_lightning(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from lightning_hier.cli.main import main\n"
+        f"main({args})\n"
+        "heavy = {'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = run_python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) <= 40
+
+
+def test_module_is_the_command() -> None:
+    assert run_python("-m", "lightning_hier", "--version").stdout.split()[-1] == __version__
+
+
+def test_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    lines = capsys.readouterr().out.splitlines()
+    for name, command in COMMANDS.items():
+        assert any(line.split() == [name, *command.summary.split()] for line in lines)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_run(name: str) -> None:
+    assert callable(import_module(f"lightning_hier.cli.{COMMANDS[name].module}").run)
+
+
+def test_unknown_command_is_told_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fitt"])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'fitt'" in line
+    assert all(name in line for name in COMMANDS)
+
+
+class Module:
+    """A command that raises what it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def run(self, args: list[str]) -> None:
+        assert args == ["--x"]
+        raise self.error
+
+
+def run_raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(commands.COMMANDS, "fail", Command("fail", "fail"))
+    monkeypatch.setattr("lightning_hier.cli.main._module", lambda name: Module(error))
+    main(["fail", "--x"])
+
+
+@pytest.mark.parametrize("error", [ValueError("hosts must be 2, got 1"), FileNotFoundError("a.b")])
+def test_mistake_is_said_without_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_raising(error, monkeypatch)
+    assert stop.value.code == 2
+    first, place = capsys.readouterr().err.splitlines()
+    assert first == f"lightning-hier: error: {error}"
+    assert __file__ in place
+
+
+def test_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_raising(ZeroDivisionError(), monkeypatch)
+    monkeypatch.setenv(mistakes.TRACEBACK_VARIABLE, "1")
+    with pytest.raises(ValueError, match="hosts"):
+        run_raising(ValueError("hosts"), monkeypatch)
+
+
+def test_rank_is_named_and_a_long_message_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(SystemExit):
+        mistakes.end_with("\n".join(f"line {number}" for number in range(100)))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "lightning-hier: error on rank 3: line 0"
+    assert len(lines) == 20 and lines[-1] == "..."
+
+
+def test_parser_messages_lose_what_says_nothing() -> None:
+    message = """Parser key "trainer.strategy":
+  Does not validate against any of the Union subtypes
+  Subtypes: [<class 'str'>, <class 'lightning.pytorch.strategies.strategy.Strategy'>]
+  Errors:
+    - Expected a <class 'str'>
+    - min_pulled is above 0 and at most 1, got 7.0
+  Given value type: <class 'jsonargparse._namespace.Namespace'>
+  Given value: Namespace(class_path='lightning_hier.PSPStrategy')"""
+    assert plain(message).splitlines() == [
+        'Parser key "trainer.strategy":',
+        "    - min_pulled is above 0 and at most 1, got 7.0",
+    ]
+    assert plain("Errors:") == "Errors:"

@@ -1,0 +1,180 @@
+"""`fit` and its like: strategies by name, by file and by class; mistakes and crashes."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_hier.cli import training
+from lightning_hier.cli.lightning_cli import TrainingCLI
+from lightning_hier.cli.main import main
+from lightning_hier.strategies.registry import PRESETS
+from tests.conftest import REPOSITORY
+
+STRATEGIES = REPOSITORY / "examples" / "strategies"
+NET = ["--model=tests.trainer.fitting.Net", "--trainer.accelerator=cpu", "--trainer.devices=2"]
+
+
+def printed(*args: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *NET, *args, "--print_config"])
+    assert stop.value.code == 0
+    config: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return config
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--trainer.strategy=bmuf_gtc", "--trainer.strategy.block_size=20"],
+        ["--trainer.strategy", "BMUF_GTC", "--trainer.strategy.init_args.block_size=20"],
+        [
+            "--trainer.strategy.class_path=lightning_hier.BMUFGTCStrategy",
+            "--trainer.strategy.init_args.block_size=20",
+        ],
+        [f"--trainer.strategy={STRATEGIES}/bmuf_gtc.yaml", "--trainer.strategy.block_size=20"],
+    ],
+    ids=["name", "name_apart", "class", "file"],
+)
+def test_strategy_is_named_in_any_way(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(*args, capsys=capsys)["trainer"]["strategy"]
+    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, 0.01)
+
+
+def test_arguments_of_a_strategy_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--trainer.strategy.help=bmuf"])
+    assert stop.value.code == 0
+    assert "--trainer.strategy.block_size BLOCK_SIZE" in capsys.readouterr().out
+
+
+def test_every_preset_has_a_file() -> None:
+    assert {path.stem for path in STRATEGIES.glob("*.yaml")} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_file_has_all_arguments_of_its_preset_with_their_defaults(name: str) -> None:
+    strategy = PRESETS[name].strategy
+    assert strategy.strategy_name == name
+    written = yaml.safe_load((STRATEGIES / f"{name}.yaml").read_text())
+    assert written["class_path"] == f"lightning_hier.{strategy.__name__}"
+    parameters = list(inspect.signature(strategy.__init__).parameters.values())[1:]
+    defaults = {each.name: each.default for each in parameters if each.kind != each.VAR_KEYWORD}
+    shown = {k: str(v) if isinstance(v, timedelta) else v for k, v in defaults.items()}
+    assert written["init_args"] == shown
+
+
+def test_files_of_all_presets_make_what_the_names_make() -> None:
+    """One after the other in one config: every file replaces the strategy before it."""
+    for name in PRESETS:
+        cli = TrainingCLI(["fit", *NET, f"--trainer.strategy={STRATEGIES}/{name}.yaml"])
+        made, wanted = cli.trainer.strategy, PRESETS[name]()
+        assert type(made) is type(wanted)
+        assert made._settings() == wanted._settings()
+        assert made._timeout == wanted._timeout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--trainer.strategy=bmuf", "--trainer.strategy.block_size=0"], "block_size must be"),
+        (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "blok_size"),
+        (["--trainer.strategy=bmff"], "bmff"),
+        (["--trainer.nodes=4"], "--trainer.nodes=4"),
+        (["--model=no_such.Net"], "no_such.Net"),
+        (["--config=no_such.yaml"], "no_such.yaml"),
+    ],
+    ids=["value", "argument", "strategy", "option", "model", "config"],
+)
+def test_mistakes_fit_on_a_screen(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *NET, *args])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len([line for line in said.splitlines() if "Seed set" not in line]) <= 12
+    assert "Traceback" not in said
+
+
+def test_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *NET])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "jsonargparse" in line and "pip install 'lightning_hier[cli]'" in line
+
+
+USERS_MODULE = """
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader
+
+class Mine(LightningModule):
+    def __init__(self, fails: str = ""):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.fails = fails
+
+    def setup(self, stage):
+        if self.fails == "setup":
+            raise ValueError("no corpus there")
+
+    def training_step(self, batch, batch_idx):
+        if self.fails == "step":
+            raise ValueError("shapes differ")
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        return DataLoader(torch.ones(8, 1), batch_size=2)
+"""
+QUIET = [
+    *(f"--trainer.enable_{name}=false" for name in ("progress_bar", "model_summary")),
+    *("--trainer.logger=false", "--trainer.enable_checkpointing=false"),
+    *("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=1"),
+]
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of a user, which a script's search path does not have."""
+    (tmp_path / "mine.py").write_text(USERS_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def test_module_in_the_current_folder_trains(users_folder: Path) -> None:
+    main(["fit", "--model=mine.Mine", *QUIET])
+    assert Path(sys.modules["mine"].__file__ or "").parent == users_folder
+
+
+@pytest.mark.usefixtures("users_folder")
+def test_error_before_the_first_batch_is_said_without_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--model=mine.Mine", "--model.fails=setup", *QUIET])
+    assert stop.value.code == 2
+    assert "error: no corpus there\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("users_folder")
+def test_crash_in_training_keeps_its_traceback() -> None:
+    with pytest.raises(ValueError, match="shapes differ"):
+        main(["fit", "--model=mine.Mine", "--model.fails=step", *QUIET])
