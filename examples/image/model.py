@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.nn import functional
 from torchmetrics import MeanMetric
@@ -14,9 +13,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from examples.image.batching import Batch
 from examples.image.networks import resnet50, small_resnet
+from examples.sized_by_data import SizedByData
 
 
-class ResNetClassifier(LightningModule):
+class ResNetClassifier(SizedByData):
     """A residual network with cross entropy, accuracy, and SGD whose rate falls in steps.
 
     Logged: ``train/loss`` of this rank's batch; ``valid/loss``, ``valid/accuracy``, ``test/loss``
@@ -27,8 +27,8 @@ class ResNetClassifier(LightningModule):
     0.02 * n / 128, since the strategy multiplies by d.
 
     Args:
-        num_classes: C.
-        image_channels: 1 for grey images, 3 for coloured ones.
+        num_classes: C; None takes it from the data.
+        image_channels: 1 for grey images, 3 for coloured ones; None takes it from the data.
         network: ``"resnet50"``, torchvision's, or ``"small"``.
         channels: of each stage of the small one; each but the first halves height and width.
         blocks: residual blocks of a stage of the small one.
@@ -45,8 +45,8 @@ class ResNetClassifier(LightningModule):
     def __init__(
         self,
         *,
-        num_classes: int = 10,
-        image_channels: int = 1,
+        num_classes: int | None = None,
+        image_channels: int | None = None,
         network: Literal["small", "resnet50"] = "small",
         channels: Sequence[int] = (16, 32),
         blocks: int = 1,
@@ -63,18 +63,26 @@ class ResNetClassifier(LightningModule):
         self.weight_decay = weight_decay
         self.decay_epochs = tuple(decay_epochs)
         self.decay_factor = decay_factor
-        sizes = {"image_channels": image_channels, "num_classes": num_classes}
-        if network == "small":
-            self.network: torch.nn.Module = small_resnet(channels=channels, blocks=blocks, **sizes)
-        elif network == "resnet50":
-            self.network = resnet50(**sizes)
-        else:
+        if network not in ("small", "resnet50"):
             raise ValueError(f"network must be 'small' or 'resnet50', got {network!r}")
+        small: dict[str, Any] = {"channels": channels, "blocks": blocks}
+        self._small = small if network == "small" else None
+        self.take_sizes(num_classes=num_classes, image_channels=image_channels)
+
+    def _build(self, *, num_classes: int, image_channels: int) -> None:
+        sizes: dict[str, Any] = {"image_channels": image_channels, "num_classes": num_classes}
+        self.network: torch.nn.Module = (
+            resnet50(**sizes) if self._small is None else small_resnet(**self._small, **sizes)
+        )
         metrics: dict[str, torch.nn.Module] = {}
         for split in ("valid", "test"):
             metrics[f"{split}/loss"] = MeanMetric()
             metrics[f"{split}/accuracy"] = MulticlassAccuracy(num_classes, average="micro")
         self.metrics = torch.nn.ModuleDict(metrics)
+
+    def _sizes_of(self, data: Any) -> dict[str, int]:
+        corpus = data.corpus
+        return {"num_classes": corpus.num_classes, "image_channels": corpus.channels}
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, C) of images (B, channels, H, W)."""

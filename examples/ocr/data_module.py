@@ -97,6 +97,7 @@ class TextLines(CorpusData[Corpus]):
                 "cache_dir": cache_dir or str(default_cache_dir()),
             },
         )
+        self.height = height
         self.batch_lines = batch_lines
         self.augmentation = Augmentation(seed=seed) if augment else None
         self.pixels_per_frame = pixels_per_frame

@@ -6,7 +6,6 @@ import warnings
 from abc import abstractmethod
 from typing import Any, Literal, Protocol, TypedDict, get_args
 
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate, WordErrorRate
@@ -15,6 +14,7 @@ from examples.ocr.alphabet import Alphabet
 from examples.ocr.ctc import ctc_losses, frames_of_batch
 from examples.ocr.decoding.best_path import best_paths
 from examples.ocr.line import Batch
+from examples.sized_by_data import SizedByData
 
 Unalignable = Literal["raise", "skip"]
 
@@ -39,7 +39,7 @@ def average() -> MeanMetric:
     return MeanMetric(nan_strategy="disable")
 
 
-class LineReader(LightningModule):
+class LineReader(SizedByData):
     """Training, validation, test and prediction of a network with CTC outputs.
 
     Logged: ``train/loss``, ``valid/loss``, ``valid/cer``, ``valid/wer``, ``test/loss``,
@@ -49,8 +49,10 @@ class LineReader(LightningModule):
     The :attr:`alphabet` comes from the trainer's data module, or from the checkpoint, or is set by
     the caller; without any it is the keyboard where ``num_classes`` fits.
 
+    A subclass makes its layers in ``_layers`` and calls ``take_sizes`` at the end of its
+    constructor.
+
     Args:
-        num_classes: C, characters and blank.
         unalignable: what to do with a training line that has more characters than its frames can
             hold: ``"raise"``, or ``"skip"`` it in the loss with a warning. In validation and test
             such a line is left out of the loss and counts in the error rates.
@@ -59,20 +61,16 @@ class LineReader(LightningModule):
         ValueError: values out of range.
     """
 
-    def __init__(self, *, num_classes: int, unalignable: Unalignable) -> None:
+    num_classes: int
+    height: int
+
+    def __init__(self, *, unalignable: Unalignable) -> None:
         super().__init__()
-        if num_classes < 2:
-            raise ValueError(
-                f"num_classes must be at least 2 (a character and the blank), got {num_classes}"
-            )
         if unalignable not in get_args(Unalignable):
             raise ValueError(f"unalignable must be 'raise' or 'skip', got {unalignable!r}")
-        self.num_classes = num_classes
         self.unalignable = unalignable
         self.decoder: LineDecoder | None = None
         self.alphabet: Alphabet | None = None
-        if num_classes == len(Alphabet()):
-            self.alphabet = Alphabet()
         self.metrics = nn.ModuleDict({"train/loss": average()})
         for split in ("valid", "test"):
             self.metrics[f"{split}/loss"] = average()
@@ -80,6 +78,24 @@ class LineReader(LightningModule):
             self.metrics[f"{split}/wer"] = WordErrorRate()
         self.metrics["test/cer_lm"] = CharErrorRate()
         self.metrics["test/wer_lm"] = WordErrorRate()
+
+    @abstractmethod
+    def _layers(self, num_classes: int, height: int) -> None:
+        """Make the layers from images of H pixels to C classes."""
+
+    def _build(self, *, num_classes: int, height: int) -> None:
+        if num_classes < 2:
+            raise ValueError(
+                f"num_classes must be at least 2 (a character and the blank), got {num_classes}"
+            )
+        self.num_classes = num_classes
+        self.height = height
+        if num_classes == len(Alphabet()):
+            self.alphabet = Alphabet()
+        self._layers(num_classes, height)
+
+    def _sizes_of(self, data: Any) -> dict[str, int]:
+        return {"num_classes": len(data.alphabet), "height": data.height}
 
     @property
     @abstractmethod
@@ -133,14 +149,15 @@ class LineReader(LightningModule):
         scores = log_probs.float().cpu()
         return [self.decoder.decode(scores[:n, line]) for line, n in enumerate(frames.tolist())]
 
-    def setup(self, stage: str) -> None:
-        """Take the alphabet of the trainer's data module.
+    def configure_model(self) -> None:
+        """Take sizes and the alphabet of the trainer's data module.
 
         Raises:
             ValueError: when it has another number of classes than the model, or when the data
                 module counts on narrower frames than the model's.
         """
-        data = getattr(self.trainer, "datamodule", None)
+        super().configure_model()
+        data = getattr(self._trainer, "datamodule", None)
         counted_on = getattr(data, "pixels_per_frame", self.subsample)
         if counted_on < self.subsample:
             raise ValueError(

@@ -17,14 +17,14 @@ from examples.ocr.recurrent import BidirectionalLSTM
 class DarkNetDBLSTM(LineReader):
     """Tiny DarkNet over line images, bidirectional LSTM layers, CTC over characters and blank.
 
-    The defaults are the size of the paper: images 60 pixels high, two layers of 128 + 128 cells,
-    95 characters and blank. :meth:`small` is a size for one core.
+    The defaults are the size of the paper, which has images 60 pixels high, two layers of 128 + 128
+    cells, 95 characters and blank. :meth:`small` is a size for one core.
 
     What is logged, and the alphabet, are those of :class:`~examples.ocr.line_reader.LineReader`.
 
     Args:
-        num_classes: C, characters and blank.
-        height: H, pixels.
+        num_classes: C, characters and blank; None takes it from the data.
+        height: H, pixels; None takes it from the data.
         channels: see :class:`~examples.ocr.darknet.DarkNet`, as the next four.
         convolutions: 3x3 convolutions of each stage.
         reductions: by what each stage divides (height, width).
@@ -47,8 +47,8 @@ class DarkNetDBLSTM(LineReader):
     def __init__(
         self,
         *,
-        num_classes: int = 96,
-        height: int = 60,
+        num_classes: int | None = None,
+        height: int | None = None,
         channels: Sequence[int] = (16, 32, 128, 256, 512),
         convolutions: Sequence[int] = (1, 1, 2, 2, 2),
         reductions: Sequence[Sequence[int]] = ((2, 2), (2, 2), (2, 2), (2, 1), (1, 1)),
@@ -64,30 +64,29 @@ class DarkNetDBLSTM(LineReader):
         decay_factor: float = 0.5,
         unalignable: Unalignable = "raise",
     ) -> None:
-        super().__init__(num_classes=num_classes, unalignable=unalignable)
-        if height < 1 or cells < 1 or layers < 1:
-            raise ValueError(
-                f"height, cells and layers must be at least 1, got {height}, {cells} and {layers}"
-            )
+        super().__init__(unalignable=unalignable)
+        if cells < 1 or layers < 1:
+            raise ValueError(f"cells and layers must be at least 1, got {cells} and {layers}")
         self.save_hyperparameters()
-        self.height = height
         self.learning_rate = learning_rate
         self.betas = (beta1, beta2)
         self.decay_epochs = tuple(decay_epochs)
         self.decay_factor = decay_factor
-        self.darknet = DarkNet(
-            height=height,
-            channels=channels,
-            convolutions=convolutions,
-            reductions=reductions,
-            downsampling=downsampling,
-            feature_channels=feature_channels,
-        )
-        self.lstm = BidirectionalLSTM(
-            self.darknet.feature_dim, cells=cells, layers=layers, dropout=dropout
-        )
-        self.dropout = nn.Dropout(dropout)
-        self.affine = nn.Linear(2 * cells, num_classes)
+        self._darknet: dict[str, Any] = {
+            "channels": channels,
+            "convolutions": convolutions,
+            "reductions": reductions,
+            "downsampling": downsampling,
+            "feature_channels": feature_channels,
+        }
+        self._lstm: dict[str, Any] = {"cells": cells, "layers": layers, "dropout": dropout}
+        self.take_sizes(num_classes=num_classes, height=height)
+
+    def _layers(self, num_classes: int, height: int) -> None:
+        self.darknet = DarkNet(height=height, **self._darknet)
+        self.lstm = BidirectionalLSTM(self.darknet.feature_dim, **self._lstm)
+        self.dropout = nn.Dropout(self._lstm["dropout"])
+        self.affine = nn.Linear(2 * self._lstm["cells"], num_classes)
 
     @classmethod
     def small(cls, *, num_classes: int = 96, height: int = 32, **options: Any) -> DarkNetDBLSTM:

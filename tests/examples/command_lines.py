@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from lightning_hier.cli.lightning_cli import TrainingCLI
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -25,12 +26,17 @@ def small_run(config: Path, folder: Path, *more: str, command: str = "fit") -> l
     ]
 
 
-def printed_config(
-    main: Callable[..., Any], config: Path, capsys: pytest.CaptureFixture[str]
-) -> dict[str, Any]:
+def run(args: list[str]) -> TrainingCLI:
+    """Run a command line in this process."""
+    cli = TrainingCLI(args)
+    cli.run()
+    return cli
+
+
+def printed_config(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """All that a command line makes of a config, whose ranks' batches nobody else divides."""
     with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={config}", "--print_config"])
+        TrainingCLI(["fit", f"--config={config}", "--print_config"])
     assert stop.value.code == 0
     printed: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
     assert printed["trainer"]["use_distributed_sampler"] is False

@@ -46,18 +46,18 @@ EVERY_MODEL = pytest.mark.parametrize("build", [small_lstm, small_blstm, small_d
 
 
 @pytest.mark.parametrize(
-    ("model", "millions", "parameters"),
+    ("model", "sizes", "millions", "parameters"),
     [
-        (LSTMAcousticModel, 24, 24_301_935),
-        (BLSTMAcousticModel, 11, 11_715_672),
-        (DNNAcousticModel, 63, 63_237_714),
+        (LSTMAcousticModel, (192, 3183), 24, 24_301_935),
+        (BLSTMAcousticModel, (52, 9304), 11, 11_715_672),
+        (DNNAcousticModel, (52, 18002), 63, 63_237_714),
     ],
 )
 def test_default_sizes_are_the_papers(
-    model: type[FrameClassifier], millions: int, parameters: int
+    model: type[FrameClassifier], sizes: tuple[int, int], millions: int, parameters: int
 ) -> None:
     with torch.device("meta"):
-        built = model()  # type: ignore[call-arg]
+        built = model(feature_dim=sizes[0], num_senones=sizes[1])  # type: ignore[call-arg]
     count = sum(parameter.numel() for parameter in built.parameters())
     assert count == parameters
     assert count // 1_000_000 == millions

@@ -17,9 +17,8 @@ from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.flat_start import FlatStartOptions
 from examples.acoustic.models import LSTMAcousticModel
-from examples.acoustic.train import main
 from tests.examples import command_lines
-from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
+from tests.examples.command_lines import EXAMPLES, TrainingCLI, printed_config, run, strategy_of
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "acoustic" / "configs"
@@ -56,14 +55,14 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = printed_config(main, CONFIGS / f"{name}.yaml", capsys)
+    printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
     assert strategy_of(printed) == STRATEGIES[name]
 
 
 def test_misspelt_option_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     config = f"--config={CONFIGS / 'paper_lstm_24m.yaml'}"
     with pytest.raises(SystemExit) as stop:
-        main(["fit", config, "--trainer.strategy.init_args.blok_size=5"])
+        TrainingCLI(["fit", config, "--trainer.strategy.init_args.blok_size=5"])
     assert stop.value.code != 0
     assert "blok_size" in capsys.readouterr().err
 
@@ -89,13 +88,13 @@ def test_paper_configs_have_the_papers_sizes(
 
 
 def test_fit_takes_sizes_from_the_data_and_test_gives_word_error_rates(tmp_path: Path) -> None:
-    cli = main(small_run(tmp_path))
+    cli = run(small_run(tmp_path))
     assert isinstance(cli.model, LSTMAcousticModel)
     assert cli.model.lstm.input_size == cli.datamodule.corpus.feature_dim == 192
     assert cli.model.num_senones == len(cli.datamodule.corpus.senones)
     checkpoint = cli.trainer.checkpoint_callback.best_model_path
     assert checkpoint
-    tested = main(small_run(tmp_path, f"--ckpt_path={checkpoint}", command="test"))
+    tested = run(small_run(tmp_path, f"--ckpt_path={checkpoint}", command="test"))
     metrics = tested.trainer.callback_metrics
     assert {"test/loss", "test/frame_error_rate", "test/word_error_rate"} <= set(metrics)
     assert torch.equal(tested.model.affine.weight, cli.model.affine.weight)
@@ -104,7 +103,7 @@ def test_fit_takes_sizes_from_the_data_and_test_gives_word_error_rates(tmp_path:
 def fit_on_this_rank(directory: str) -> tuple[float, float]:
     torch.set_num_threads(1)
     strategy = ["--trainer.strategy=bmuf_gtc", "--trainer.devices=2"]
-    cli = main(small_run(Path(directory), *strategy))
+    cli = run(small_run(Path(directory), *strategy))
     total = sum(float(p.detach().double().sum()) for p in cli.model.parameters())
     return float(cli.trainer.callback_metrics["valid/loss"]), total
 

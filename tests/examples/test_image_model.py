@@ -14,13 +14,13 @@ from torch.nn import functional
 from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
 from examples.image.networks import ResidualBlock
-from examples.image.train import main
 from lightning_hier import HierarchicalStrategy
 from tests.examples import command_lines
-from tests.examples.command_lines import EXAMPLES, printed_config
+from tests.examples.command_lines import EXAMPLES, printed_config, run
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "image" / "configs"
+SIZES = {"num_classes": 10, "image_channels": 1}
 # By hand for the small ones; torchvision's ResNet-50 has 25,557,032 with 1000 classes.
 PARAMETERS = {
     "digits": 19_706,
@@ -55,18 +55,18 @@ def test_a_block_adds_its_input() -> None:
 @pytest.mark.parametrize("options", [{"blocks": 0}, {"channels": ()}, {"channels": (4, 0)}])
 def test_network_without_layers_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="needs a stage"):
-        ResNetClassifier(**options)
+        ResNetClassifier(**SIZES, **options)
 
 
 def test_networks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="coloured images, got 1"):
-        ResNetClassifier(network="resnet50", image_channels=1)
+        ResNetClassifier(network="resnet50", **SIZES)
     with pytest.raises(ValueError, match="'small' or 'resnet50', got 'vgg'"):
         ResNetClassifier(network="vgg")
 
 
 def test_optimizer_is_the_papers() -> None:
-    made = ResNetClassifier(learning_rate=0.4).configure_optimizers()
+    made = ResNetClassifier(**SIZES, learning_rate=0.4).configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     (group,) = optimizer.param_groups
     assert (group["momentum"], group["weight_decay"]) == (0.9, 1e-4)
@@ -112,7 +112,7 @@ def scores_on_this_rank() -> tuple[float, float, float, float]:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-    model, data = ResNetClassifier(channels=(4,)), Images(batch_images=7)
+    model, data = ResNetClassifier(**SIZES, channels=(4,)), Images(batch_images=7)
     found = trainer.validate(model, data, verbose=False)[0]
     images, labels = [], []
     for rank in range(3):
@@ -142,28 +142,42 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = printed_config(main, CONFIGS / f"{name}.yaml", capsys)
-    assert printed["model"]["weight_decay"] == 1e-4
+    printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
+    assert printed["model"]["init_args"]["weight_decay"] == 1e-4
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_configs_have_their_sizes(name: str) -> None:
     config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    image_channels = 3 if name == "cifar10_resnet50" else 1
+    sizes = {**SIZES, "image_channels": 3 if name == "cifar10_resnet50" else 1}
     with torch.device("meta"):
-        model = ResNetClassifier(image_channels=image_channels, **config["model"])
+        model = ResNetClassifier(**sizes, **config["model"]["init_args"])
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
 def test_fit_takes_sizes_from_the_data_and_test_gives_accuracy(tmp_path: Path) -> None:
-    cli = main(small_run(tmp_path))
+    cli = run(small_run(tmp_path))
     assert isinstance(cli.model, ResNetClassifier)
     assert (cli.model.hparams["num_classes"], cli.model.hparams["image_channels"]) == (10, 1)
     metrics = cli.trainer.callback_metrics
     assert {"train/loss", "valid/loss", "valid/accuracy"} <= set(metrics)
     checkpoint = cli.trainer.checkpoint_callback.best_model_path
-    tested = main(small_run(tmp_path, f"--ckpt_path={checkpoint}", command="test"))
+    tested = run(small_run(tmp_path, f"--ckpt_path={checkpoint}", command="test"))
     assert {"test/loss", "test/accuracy"} <= set(tested.trainer.callback_metrics)
     loaded = ResNetClassifier.load_from_checkpoint(checkpoint, weights_only=True)
     for name, value in cli.model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def fit_on_this_rank(directory: str, strategy: str) -> list[float]:
+    torch.set_num_threads(1)
+    arguments = [f"--trainer.strategy={strategy}", "--trainer.devices=2"]
+    cli = run(small_run(Path(directory), *arguments))
+    return [float(each.detach().double().sum()) for each in cli.model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["psp", "two_stage_asgd"])
+def test_servers_hold_a_model_that_was_sized_by_the_data(strategy: str, tmp_path: Path) -> None:
+    """The synchronous family is tried by the other examples."""
+    first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path), strategy)
+    assert first == second and len(first) > 4

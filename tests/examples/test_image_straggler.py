@@ -111,7 +111,7 @@ def test_a_batch_that_psp_leaves_out_costs_nothing() -> None:
 def started(pause: StepPause, rank: int = 0) -> pl.LightningModule:
     """A module whose forward pauses, at batch 5 of epoch 7."""
     trainer: Any = SimpleNamespace(current_epoch=7, global_rank=rank, world_size=2)
-    module = ResNetClassifier(channels=(2,))
+    module = ResNetClassifier(num_classes=10, image_channels=1, channels=(2,))
     pause.setup(trainer, module, "fit")
     pause.on_train_start(trainer, module)
     pause.on_train_batch_start(trainer, module, None, 5)

@@ -24,7 +24,7 @@ def small(**options: object) -> DarkNetDBLSTM:
 
 def paper() -> DarkNetDBLSTM:
     torch.manual_seed(0)
-    return DarkNetDBLSTM()
+    return DarkNetDBLSTM(num_classes=96, height=60)
 
 
 def batch_of(widths: list[int], texts: list[str], height: int = 24) -> Batch:
@@ -59,7 +59,7 @@ def settled(model: DarkNetDBLSTM, height: int) -> DarkNetDBLSTM:
 
 @pytest.mark.parametrize(
     ("build", "parameters", "subsample", "features"),
-    [(DarkNetDBLSTM, 1_859_088, 8, 3 * 128), (DarkNetDBLSTM.small, 299_984, 4, 4 * 64)],
+    [(paper, 1_859_088, 8, 3 * 128), (DarkNetDBLSTM.small, 299_984, 4, 4 * 64)],
 )
 def test_sizes(build, parameters: int, subsample: int, features: int) -> None:
     model = build()

@@ -15,9 +15,8 @@ from examples.ocr.alphabet import Alphabet
 from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
-from examples.ocr.train import main
 from tests.examples import command_lines
-from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
+from tests.examples.command_lines import EXAMPLES, printed_config, run, strategy_of
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "ocr" / "configs"
@@ -49,7 +48,7 @@ def test_every_config_is_tested() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = printed_config(main, CONFIGS / f"{name}.yaml", capsys)
+    printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
     wanted = "lightning_hier.BMUFAdamStrategy" if name == "paper" else "auto"
     assert strategy_of(printed) == wanted
 
@@ -58,13 +57,17 @@ def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_configs_have_their_sizes_and_frames(name: str) -> None:
     config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     with torch.device("meta"):
-        model = DarkNetDBLSTM(height=config["data"]["height"], **config["model"])
+        model = DarkNetDBLSTM(
+            num_classes=96,
+            height=config["data"]["init_args"]["height"],
+            **config["model"]["init_args"],
+        )
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
-    assert model.subsample == config["data"].get("pixels_per_frame", 4)
+    assert model.subsample == config["data"]["init_args"].get("pixels_per_frame", 4)
 
 
 def test_fit_takes_sizes_from_the_data_and_test_gives_error_rates(tmp_path: Path) -> None:
-    cli = main(small_run(tmp_path, "--data.alphabet=corpus"))
+    cli = run(small_run(tmp_path, "--data.alphabet=corpus"))
     assert isinstance(cli.model, DarkNetDBLSTM)
     assert cli.model.height == 16
     assert cli.model.num_classes == len(cli.datamodule.alphabet) < 96
@@ -74,7 +77,7 @@ def test_fit_takes_sizes_from_the_data_and_test_gives_error_rates(tmp_path: Path
     checkpoint = cli.trainer.checkpoint_callback.best_model_path
     loaded = DarkNetDBLSTM.load_from_checkpoint(checkpoint, weights_only=True)
     assert loaded.alphabet == cli.datamodule.alphabet
-    tested = main(
+    tested = run(
         small_run(tmp_path, "--data.alphabet=corpus", f"--ckpt_path={checkpoint}", command="test")
     )
     names = {"test/loss", "test/cer", "test/wer", "test/cer_lm", "test/wer_lm"}
@@ -84,7 +87,7 @@ def test_fit_takes_sizes_from_the_data_and_test_gives_error_rates(tmp_path: Path
 
 def test_data_with_narrower_frames_than_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least the model's 4, got 2"):
-        main(small_run(tmp_path, "--data.pixels_per_frame=2"))
+        run(small_run(tmp_path, "--data.pixels_per_frame=2"))
 
 
 def fit_on_this_rank(directory: str) -> tuple[dict[str, float], float]:
@@ -94,7 +97,7 @@ def fit_on_this_rank(directory: str) -> tuple[dict[str, float], float]:
         "--trainer.strategy.init_args.block_size=2",
         "--trainer.devices=2",
     ]
-    cli = main(small_run(Path(directory), *strategy))
+    cli = run(small_run(Path(directory), *strategy))
     state = cli.model.state_dict().values()
     total = sum(float(each.detach().double().sum()) for each in state)
     metrics = cli.trainer.callback_metrics
@@ -141,7 +144,9 @@ HYPOTHESES = [["the bat", "sat"], ["on mat"]]
 
 
 def rehearse() -> Rehearsed:
-    model = Rehearsed(channels=(2,), convolutions=(1,), reductions=((2, 2),), cells=2)
+    model = Rehearsed(
+        num_classes=96, height=60, channels=(2,), convolutions=(1,), reductions=((2, 2),), cells=2
+    )
     model.hypotheses = [list(texts) for texts in HYPOTHESES]
     model.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     return model

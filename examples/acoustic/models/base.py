@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn import functional
 from torchmetrics.text import WordErrorRate
@@ -16,6 +18,7 @@ from examples.acoustic.decoding.priors import log_priors, scaled_likelihoods
 from examples.acoustic.models.frame_average import FrameAverage
 from examples.acoustic.newbob import NewbobLR, StopAtMinimumRate
 from examples.acoustic.utterance import PADDING_TARGET, Batch
+from examples.sized_by_data import SizedByData
 
 
 class WordDecoder(Protocol):
@@ -26,11 +29,12 @@ class WordDecoder(Protocol):
         ...
 
 
-class FrameClassifier(LightningModule):
+class FrameClassifier(SizedByData):
     """A network that gives every frame a score per senone, trained by frame cross entropy.
 
     A subclass defines ``forward(features (B, T, D), lengths (B,)) -> logits (B, T, S)``; scores
-    beyond an utterance's length are ignored.
+    beyond an utterance's length are ignored. It makes its layers in ``_layers`` and calls
+    ``take_sizes`` at the end of its constructor.
 
     Logged: ``train/loss``, ``train/frame_error_rate`` and the same for ``valid`` and ``test``,
     per frame over all batches and ranks; ``train/step_loss`` of this rank's batch; with a
@@ -41,7 +45,6 @@ class FrameClassifier(LightningModule):
     into :attr:`transcripts`.
 
     Args:
-        num_senones: classes S.
         learning_rate: initial rate of SGD.
         momentum: of SGD.
         min_learning_rate: training stops when newbob reaches it.
@@ -57,11 +60,11 @@ class FrameClassifier(LightningModule):
     decoder: WordDecoder | None
     transcripts: dict[str, Sequence[Sequence[str]]]
     log_prior: Tensor
+    num_senones: int
 
     def __init__(
         self,
         *,
-        num_senones: int,
         learning_rate: float = 0.1,
         momentum: float = 0.9,
         min_learning_rate: float = 0.001,
@@ -73,9 +76,6 @@ class FrameClassifier(LightningModule):
         decode_in_validation: bool = False,
     ) -> None:
         super().__init__()
-        if num_senones < 1:
-            raise ValueError(f"num_senones must be at least 1, got {num_senones}")
-        self.num_senones = num_senones
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.min_learning_rate = min_learning_rate
@@ -87,8 +87,6 @@ class FrameClassifier(LightningModule):
         self.decode_in_validation = decode_in_validation
         self.decoder = None
         self.transcripts = {}
-        # Uniform until a training corpus is seen; saved with the model because decoding needs it.
-        self.register_buffer("log_prior", torch.full((num_senones,), -math.log(num_senones)))
         self.metrics = torch.nn.ModuleDict(
             {
                 "train/loss": FrameAverage(),
@@ -102,12 +100,13 @@ class FrameClassifier(LightningModule):
             }
         )
 
-    def setup(self, stage: str) -> None:
-        """Take the priors from the training corpus, which every rank holds in full.
+    def configure_model(self) -> None:
+        """Take sizes and, before training, priors from the corpus, which every rank holds in full.
 
         Raises:
             ValueError: when the corpus has another number of senones than the model.
         """
+        super().configure_model()
         corpus = self._corpus()
         if corpus is None:
             return
@@ -115,7 +114,7 @@ class FrameClassifier(LightningModule):
             raise ValueError(
                 f"num_senones must be the corpus's {len(corpus.senones)}, got {self.num_senones}"
             )
-        if stage == "fit":
+        if self.trainer.state.fn == TrainerFn.FITTING:
             aligned = [each.senones for each in corpus.train if each.senones is not None]
             if aligned:
                 self.estimate_priors(aligned)
@@ -192,8 +191,22 @@ class FrameClassifier(LightningModule):
             return []
         return [StopAtMinimumRate()]
 
+    @abstractmethod
+    def _layers(self, feature_dim: int, num_senones: int) -> None:
+        """Make the layers from D features to S logits."""
+
+    def _build(self, *, feature_dim: int, num_senones: int) -> None:
+        self.num_senones = num_senones
+        # Uniform until a training corpus is seen; saved with the model because decoding needs it.
+        self.register_buffer("log_prior", torch.full((num_senones,), -math.log(num_senones)))
+        self._layers(feature_dim, num_senones)
+
+    def _sizes_of(self, data: Any) -> dict[str, int]:
+        corpus = data.corpus
+        return {"feature_dim": corpus.feature_dim, "num_senones": len(corpus.senones)}
+
     def _corpus(self) -> Any:
-        return getattr(getattr(self.trainer, "datamodule", None), "corpus", None)
+        return getattr(getattr(self._trainer, "datamodule", None), "corpus", None)
 
     def _frame_step(self, logits: Tensor, targets: Tensor, split: str) -> Tensor:
         labelled = targets != PADDING_TARGET

@@ -26,12 +26,12 @@ class BLSTMAcousticModel(FrameClassifier):
     frames and their log posteriors are averaged where they do. At an utterance's ends the context
     is its first or last frame, repeated.
 
-    The paper's size (five layers of 256 + 256, 52 inputs, 9304 senones) is the default: about 11
-    million parameters.
+    The paper's size is the default: five layers of 256 + 256; with 52 inputs and 9304 senones about
+    11 million parameters.
 
     Args:
-        feature_dim: D, inputs per frame.
-        num_senones: S, classes.
+        feature_dim: D, inputs per frame; None takes it from the data.
+        num_senones: S, classes; None takes it from the data.
         hidden_dim: cells per layer and direction.
         num_layers: bidirectional layers.
         chunk: frames of a training chunk that give outputs.
@@ -48,8 +48,8 @@ class BLSTMAcousticModel(FrameClassifier):
     def __init__(
         self,
         *,
-        feature_dim: int = 52,
-        num_senones: int = 9304,
+        feature_dim: int | None = None,
+        num_senones: int | None = None,
         hidden_dim: int = 256,
         num_layers: int = 5,
         chunk: int = 64,
@@ -59,18 +59,24 @@ class BLSTMAcousticModel(FrameClassifier):
         dropout: float = 0.0,
         **training_options: Any,
     ) -> None:
-        super().__init__(num_senones=num_senones, **training_options)
+        super().__init__(**training_options)
         self.save_hyperparameters()
         self.chunk_shape = ChunkShape(chunk=chunk, left=left, right=right, overlap=overlap)
+        self.hidden_dim = hidden_dim
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.take_sizes(feature_dim=feature_dim, num_senones=num_senones)
+
+    def _layers(self, feature_dim: int, num_senones: int) -> None:
         self.lstm = nn.LSTM(
             feature_dim,
-            hidden_dim,
-            num_layers,
+            self.hidden_dim,
+            self.num_layers,
             batch_first=True,
-            dropout=dropout,
+            dropout=self.dropout,
             bidirectional=True,
         )
-        self.affine = nn.Linear(2 * hidden_dim, num_senones)
+        self.affine = nn.Linear(2 * self.hidden_dim, num_senones)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Score every frame, by chunks in training mode and by overlapping windows otherwise.

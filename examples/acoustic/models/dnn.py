@@ -18,12 +18,12 @@ class DNNAcousticModel(FrameClassifier):
     Frame t is classified from frames t - ``context`` to t + ``context``; beyond an utterance's ends
     its first or last frame is repeated.
 
-    The paper's size (11 frames of 52 features, seven layers of 2048, 18002 senones) is the default:
-    about 63 million parameters.
+    The paper's size is the default: 11 frames, seven layers of 2048; with 52 features and 18002
+    senones about 63 million parameters.
 
     Args:
-        feature_dim: D, inputs per frame.
-        num_senones: S, classes.
+        feature_dim: D, inputs per frame; None takes it from the data.
+        num_senones: S, classes; None takes it from the data.
         hidden_dim: units per hidden layer.
         num_layers: hidden layers.
         context: frames on each side; 5 makes 11 spliced frames.
@@ -39,15 +39,15 @@ class DNNAcousticModel(FrameClassifier):
     def __init__(
         self,
         *,
-        feature_dim: int = 52,
-        num_senones: int = 18002,
+        feature_dim: int | None = None,
+        num_senones: int | None = None,
         hidden_dim: int = 2048,
         num_layers: int = 7,
         context: int = 5,
         max_norm: float | None = None,
         **training_options: Any,
     ) -> None:
-        super().__init__(num_senones=num_senones, **training_options)
+        super().__init__(**training_options)
         self.save_hyperparameters()
         if context < 0:
             raise ValueError(f"context must be at least 0 frames, got {context}")
@@ -57,10 +57,16 @@ class DNNAcousticModel(FrameClassifier):
             raise ValueError(f"max_norm must be above 0, or None for no limit, got {max_norm}")
         self.context = context
         self.max_norm = max_norm
-        inputs = [(2 * context + 1) * feature_dim] + [hidden_dim] * (num_layers - 1)
-        layers = [(nn.Linear(size, hidden_dim), nn.ReLU()) for size in inputs]
+        self.hidden_dim = hidden_dim
+        self.num_layers = num_layers
+        self.take_sizes(feature_dim=feature_dim, num_senones=num_senones)
+
+    def _layers(self, feature_dim: int, num_senones: int) -> None:
+        spliced = (2 * self.context + 1) * feature_dim
+        inputs = [spliced] + [self.hidden_dim] * (self.num_layers - 1)
+        layers = [(nn.Linear(size, self.hidden_dim), nn.ReLU()) for size in inputs]
         self.hidden = nn.Sequential(*chain.from_iterable(layers))
-        self.affine = nn.Linear(hidden_dim, num_senones)
+        self.affine = nn.Linear(self.hidden_dim, num_senones)
         for layer in self.hidden_layers:
             # Torch's default shrinks the signal in every ReLU layer, by far too much over seven.
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")

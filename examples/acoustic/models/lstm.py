@@ -17,12 +17,12 @@ class LSTMAcousticModel(FrameClassifier):
     of a frame is predicted with three frames of its future. For an utterance's last frames the
     missing future is its last frame, repeated.
 
-    The paper's size (five layers of 768, 192 inputs, 3183 senones) is the default: about 24 million
-    parameters.
+    The paper's size is the default: five layers of 768; with 192 inputs and 3183 senones about 24
+    million parameters.
 
     Args:
-        feature_dim: D, inputs per frame.
-        num_senones: S, classes.
+        feature_dim: D, inputs per frame; None takes it from the data.
+        num_senones: S, classes; None takes it from the data.
         hidden_dim: cells per layer.
         num_layers: LSTM layers.
         delay: frames of the future that a prediction may use.
@@ -36,21 +36,28 @@ class LSTMAcousticModel(FrameClassifier):
     def __init__(
         self,
         *,
-        feature_dim: int = 192,
-        num_senones: int = 3183,
+        feature_dim: int | None = None,
+        num_senones: int | None = None,
         hidden_dim: int = 768,
         num_layers: int = 5,
         delay: int = 3,
         dropout: float = 0.0,
         **training_options: Any,
     ) -> None:
-        super().__init__(num_senones=num_senones, **training_options)
+        super().__init__(**training_options)
         self.save_hyperparameters()
         if delay < 0:
             raise ValueError(f"delay must be at least 0 frames, got {delay}")
         self.delay = delay
-        self.lstm = nn.LSTM(feature_dim, hidden_dim, num_layers, batch_first=True, dropout=dropout)
-        self.affine = nn.Linear(hidden_dim, num_senones)
+        self.hidden_dim = hidden_dim
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.take_sizes(feature_dim=feature_dim, num_senones=num_senones)
+
+    def _layers(self, feature_dim: int, num_senones: int) -> None:
+        size, layers = self.hidden_dim, self.num_layers
+        self.lstm = nn.LSTM(feature_dim, size, layers, batch_first=True, dropout=self.dropout)
+        self.affine = nn.Linear(size, num_senones)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Score every frame.
