@@ -25,5 +25,6 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("training", "score a model on validation data", trains=True),
     "test": Command("training", "score a model on test data", trains=True),
     "predict": Command("training", "make predictions with a model", trains=True),
+    "measure": Command("measure", "time links and a module's step, for plan"),
     "completion": Command("completion", "print a script that completes in bash or zsh"),
 }
