@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 
+from lightning.pytorch import Trainer
+
 from lightning_hier.cli.commands import COMMANDS, PROGRAM
 from lightning_hier.strategies.registry import PRESETS
 
@@ -80,13 +82,11 @@ def script(shell: str) -> str:
 
 def _options() -> Iterator[str]:
     """Options of the commands that train; those of a user's model and data are not known."""
-    from lightning.pytorch import Trainer
-
     yield from ("--help", "--help_all", "--config", "--print_config", "--seed_everything")
     yield from ("--model", "--data", "--ckpt_path")
     yield from (f"--trainer.{name}" for name in _arguments(Trainer))
     for preset in PRESETS.values():
-        yield from (f"--trainer.strategy.{name}" for name in _arguments(preset.strategy))
+        yield from (f"--trainer.strategy.{name}" for name in _arguments(preset))
 
 
 def _arguments(kind: type) -> Iterator[str]:

@@ -9,7 +9,6 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.mistakes import end_with
-from lightning_hier.strategies.registry import register
 
 
 class TrainingCLI(LightningCLI):
@@ -25,7 +24,6 @@ class TrainingCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str]) -> None:
-        register()
         self._first_batch = FirstBatch()
         super().__init__(
             parser_class=ShortErrorParser,

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.wording import plain
 
 TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
-# Lightning's own kind is known by name: asking for the class would import Lightning.
-_LIGHTNINGS_KIND = "MisconfigurationException"
+MISTAKES = (ValueError, OSError, MisconfigurationException)
 _MOST_LINES = 20
 
 
@@ -28,20 +29,14 @@ def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterat
     """
     try:
         yield
-    except Exception as error:
-        if not is_mistake(error) or not applies() or os.environ.get(TRACEBACK_VARIABLE):
+    except MISTAKES as error:
+        if not applies() or os.environ.get(TRACEBACK_VARIABLE):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         end_with(
             str(error) or type(error).__name__,
             f"({place.filename}:{place.lineno}; {TRACEBACK_VARIABLE}=1 shows the whole way there)",
         )
-
-
-def is_mistake(error: BaseException) -> bool:
-    """Whether an error is of a kind that tells the user what to change."""
-    kinds = (kind.__name__ for kind in type(error).__mro__)
-    return isinstance(error, ValueError | OSError) or _LIGHTNINGS_KIND in kinds
 
 
 def end_with(message: str, *more: str) -> NoReturn:

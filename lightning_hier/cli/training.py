@@ -52,6 +52,6 @@ def _for_the_parser(args: list[str]) -> list[str]:
             each = f"{found.pop()}={each}"
         option, _, value = each.partition("=")
         if option in STRATEGY and value.lower() in PRESETS:
-            each = f"{STRATEGY[option]}=lightning_hier.{PRESETS[value.lower()].class_name}"
+            each = f"{STRATEGY[option]}=lightning_hier.{PRESETS[value.lower()].__name__}"
         found.append("--help" if each == "--help_all" else each)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_hier.cli.commands import COMMANDS, PROGRAM
-from lightning_hier.strategies.registry import PRESETS
+from lightning_hier.strategies.registry import PRESETS, summary
 
 _TEXT = """\
 usage: {program} {name} --config FILE [--config FILE ...] [--OPTION=VALUE ...]
@@ -40,6 +40,6 @@ more:
 def short_help(name: str) -> str:
     """The help of ``fit``, ``validate``, ``test`` or ``predict``."""
     width = max(map(len, PRESETS))
-    strategies = "\n".join(f"  {key:<{width}}  {each.summary}" for key, each in PRESETS.items())
-    summary = COMMANDS[name].summary.capitalize()
-    return _TEXT.format(program=PROGRAM, name=name, summary=summary, strategies=strategies)
+    strategies = "\n".join(f"  {key:<{width}}  {summary(each)}" for key, each in PRESETS.items())
+    does = COMMANDS[name].summary.capitalize()
+    return _TEXT.format(program=PROGRAM, name=name, summary=does, strategies=strategies)

@@ -1,4 +1,4 @@
-"""The names by which a Trainer finds the strategies."""
+"""The names by which a Trainer, and the command line, find the strategies."""
 
 from __future__ import annotations
 
@@ -16,21 +16,29 @@ from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
 
-PRESETS: tuple[type[HierarchicalStrategy | ParameterServerStrategy], ...] = (
-    GTCStrategy,
-    ModelAveragingStrategy,
-    BMUFStrategy,
-    BMUFAdamStrategy,
-    BMUFGTCStrategy,
-    TwoStageASGDStrategy,
-    PSPStrategy,
-)
+Preset = type[HierarchicalStrategy] | type[ParameterServerStrategy]
+
+PRESETS: dict[str, Preset] = {
+    preset.strategy_name: preset
+    for preset in (
+        GTCStrategy,
+        ModelAveragingStrategy,
+        BMUFStrategy,
+        BMUFAdamStrategy,
+        BMUFGTCStrategy,
+        TwoStageASGDStrategy,
+        PSPStrategy,
+    )
+}
+
+
+def summary(preset: Preset) -> str:
+    """A line about a strategy: the first of its docstring."""
+    return (preset.__doc__ or "").split("\n", 1)[0]
 
 
 def register() -> None:
     """Make ``Trainer(strategy="bmuf_gtc")`` and the other names work; again does nothing."""
-    for preset in PRESETS:
-        name = preset.strategy_name
+    for name, preset in PRESETS.items():
         if name not in StrategyRegistry:
-            summary = (preset.__doc__ or "").split("\n", 1)[0]
-            StrategyRegistry.register(name, preset, description=summary)
+            StrategyRegistry.register(name, preset, description=summary(preset))

@@ -98,7 +98,7 @@ def test_pytorchjob_has_what_its_api_asks_for(capsys: pytest.CaptureFixture[str]
 
 def test_torchrun_command_of_the_docs_parses(capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "docs" / "running.md").read_text()
-    found = re.search(r"^    torchrun (.*?)(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    found = re.search(r"^torchrun (.*?)(?=\n```)", text, re.MULTILINE | re.DOTALL)
     assert found is not None
     args = shlex.split(found[1].replace("\\\n", " "))
     config = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"

@@ -16,7 +16,9 @@ from lightning_hier.cli.lightning_cli import TrainingCLI
 from lightning_hier.cli.main import main
 from lightning_hier.strategies.registry import PRESETS
 from tests.conftest import REPOSITORY
+from tests.docs.pages import Page
 
+THIS = "tests/cli/test_training.py"
 STRATEGIES = REPOSITORY / "examples" / "strategies"
 NET = ["--model=tests.trainer.fitting.Net", "--trainer.accelerator=cpu", "--trainer.devices=2"]
 
@@ -48,6 +50,14 @@ def test_strategy_is_named_in_any_way(args: list[str], capsys: pytest.CaptureFix
     assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, 0.01)
 
 
+def test_yaml_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = Page.read("docs/running.md").code(f"{THIS}::test_yaml_of_the_docs", "yaml")
+    (tmp_path / "my.yaml").write_text(block.text)
+    found = printed(f"--config={tmp_path}/my.yaml", capsys=capsys)["trainer"]["strategy"]
+    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert found["init_args"]["block_size"] == 20
+
+
 def test_arguments_of_a_strategy_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["fit", "--trainer.strategy.help=bmuf"])
@@ -61,7 +71,7 @@ def test_every_preset_has_a_file() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_file_has_all_arguments_of_its_preset_with_their_defaults(name: str) -> None:
-    strategy = PRESETS[name].strategy
+    strategy = PRESETS[name]
     assert strategy.strategy_name == name
     written = yaml.safe_load((STRATEGIES / f"{name}.yaml").read_text())
     assert written["class_path"] == f"lightning_hier.{strategy.__name__}"

@@ -61,8 +61,7 @@ class Casualty(Callback):
 def fit_by_each_preset(make: MakeTrainer = make_trainer) -> dict[str, Any]:
     """One Trainer after the other; the last weights, and what the strategy knows of its rank."""
     found = {}
-    for preset in PRESETS:
-        name = preset.strategy_name
+    for name, preset in PRESETS.items():
         strategy = preset(**PRESET_SETTINGS[name])
         model = AdamNet() if name == "bmuf_adam" else Net()
         make(strategy, max_epochs=2).fit(model, loader(BATCHES))

@@ -14,10 +14,10 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import LightningCLI
 from torch.optim import SGD, Adagrad, Optimizer, RMSprop
 
 from lightning_hier.algorithms.planning.workload import OptimizerName, Workload
+from lightning_hier.cli.lightning_cli import TrainingCLI
 
 
 @dataclass
@@ -83,15 +83,12 @@ def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Wor
         "enable_progress_bar": "false",
         "enable_model_summary": "false",
     }
-    command = LightningCLI(
-        args=[
+    command = TrainingCLI(
+        [
+            "fit",
             *(f"--config={config}" for config in configs),
             *(f"--trainer.{name}={value}" for name, value in alone.items()),
-        ],
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        run=False,
-        save_config_callback=None,
+        ]
     )
     return _time_steps(command.trainer, command.model, command.datamodule)
 
@@ -101,7 +98,8 @@ def _time_steps(
 ) -> Workload:
     """Train for as many steps as the Trainer is set to; only the second half of them counts."""
     clock = StepClock()
-    trainer.callbacks.append(clock)  # type: ignore[attr-defined]
+    # Without the one that writes the config.
+    trainer.callbacks = [clock]  # type: ignore[attr-defined]
     with _quiet():
         trainer.fit(module, datamodule=data)
     steps = len(clock.ends)
