@@ -29,7 +29,8 @@ workloads = st.builds(
     optimizer=st.sampled_from(["sgd", "sgd_momentum", "adam"]),
     tensors=st.integers(1, 10**6),
     buffers=st.integers(0, 10**6),
-    efficiency=st.floats(0.01, 1),
+    efficiency=st.floats(0.01, 2),
+    on_cores=st.booleans(),
     name=st.text(),
 )
 measurements = st.builds(

@@ -28,7 +28,10 @@ class Workload:
         tensors: parameter tensors.
         buffers: floating-point elements that are averaged with the model (BatchNorm statistics).
         efficiency: share of a rank's speed that it keeps when all others run too, whatever they
-            exchange: stragglers, uneven data, shared disks. 1 where they do not disturb each other.
+            exchange: stragglers, uneven data, shared disks. 1 where they do not disturb each other,
+            above 1 where the one that was measured alone was held up.
+        on_cores: whether a step is computed by the cores that also carry messages; they take turns
+            then, and nothing hides behind the other.
         name: for tables.
 
     Raises:
@@ -44,6 +47,7 @@ class Workload:
     tensors: int = 1
     buffers: int = 0
     efficiency: float = 1.0
+    on_cores: bool = False
     name: str = "model"
 
     def __post_init__(self) -> None:
@@ -53,7 +57,9 @@ class Workload:
         check_whole("buffers", self.buffers, least=0)
         check_positive("step_s", self.step_s)
         check_share("backward_share", self.backward_share, zero=True)
-        check_share("efficiency", self.efficiency)
+        check_positive("efficiency", self.efficiency)
+        if not isinstance(self.on_cores, bool):
+            raise ValueError(f"on_cores must be True or False, got {self.on_cores!r}")
         if self.optimizer not in get_args(OptimizerName):
             said = ", ".join(get_args(OptimizerName))
             raise ValueError(f"optimizer must be one of {said}, got {self.optimizer!r}")
