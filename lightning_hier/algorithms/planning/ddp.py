@@ -60,7 +60,8 @@ def step_with_all_reduce_s(
         return workload.disturbed_step_s
     first, last = edges(workload)
     seconds = load.seconds(network, pieces=buckets(workload))
-    return beside_backward_s(workload, seconds, first=first, last=last)
+    busy_s = load.processor_s(network)
+    return beside_backward_s(workload, seconds, first=first, last=last, processor_s=busy_s)
 
 
 def predict_ddp(workload: Workload, network: Network, *, shortened: float = 1.0) -> Prediction:

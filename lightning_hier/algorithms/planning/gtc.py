@@ -100,7 +100,8 @@ def step_with_gtc_s(
     first, last = edges(workload)
     together = found.payload + found.counts + found.begin
     seconds = together.seconds(network, pieces=buckets(workload))
-    beside = beside_backward_s(workload, seconds, first=first, last=last)
+    busy_s = together.processor_s(network)
+    beside = beside_backward_s(workload, seconds, first=first, last=last, processor_s=busy_s)
     return beside + found.finish.seconds(network)
 
 

@@ -50,7 +50,12 @@ def block_speedup(
 
 
 def beside_backward_s(
-    workload: Workload, communication_s: float, *, first: float, last: float
+    workload: Workload,
+    communication_s: float,
+    *,
+    first: float,
+    last: float,
+    processor_s: float = 0.0,
 ) -> float:
     """Seconds of a step whose gradients travel while the backward pass goes on.
 
@@ -62,9 +67,12 @@ def beside_backward_s(
         communication_s: of all messages, one after the other.
         first: share of the gradients in the first message.
         last: in the last one.
+        processor_s: for which the cores work on them; a step on the same cores waits for that.
 
     """
     step_s = workload.disturbed_step_s
+    if workload.on_cores:
+        return step_s + max(communication_s - workload.backward_share * step_s, processor_s)
     backward_s = workload.backward_share * step_s
     after_all = backward_s + last * communication_s
     in_line = first * backward_s + communication_s

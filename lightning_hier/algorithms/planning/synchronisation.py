@@ -129,8 +129,10 @@ def synchronise(workload: Workload, network: Network, settings: BlockSettings) -
             host_bytes=travel.card_bytes + share.hand_out().card_bytes,
             small_bytes=small.card_bytes,
         )
+    # Cores that compute the steps lend themselves to what travels.
+    shared_s = travel.processor_s(network) if workload.on_cores else 0.0
     return Synchronisation(
-        visible_s=before + after.seconds(network, pieces=share.chunks),
+        visible_s=before + after.seconds(network, pieces=share.chunks) + shared_s,
         travel_s=travel.seconds(network, pieces=share.chunks),
         host_bytes=travel.card_bytes + share.hand_out().card_bytes,
         small_bytes=small.card_bytes,

@@ -14,8 +14,9 @@ from lightning_hier.algorithms.sizing import Cluster
 # A gradient's way through stage 1: a copy of it, the update of the replica, the addition to the
 # sum, and the copy back into the module.
 _STAGE_COPIES = 4.0
-# Both ends of the network encrypt or decrypt, at about this many copies of what they send.
-_CURVE_COPIES = 4.0
+# An end of the network encrypts or decrypts at about so many copies of what goes through it
+# (docs/reports/transport.md), and a node takes the sum and installs the answer.
+_CURVE_COPIES, _NODE_COPIES = 4.0, 3.0
 # Models held besides that of the module and its gradient (docs/reports/two_stage_asgd.md,
 # "Memory"): for the transfer on every rank, for the exchange on a node's first, on the master.
 _TRANSFER, _EXCHANGE, _MASTER, _SHARED = 1.0, 2.6, 3.0, 1.0
@@ -28,6 +29,8 @@ class TwoStageSettings:
     Attributes:
         push_period: N, mini-batches of a node between two pushes.
         double_buffering: whether devices compute while a push is under way.
+        waits: whether devices then wait where the network is slower than a period, as eq. 6 and 7
+            have it, so that no push carries more than N gradients. The strategy's do not.
 
     Raises:
         ValueError: a value outside its range.
@@ -36,6 +39,7 @@ class TwoStageSettings:
 
     push_period: int = 4
     double_buffering: bool = True
+    waits: bool = False
 
     def __post_init__(self) -> None:
         """Check the value."""
@@ -65,9 +69,17 @@ def exchange_s(workload: Workload, network: Network) -> float:
     if network.hosts == 1:
         return 0.0
     wire = cluster_of(workload, network).transmission_seconds()
-    nbytes = 2 * workload.gradient_bytes
-    ends = Load(copied_bytes=2 * _CURVE_COPIES * nbytes / 2, socket_bytes=0.0)
-    return wire + 2 * network.between.latency_s + ends.seconds(network)
+    ends = Load(copied_bytes=2 * _CURVE_COPIES * 2 * workload.gradient_bytes)
+    return wire + 2 * network.between.latency_s + ends.processor_s(network)
+
+
+def node_s(workload: Workload, network: Network) -> float:
+    """For which a node's cores are busy with an exchange."""
+    if network.hosts == 1:
+        return 0.0
+    nbytes = 2.0 * workload.gradient_bytes
+    own = Load(copied_bytes=(_CURVE_COPIES + _NODE_COPIES / 2) * nbytes, socket_bytes=nbytes)
+    return own.processor_s(network)
 
 
 def predict_two_stage_asgd(
@@ -75,25 +87,30 @@ def predict_two_stage_asgd(
 ) -> Prediction:
     """`two_stage_asgd` with one node for each host.
 
-    With double buffering a device never waits: while a push is under way it goes on, and what it
-    adds goes with the next push. A period too short for the network makes pushes larger, not
-    devices idle. Without it, a period is eq. 7 and eq. 6 one after the other.
+    With double buffering a device never waits, unless ``waits``: while a push is under way it goes
+    on, and what it adds goes with the next push. A period too short for the network makes pushes
+    larger (``gradients_a_push``), not devices idle. Without it, a period is eq. 7 and eq. 6 one
+    after the other.
     """
     settings = settings or TwoStageSettings()
     device_s = _device_step_s(workload, network)
     steps = settings.push_period / network.devices  # of each device, between two pushes
     exchanged = exchange_s(workload, network)
-    if settings.double_buffering:
-        # A push carries what was added since the one before it.
-        period_s = max(steps * device_s, exchanged)
-        step_s, steps = device_s, period_s / device_s
-    else:
+    if not settings.double_buffering:
         step_s = device_s + exchanged / steps
+    elif settings.waits:
+        step_s = max(device_s, exchanged / steps)
+    else:
+        # A push carries what was added since the one before it.
+        step_s, steps = device_s, max(steps, exchanged / device_s)
+    if settings.double_buffering and workload.on_cores:
+        step_s += node_s(workload, network) / steps
     return Prediction(
         strategy="two_stage_asgd",
         settings={
             "push_period": settings.push_period,
-            "double_buffering": settings.double_buffering,
+            "gradients_a_push": round(steps * network.devices, 1),
+            **({} if settings.double_buffering else {"double_buffering": False}),
         },
         ranks=network.ranks,
         alone_s=workload.step_s,

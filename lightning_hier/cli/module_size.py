@@ -1,0 +1,92 @@
+"""Counts the parameters of a module that is named on a command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSize:
+    """What plans need of a module.
+
+    Attributes:
+        parameters: trainable elements.
+        tensors: trainable tensors.
+        buffers: elements of its floating-point buffers.
+        element_bytes: of its widest parameter.
+
+    """
+
+    parameters: int
+    tensors: int
+    buffers: int
+    element_bytes: int
+
+
+def module_size(name: str) -> ModuleSize:
+    """Make the module and count.
+
+    Args:
+        name: ``pkg.Class`` of a class that needs no arguments, or a YAML file of the command line
+            with an entry ``model``.
+
+    Raises:
+        ValueError: it can't be made, or has nothing to train.
+        OSError: the file can't be read.
+
+    """
+    module = _from_file(Path(name)) if name.endswith((".yaml", ".yml")) else _from_class(name)
+    trained = [own for own in module.parameters() if own.requires_grad]
+    if not trained and hasattr(module, "configure_model"):
+        module.configure_model()
+        trained = [own for own in module.parameters() if own.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"{name} has no trainable parameters before it has seen its data: say --parameters"
+        )
+    return ModuleSize(
+        parameters=sum(own.numel() for own in trained),
+        tensors=len(trained),
+        buffers=sum(own.numel() for own in module.buffers() if own.is_floating_point()),
+        element_bytes=max(own.element_size() for own in trained),
+    )
+
+
+def _from_class(name: str) -> Any:
+    place, _, kind = name.rpartition(".")
+    if not place:
+        raise ValueError(f"--module must be pkg.Class or a YAML file, got {name!r}")
+    try:
+        found = getattr(import_module(place), kind)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--module {name}: {error}") from error
+    try:
+        return found()
+    except TypeError as error:
+        raise ValueError(
+            f"--module {name} can't be made without arguments ({error}): name a YAML file with an "
+            "entry 'model', or say --parameters"
+        ) from error
+
+
+def _from_file(file: Path) -> Any:
+    try:
+        import yaml
+        from jsonargparse import ArgumentParser
+        from torch.nn import Module
+    except ImportError as error:
+        raise ValueError(
+            f"reading {file} needs jsonargparse: pip install 'lightning_hier[cli]'"
+        ) from error
+    found = yaml.safe_load(file.read_text())
+    if not isinstance(found, dict) or "model" not in found:
+        raise ValueError(f"{file} has no entry 'model'")
+    reader = ArgumentParser(exit_on_error=False)
+    reader.add_subclass_arguments(Module, "model")
+    try:
+        return reader.instantiate_classes(reader.parse_object({"model": found["model"]})).model
+    except Exception as error:
+        raise ValueError(f"{file}: its model can't be made: {error}") from error
