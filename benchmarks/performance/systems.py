@@ -43,7 +43,7 @@ class System:
     title: str
     family: Family
     made_by: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     block: int = BLOCK
     dense: bool = False
     adam: bool = False

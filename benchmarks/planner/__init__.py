@@ -1,0 +1,1 @@
+"""What the planner predicts beside what the papers report and what was measured here."""

@@ -1,0 +1,119 @@
+"""The planner's bytes are those that real ranks count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lightning_hier as lh
+from lightning_hier.algorithms.planning.collectives import Team
+from lightning_hier.algorithms.planning.gtc import GTCSettings, gtc_step
+from lightning_hier.algorithms.planning.network import Link, Network
+from lightning_hier.algorithms.planning.synchronisation import BlockSettings, synchronise
+from lightning_hier.algorithms.planning.workload import Workload
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit
+
+STEPS, BLOCK = 4, 2
+ELEMENTS = 4096
+SENT = {"words": 8, "bitmap": ELEMENTS}
+LINK = Link(bytes_per_second=1e9)
+HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
+NET = Workload(parameters=58, tensors=4, step_s=1.0)
+
+BLOCKS: dict[str, tuple[BlockSettings, Any]] = {
+    "bmuf": (BlockSettings(), lambda: lh.BMUFStrategy(block_size=BLOCK)),
+    "bmuf, int8": (
+        BlockSettings(across_dtype="int8"),
+        lambda: lh.BMUFStrategy(block_size=BLOCK, across_dtype="int8"),
+    ),
+    "bmuf, overlap": (
+        BlockSettings(overlap=True),
+        lambda: lh.BMUFStrategy(block_size=BLOCK, overlap=True),
+    ),
+    "bmuf_adam": (
+        BlockSettings(carried="moments"),
+        lambda: lh.BMUFAdamStrategy(block_size=BLOCK),
+    ),
+    "leader": (BlockSettings(group_size=2), lambda: _groups("leader")),
+    "sharded": (BlockSettings(group_size=2, sharded=True), lambda: _groups("sharded")),
+}
+
+
+def _groups(across: Any) -> lh.HierarchicalStrategy:
+    return lh.HierarchicalStrategy(
+        group_size=2,
+        gradient_sync=lh.AllReduce(),
+        block_sync=lh.BMUF(block_size=BLOCK, across=across),
+    )
+
+
+class _WithAdam(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class _Sparse(Net):
+    """One tensor; every rank's gradient has the same number of elements."""
+
+    def __init__(self, used: int) -> None:
+        super().__init__()
+        self.used = used
+        self.layers = nn.Sequential()
+        self.values = nn.Parameter(torch.zeros(ELEMENTS))
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        return self.values[: self.used].sum()
+
+
+def _train() -> dict[str, dict[str, int]]:
+    found = {}
+    for name, (settings, make) in BLOCKS.items():
+        model = _WithAdam() if settings.carried == "moments" else Net()
+        trainer = fit(make(), STEPS, model)
+        traffic = trainer.strategy.traffic
+        kinds = ("models", "steps")
+        found[name] = {kind: traffic.of("across", kind).payload_bytes for kind in kinds}
+    for name, used in SENT.items():
+        trainer = fit(lh.GTCStrategy(threshold=1e-9, dense_below=0), STEPS, _Sparse(used))
+        traffic = trainer.strategy.traffic
+        kinds = ("gradients", "gradient_counts")
+        found[name] = {kind: traffic.of("group", kind).payload_bytes for kind in kinds}
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, dict[str, int]]]:
+    return run_ranks(_train, 4, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_models(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
+    """Exactly: what a host sends to the other one of models, in all synchronisations of a run."""
+    settings, _ = BLOCKS[name]
+    planned = synchronise(NET, HOSTS, settings)
+    for host in (ranks[:2], ranks[2:]):
+        sent = sum(own[name]["models"] for own in host)
+        assert sent == STEPS // BLOCK * planned.host_bytes
+
+
+def test_step_counts_of_adam(ranks: list[dict[str, dict[str, int]]]) -> None:
+    """They are in the small bytes, beside the statuses of all ranks."""
+    with_counts = synchronise(NET, HOSTS, BlockSettings(carried="moments")).small_bytes
+    without = synchronise(NET, HOSTS, BlockSettings()).small_bytes
+    # A ring of all ranks leaves a host once, however many of them it has.
+    assert ranks[0]["bmuf_adam"]["steps"] == STEPS // BLOCK * (with_counts - without)
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_compressed_gradients(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
+    """Exactly, where every rank sends as many elements."""
+    workload = Workload(parameters=ELEMENTS, step_s=1.0)
+    settings = GTCSettings(density=SENT[name] / ELEMENTS)
+    planned = gtc_step(workload, Team(size=4, hosts=2), HOSTS, settings)
+    for own in ranks:
+        assert own[name]["gradients"] == STEPS * planned.payload.card_bytes
+        assert own[name]["gradient_counts"] == STEPS * planned.counts.card_bytes

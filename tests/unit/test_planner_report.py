@@ -1,0 +1,65 @@
+"""The planner keeps the limits that were set for it, and the committed report says what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.planner.__main__ import REPORT, report, sections
+from benchmarks.planner.comparison import Comparison, Section
+from lightning_hier.algorithms.planning.fitting import (
+    BlockCosts,
+    SpeedupReading,
+    fit_block_costs,
+)
+
+LIMITS = {
+    "BMUF on 128 GPUs": 0.01,
+    "BMUF_GTC on 128 GPUs": 0.07,
+    "Two-stage ASGD": 0.10,
+    "BMUF-Adam, OCR": 0.10,
+    "One synchronisation, 2 x 2, 1 Gbit/s": 0.20,
+    "Whole runs, 2 x 2, 1 Gbit/s": 0.20,
+}
+
+
+@pytest.mark.parametrize("section", sections(), ids=lambda own: own.title)
+def test_predictions_are_as_close_as_they_must_be(section: Section) -> None:
+    assert section.rows
+    assert not section.missed
+    assert section.limit == LIMITS.get(section.title, section.limit)
+
+
+def test_the_limits_are_all_looked_at() -> None:
+    assert set(LIMITS) <= {section.title for section in sections()}
+
+
+def test_the_committed_report_is_the_one_that_the_command_writes() -> None:
+    assert REPORT.read_text() == report(), "run python -m benchmarks.planner"
+
+
+def test_a_row_beyond_its_limit_is_told() -> None:
+    rows = [Comparison(name=str(n), predicted=n, found=100) for n in (90, 100, 121)]
+    section = Section(title="t", unit="s", source="f", given="g", rows=rows, limit=0.2)
+    assert [row.name for row in section.missed] == ["121"]
+    assert section.verdict == "1 of 3 beyond it"
+    assert "+21.0%" in section.text()
+
+
+def test_fitting_finds_the_parameters_of_exact_readings() -> None:
+    own = BlockCosts(efficiency=0.9, synchronisation_steps=5)
+    readings = [
+        SpeedupReading(ranks=ranks, block_size=size, speedup=own.speedup(ranks, size))
+        for ranks, size in ((8, 10), (8, 50), (64, 20))
+    ]
+    found = fit_block_costs(readings)
+    assert found.efficiency == pytest.approx(0.9)
+    assert found.synchronisation_steps == pytest.approx(5)
+
+
+def test_fitting_refuses_what_has_no_parameters() -> None:
+    one = SpeedupReading(ranks=8, block_size=10, speedup=7)
+    with pytest.raises(ValueError, match="at least two block sizes"):
+        fit_block_costs([one, one])
+    slower = SpeedupReading(ranks=8, block_size=100, speedup=3)
+    with pytest.raises(ValueError, match="do not grow with the block size"):
+        fit_block_costs([one, slower])

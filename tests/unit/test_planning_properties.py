@@ -1,0 +1,188 @@
+"""What holds of predictions on any network: more of anything helps, or costs, as it must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_hier.algorithms.planning.blocks import predict_blocks
+from lightning_hier.algorithms.planning.gtc import GTCSettings
+from lightning_hier.algorithms.planning.network import Link, Network, Processor
+from lightning_hier.algorithms.planning.overview import Choices, doublings, predict_all, speedups
+from lightning_hier.algorithms.planning.placement import Placement
+from lightning_hier.algorithms.planning.synchronisation import BlockSettings
+from lightning_hier.algorithms.planning.workload import Workload
+
+ROUNDING = 1 + 1e-9
+FREE = 1e18
+
+workloads = st.builds(
+    Workload,
+    parameters=st.integers(1_000, 10**9),
+    step_s=st.floats(1e-3, 10),
+    backward_share=st.floats(0, 1),
+    optimizer=st.sampled_from(["sgd", "sgd_momentum", "adam"]),
+    tensors=st.integers(1, 200),
+    buffers=st.integers(0, 10_000),
+    on_cores=st.booleans(),
+)
+processors = st.builds(
+    Processor,
+    cores=st.none() | st.integers(1, 8),
+    copy_bytes_per_second=st.floats(1e9, 1e12),
+    socket_bytes_per_second=st.none() | st.floats(1e8, 1e10),
+)
+
+
+@st.composite
+def networks(draw: st.DrawFn, least_hosts: int = 1) -> Network:
+    """Links inside a host are no slower than those between hosts."""
+    between = draw(st.floats(1e6, 1e11))
+    latency_s = draw(st.floats(0, 0.1))
+    return Network(
+        hosts=draw(st.integers(least_hosts, 64)),
+        devices=draw(st.sampled_from([1, 2, 4, 8])),
+        within=Link(
+            bytes_per_second=between * draw(st.floats(1, 1e3)),
+            latency_s=latency_s * draw(st.floats(0, 1)),
+        ),
+        between=Link(bytes_per_second=between, latency_s=latency_s),
+        processor=draw(processors),
+    )
+
+
+@st.composite
+def choices_for(draw: st.DrawFn, network: Network) -> Choices:
+    """With groups that fit the hosts."""
+    sizes = [n for n in (1, 2, 4, 8) if network.devices % n == 0]
+    return Choices(
+        block_size=draw(st.integers(1, 400)),
+        group_size=draw(st.sampled_from(sizes)),
+        density=draw(st.floats(1e-5, 0.5)),
+        push_period=draw(st.integers(1, 100)),
+        across_dtype=draw(st.sampled_from(["same", "bfloat16", "int8"])),
+        overlap=draw(st.booleans()),
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, least_hosts: int = 1) -> tuple[Workload, Network, Choices]:
+    network = draw(networks(least_hosts))
+    return draw(workloads), network, draw(choices_for(network))
+
+
+def no_slower(plan: tuple[Workload, Network, Choices], better: Network) -> None:
+    """Every strategy takes no longer for a step on the better network.
+
+    But for two-stage ASGD where cores both compute and send: over a slower network they push less
+    often, so more of them is left for steps.
+    """
+    workload, network, own = plan
+    before = predict_all(workload, network, own)
+    after = predict_all(workload, better, own)
+    for one, other in zip(before, after, strict=True):
+        if workload.on_cores and one.strategy == "two_stage_asgd":
+            continue
+        assert other.step_s <= one.step_s * ROUNDING, one.strategy
+
+
+@given(plans(), st.floats(1, 1e4))
+def test_a_faster_link_costs_nothing(
+    plan: tuple[Workload, Network, Choices], factor: float
+) -> None:
+    network = plan[1]
+    link = replace(network.between, bytes_per_second=factor * network.between.bytes_per_second)
+    no_slower(plan, replace(network, between=link))
+    inside = replace(network.within, bytes_per_second=factor * network.within.bytes_per_second)
+    no_slower(plan, replace(network, within=inside))
+
+
+@given(plans(), st.floats(0, 1))
+def test_less_latency_costs_nothing(plan: tuple[Workload, Network, Choices], factor: float) -> None:
+    network = plan[1]
+    between = replace(network.between, latency_s=factor * network.between.latency_s)
+    within = replace(network.within, latency_s=factor * network.within.latency_s)
+    no_slower(plan, replace(network, between=between, within=within))
+
+
+@given(plans(least_hosts=2), st.integers(2, 20))
+def test_more_hosts_are_no_more_efficient(
+    plan: tuple[Workload, Network, Choices], factor: int
+) -> None:
+    """In the models' own form: short forms are cut into whole blocks of 512 for each host, of which
+    four hosts may need fewer than three. From two hosts on: inside one, messages have other ways.
+    """
+    workload, network, choices = plan
+    choices = replace(choices, across_dtype="same")
+    larger = replace(network, hosts=factor * network.hosts)
+    no_slower((workload, larger, choices), network)
+
+
+@given(workloads, networks(), st.integers(1, 400), st.sampled_from(["same", "int8"]))
+def test_overlap_is_never_slower_where_memory_is_free(
+    workload: Workload, network: Network, block_size: int, across_dtype: str
+) -> None:
+    """Elsewhere it may be, by the passes that it adds: applying a mean that comes late."""
+    free = Processor(copy_bytes_per_second=FREE)
+    network = replace(network, processor=free)
+    plain = BlockSettings(block_size=block_size, across_dtype=across_dtype)  # type: ignore[arg-type]
+    late = replace(plain, overlap=True)
+    one, other = (predict_blocks(workload, network, own) for own in (plain, late))
+    assert other.step_s <= one.step_s * ROUNDING
+
+
+@given(workloads, st.sampled_from([1, 2, 4, 8]))
+def test_without_slow_links_one_host_loses_nothing(workload: Workload, devices: int) -> None:
+    link = Link(bytes_per_second=FREE)
+    free = Processor(copy_bytes_per_second=FREE)
+    network = Network(hosts=1, devices=devices, within=link, between=link, processor=free)
+    for prediction in predict_all(workload, network, Choices()):
+        assert prediction.efficiency == pytest.approx(1, abs=1e-3), prediction.strategy
+        assert prediction.host_bytes == 0
+
+
+@given(plans())
+@settings(max_examples=50)
+def test_what_is_predicted_makes_sense(plan: tuple[Workload, Network, Choices]) -> None:
+    workload, network, choices = plan
+    for found in predict_all(workload, network, choices):
+        assert 0 < found.efficiency <= ROUNDING
+        assert found.speedup == pytest.approx(found.ranks * found.efficiency)
+        assert found.memory_bytes >= 2 * workload.gradient_bytes
+        assert (found.host_bytes > 0) == (network.hosts > 1)
+
+
+@given(workloads, networks(), st.floats(1e-4, 0.9))
+def test_gradients_that_are_denser_send_no_less(
+    workload: Workload, network: Network, density: float
+) -> None:
+    block = BlockSettings(group_size=network.devices)
+    sparse = predict_blocks(workload, network, block, GTCSettings(density=density / 2))
+    dense = predict_blocks(workload, network, block, GTCSettings(density=density))
+    assert sparse.host_bytes <= dense.host_bytes * ROUNDING
+
+
+def test_groups_must_fit_the_hosts() -> None:
+    link = Link(bytes_per_second=1e9)
+    network = Network(hosts=6, devices=4, within=link, between=link)
+    with pytest.raises(ValueError, match="sizes that do: 1, 2, 4, 8, 12, 24"):
+        Placement(network=network, group_size=3)
+    assert Placement(network=network, group_size=8).group.hosts == 2
+    assert Placement(network=network, group_size=2).models == 12
+
+
+def test_speedups_go_on_to_thousands_of_hosts() -> None:
+    link = Link(bytes_per_second=1e8, latency_s=1e-4)
+    network = Network(hosts=2, devices=1, within=link, between=link)
+    workload = Workload(parameters=10**7, step_s=0.1)
+    hosts = doublings(5000)
+    assert hosts[0] == 1 and hosts[-2:] == [4096, 5000]
+    curves = speedups(workload, network, Choices(), hosts)
+    assert [own.ranks for own in curves["bmuf"]] == hosts
+    kept = curves["two_stage_asgd"]
+    assert kept[-1].speedup == pytest.approx(kept[-2].speedup, rel=0.01), (
+        "the master's link is full"
+    )
