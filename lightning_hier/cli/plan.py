@@ -83,7 +83,7 @@ def _choices(told: Namespace, recommended: Recommendation, push_period: int) -> 
         across_dtype=settings.across_dtype,
         overlap=settings.overlap,
         density=told.density or recommended.density or 0.01,
-        push_period=told.push_period or push_period,
+        push_period=push_period if told.push_period is None else told.push_period,
     )
 
 

@@ -1,0 +1,188 @@
+"""`lightning-hier plan`: what it prints and writes, and what it says about mistakes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from torch import nn
+
+import lightning_hier
+from lightning_hier.algorithms.planning.measurement import Measurement
+from lightning_hier.algorithms.planning.network import Link
+from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.cli.module_size import module_size
+from lightning_hier.cli.plan import run
+
+SAID = (
+    "--parameters 24.3e6 --step-s 0.15 --hosts 4 --devices 2 --between-mbit-s 1000 "
+    "--within-gbit-s 100 --copy-gbyte-s 300"
+).split()
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.frozen = nn.Parameter(nn.Linear(1, 1).weight, requires_grad=False)
+
+
+class NeedsArguments(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 1)
+
+
+def test_it_prints_a_table_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    run(SAID)
+    printed = capsys.readouterr().out
+    for name in ("ddp", "gtc", "bmuf", "bmuf_gtc", "two_stage_asgd", "psp", "recommended"):
+        assert name in printed
+    assert "DDP would keep" in printed
+    assert "24.3 million parameters" in printed
+
+
+def test_the_yaml_makes_the_strategy(tmp_path: Path) -> None:
+    file = tmp_path / "strategy.yaml"
+    for more in ([], ["--optimizer", "adam"], ["--group-size", "1"], ["--density", "0.02"]):
+        run([*SAID, *more, "--yaml", str(file)])
+        trainer = yaml.safe_load(file.read_text())["trainer"]
+        assert (trainer["num_nodes"], trainer["devices"]) == (4, 2)
+        _made(trainer["strategy"])
+
+
+def _made(told: object) -> object:
+    if not isinstance(told, dict) or "class_path" not in told:
+        return told
+    kind = getattr(lightning_hier, told["class_path"].removeprefix("lightning_hier."))
+    return kind(**{name: _made(value) for name, value in told.get("init_args", {}).items()})
+
+
+def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "strategy.yaml"
+    run([*SAID, "--between-mbit-s", "400000", "--yaml", str(file)])
+    assert yaml.safe_load(file.read_text())["trainer"]["strategy"] == "ddp"
+
+
+def test_the_json_holds_all_predictions(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    run([*SAID, "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert found["network"]["hosts"] == 4
+    assert {own["strategy"] for own in found["predictions"]} >= {"ddp", "bmuf_gtc", "psp"}
+    assert found["recommended"]["prediction"]["efficiency"] > 0.5
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plan.png"
+    run([*SAID, "--png", str(file), "--most-hosts", "2000"])
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="needs matplotlib: pip install"):
+        run([*SAID, "--png", str(tmp_path / "plan.png")])
+
+
+def test_what_was_measured_need_not_be_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "network.json"
+    link = Link(bytes_per_second=1.25e8, latency_s=2e-4)
+    workload = Workload(parameters=5_000_000, step_s=0.1, optimizer="adam", name="ours")
+    file.write_text(Measurement(hosts=2, devices=1, between=link, workload=workload).to_json())
+    run(["--network", str(file), "--hosts", "8"])
+    printed = capsys.readouterr().out
+    assert "ours: 5 million parameters" in printed
+    assert "8 hosts of 1 devices; between hosts 1000 Mbit/s and 0.2 ms" in printed
+    assert "bmuf_adam" in printed
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("", "say --hosts and --devices"),
+        ("--hosts 2 --devices 1", "2 hosts need --between-mbit-s"),
+        ("--hosts 2 --devices 1 --between-mbit-s 100", "say --parameters or --module"),
+        ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "say --step-s"),
+        ("--hosts 0 --devices 1", "must be at least 1, got 0"),
+        ("--hosts two", "invalid int value: 'two'; 'lightning-hier plan --help' lists"),
+        ("--parameters 1.5", "must be a whole number, got 1.5"),
+        ("--speed 3", "unrecognized arguments: --speed 3"),
+        (" ".join([*SAID, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
+        (" ".join([*SAID, "--density", "0"]), "density must lie between 0 and 1, got 0"),
+        (" ".join([*SAID, "--push-period", "0"]), "push_period must be a whole number"),
+        (" ".join([*SAID, "--most-hosts", "0", "--png", "x.png"]), "most must be"),
+    ],
+)
+def test_a_mistake_is_a_value_error_that_says_what_would_be_right(args: str, says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        run(args.split())
+    assert says in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        run(["--network", str(tmp_path / "none.json")])
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}")
+    with pytest.raises(ValueError, match="broken.json: a measurement lacks"):
+        run(["--network", str(broken)])
+
+
+def test_a_module_is_counted() -> None:
+    found = module_size(f"{__name__}.Small")
+    assert (found.parameters, found.tensors, found.buffers) == (30, 4, 10)
+    assert found.element_bytes == 4
+
+
+def test_a_module_of_a_file_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "fit.yaml"
+    told = {"class_path": f"{__name__}.NeedsArguments", "init_args": {"width": 9}}
+    file.write_text(yaml.safe_dump({"model": told, "trainer": {"max_epochs": 3}}))
+    assert module_size(str(file)).parameters == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Small", "must be pkg.Class"),
+        ("no.such.Class", "No module named 'no'"),
+        (f"{__name__}.Large", "has no attribute 'Large'"),
+        (f"{__name__}.NeedsArguments", "can't be made without arguments"),
+        ("torch.nn.Identity", "has no trainable parameters"),
+    ],
+)
+def test_a_module_that_cant_be_counted_is_named(name: str, says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        module_size(name)
+    assert says in str(raised.value)
+
+
+def test_help_lists_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["--help"])
+    assert ended.value.code == 0
+    assert "--between-mbit-s" in capsys.readouterr().out
+
+
+def test_plans_import_no_lightning() -> None:
+    """So that help comes at once: not at the head of any module that planning goes through."""
+    package = Path(lightning_hier.__file__).parent
+    files = [*package.glob("cli/plan*.py"), *package.glob("algorithms/planning/*.py")]
+    files += [package / "cli/module_size.py", package / "cli/strategy_yaml.py"]
+    assert len(files) > 15
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [own.name for own in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "lightning" for name in names), file
