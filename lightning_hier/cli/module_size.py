@@ -86,7 +86,9 @@ def _from_file(file: Path) -> Any:
         raise ValueError(f"{file} has no entry 'model'")
     reader = ArgumentParser(exit_on_error=False)
     reader.add_subclass_arguments(Module, "model")
+    # Its name until jsonargparse 4.49.
+    make = getattr(reader, "instantiate", None) or reader.instantiate_classes
     try:
-        return reader.instantiate_classes(reader.parse_object({"model": found["model"]})).model
+        return make(reader.parse_object({"model": found["model"]})).model
     except Exception as error:
         raise ValueError(f"{file}: its model can't be made: {error}") from error
