@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import log
 
 from benchmarks.planner.comparison import Comparison, Section
-from lightning_hier.algorithms.planning.fitting import (
+from lightning_hier.algorithms.planning.block_costs import (
     BlockCosts,
     SpeedupReading,
     fit_block_costs,

@@ -50,7 +50,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
-    # fmt: off
     group.add_argument("--hosts", type=int, metavar="N")
     group.add_argument("--devices", type=int, metavar="N", help="of a host; a rank on each")
     group.add_argument(
@@ -76,13 +75,15 @@ def _add_cluster(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="that a rank copies where its model lies (7)",
     )
-    group.add_argument("--socket-gbyte-s", type=float, metavar="X",
-                       help="that a core sends or receives through the kernel (no limit)")
-    # fmt: on
+    group.add_argument(
+        "--socket-gbyte-s",
+        type=float,
+        metavar="X",
+        help="that a core sends or receives through the kernel (no limit)",
+    )
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
-    # fmt: off
     size = group.add_mutually_exclusive_group()
     size.add_argument("--parameters", type=_whole, metavar="N", help="trainable ones, as 24.3e6")
     size.add_argument(
@@ -102,13 +103,15 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="speed that a rank keeps beside all others, whatever they send (1)",
     )
-    group.add_argument("--on-cores", action="store_true", default=None,
-                       help="steps are computed by the cores that carry messages")
-    # fmt: on
+    group.add_argument(
+        "--on-cores",
+        action="store_true",
+        default=None,
+        help="steps are computed by the cores that carry messages",
+    )
 
 
 def _add_choices(group: argparse._ArgumentGroup) -> None:
-    # fmt: off
     group.add_argument("--block-size", type=int, metavar="N", help="steps of a block")
     group.add_argument("--group-size", type=int, metavar="N", help="ranks that train one model")
     group.add_argument("--density", type=float, metavar="X", help="of GTC")
@@ -119,9 +122,12 @@ def _add_choices(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--overlap", action="store_true", default=None, help="models travel beside the next block"
     )
-    group.add_argument("--share", type=float, metavar="X",
-                       help="of a step that synchronisation may cost (0.1; with overlap 0.03)")
-    # fmt: on
+    group.add_argument(
+        "--share",
+        type=float,
+        metavar="X",
+        help="of a step that synchronisation may cost (0.1; with overlap 0.03)",
+    )
 
 
 def _whole(text: str) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.planner.__main__ import REPORT, report, sections
 from benchmarks.planner.comparison import Comparison, Section
-from lightning_hier.algorithms.planning.fitting import (
+from lightning_hier.algorithms.planning.block_costs import (
     BlockCosts,
     SpeedupReading,
     fit_block_costs,
