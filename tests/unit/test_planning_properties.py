@@ -128,7 +128,7 @@ def test_overlap_is_never_slower_where_memory_is_free(
     """Elsewhere it may be, by the passes that it adds: applying a mean that comes late."""
     free = Processor(copy_bytes_per_second=FREE)
     network = replace(network, processor=free)
-    plain = BlockSettings(block_size=block_size, across_dtype=across_dtype)  # type: ignore[arg-type]
+    plain = BlockSettings(block_size=block_size, across_dtype=across_dtype)
     late = replace(plain, overlap=True)
     one, other = (predict_blocks(workload, network, own) for own in (plain, late))
     assert other.step_s <= one.step_s * ROUNDING

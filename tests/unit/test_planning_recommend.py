@@ -36,6 +36,8 @@ def test_a_fast_network_needs_nothing_else_than_ddp() -> None:
     found = recommend(LSTM, cluster(400_000, devices=1))
     assert (found.strategy, found.arguments) == ("ddp", {})
     assert "no need for anything else" in found.reasons[0]
+    # Ranks that are slower beside each other are no reason for another strategy.
+    assert recommend(replace(LSTM, efficiency=0.8), cluster(400_000, devices=1)).strategy == "ddp"
 
 
 def test_fast_links_inside_hosts_make_groups_with_exact_gradients() -> None:
