@@ -17,6 +17,7 @@ from lightning_hier.algorithms.planning.network import Link
 from lightning_hier.algorithms.planning.workload import Workload
 from lightning_hier.cli.module_size import module_size
 from lightning_hier.cli.plan import run
+from tests.docs.pages import Page
 
 SAID = (
     "--parameters 24.3e6 --step-s 0.15 --hosts 4 --devices 2 --between-mbit-s 1000 "
@@ -61,6 +62,18 @@ def _made(told: object) -> object:
         return told
     kind = getattr(lightning_hier, told["class_path"].removeprefix("lightning_hier."))
     return kind(**{name: _made(value) for name, value in told.get("init_args", {}).items()})
+
+
+def test_the_page_tells_what_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = Page.read("docs/planning.md").blocks()
+    texts = {block.language: block.text for block in blocks}
+    (tmp_path / "network.json").write_text(texts["json"])
+    monkeypatch.chdir(tmp_path)
+    commands = [line.split() for line in texts["bash"].splitlines()]
+    assert len(commands) == 2
+    for program, command, *args in commands:
+        assert (program, command) == ("lightning-hier", "plan")
+        run(args)
 
 
 def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
