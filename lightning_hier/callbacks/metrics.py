@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback
 
+# Beside what a logger writes into its folder: what the strategy was and how it was set.
+SETTINGS_FILE = "lightning_hier.json"
 
-class HasMetrics(Protocol):
-    """Anything that counts."""
+
+class Counted(Protocol):
+    """Anything that counts, and can say what it is."""
 
     def metrics(self) -> dict[str, float]:
         """Values by name; no communication."""
 
+    def describe(self) -> dict[str, Any]:
+        """Settings by name, as JSON can say them; no communication."""
+
 
 class HierarchyMetrics(Callback):
-    """Writes the values of rank 0 every ``log_every_n_steps`` and at the end of training."""
+    """Writes the values of rank 0 every ``log_every_n_steps`` and at the end of training.
 
-    def __init__(self, source: HasMetrics) -> None:
+    With them go the seconds since training began in this process, ``hier/elapsed_seconds``. Into
+    the folders of loggers that have one goes, once, what the strategy was: ``lightning_hier.json``.
+    """
+
+    def __init__(self, source: Counted) -> None:
         """Log what ``source`` counts."""
         self._source = source
+        self._begun_s = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock, and write down what trains."""
+        self._begun_s = time.perf_counter()
+        if trainer.is_global_zero:
+            for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
+                _write_settings(folder, self._source.describe())
 
     def on_train_batch_end(
         self,
@@ -39,9 +61,17 @@ class HierarchyMetrics(Callback):
         self._log(trainer)
 
     def _log(self, trainer: pl.Trainer) -> None:
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and trainer.loggers:
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
             metrics = self._source.metrics()  # once: reading the density starts it anew
+            metrics["hier/elapsed_seconds"] = time.perf_counter() - self._begun_s
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)
                 logger.save()
+
+
+def _write_settings(folder: str, settings: dict[str, Any]) -> None:
+    files = get_filesystem(folder)
+    files.makedirs(folder, exist_ok=True)
+    with files.open(os.path.join(folder, SETTINGS_FILE), "w") as file:
+        json.dump(settings, file, indent=2)

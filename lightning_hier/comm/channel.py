@@ -18,10 +18,25 @@ FailureReport = Callable[[Exception], Exception]
 class Pending:
     """A collective under way."""
 
-    def __init__(self, work: dist.Work, on_done: Callable[[], None], report: FailureReport) -> None:
-        """Wrap ``work``; ``on_done`` runs once, after it has completed."""
+    def __init__(
+        self,
+        work: dist.Work,
+        on_done: Callable[[], None],
+        on_waited: Callable[[float], None],
+        report: FailureReport,
+    ) -> None:
+        """Wrap ``work``.
+
+        Args:
+            work: as torch gives it.
+            on_done: runs once, after it has completed.
+            on_waited: gets the seconds for which :meth:`wait` has blocked.
+            report: explains a failure.
+
+        """
         self._work = work
         self._on_done = on_done
+        self._on_waited = on_waited
         self._report = report
 
     @property
@@ -36,10 +51,12 @@ class Pending:
             PeerError: the collective failed or ran out of time; names the missing ranks.
 
         """
+        begun = time.perf_counter()
         try:
             self._work.wait()
         except RuntimeError as error:
             raise self._report(error) from error
+        self._on_waited(time.perf_counter() - begun)
         self._on_done()
 
     def future(self) -> torch.futures.Future[torch.Tensor]:
@@ -89,6 +106,16 @@ class Channel:
         self._traffic.add(
             self.tier, kind, payload_bytes=self._ring_share * payload_bytes, seconds=seconds
         )
+
+    def count_wait(self, future: torch.futures.Future[Tensor]) -> None:
+        """Count from now until ``future`` is there as waited for: nothing is left to compute."""
+        if future.done():
+            return
+        begun = time.perf_counter()
+        future.add_done_callback(lambda _: self._count_waited(time.perf_counter() - begun))
+
+    def _count_waited(self, seconds: float) -> None:
+        self._traffic.add_wait(self.tier, seconds)
 
     @property
     def _ring_share(self) -> float:
@@ -164,4 +191,4 @@ class Channel:
             raise self._report(error) from error
         if work is None:  # pragma: no cover - a rank outside the group
             raise RuntimeError(f"this rank is not in the process group of tier {self.tier!r}")
-        return Pending(work, done, self._report)
+        return Pending(work, done, self._count_waited, self._report)

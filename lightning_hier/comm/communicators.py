@@ -68,7 +68,7 @@ class Communicators:
         """
         mesh = build_mesh(layout, ("group", "across"), device_type=device.type, timeout=timeout)
         store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
-        roll_call = RollCall(store, dist.get_rank())
+        roll_call = RollCall(store, dist.get_rank(), during=traffic.synchronising)
 
         def channel(group: dist.ProcessGroup, tier: Tier) -> Channel:
             ranks = dist.get_process_group_ranks(group)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 
@@ -35,9 +35,25 @@ class RollCall:
     a collective failed, and those who have not noted it after a short grace are the missing ones.
     """
 
-    def __init__(self, store: SupportsStore, rank: int, *, grace_s: float = 5.0) -> None:
-        """Write notes of ``rank`` into ``store``; wait ``grace_s`` for others after a failure."""
+    def __init__(
+        self,
+        store: SupportsStore,
+        rank: int,
+        *,
+        grace_s: float = 5.0,
+        during: Callable[[str], AbstractContextManager[None]] = lambda place: nullcontext(),
+    ) -> None:
+        """Write notes of a rank.
+
+        Args:
+            store: of the job.
+            rank: whose notes they are.
+            grace_s: seconds to wait for the others' notes after a failure.
+            during: entered with the place while this rank is in a synchronisation.
+
+        """
         self._store = store
+        self._during = during
         self._rank = rank
         self._grace_s = grace_s
         self._number = 0
@@ -54,7 +70,8 @@ class RollCall:
             self._store.set(_note_key(self._rank), f"{self._number}|{place}")
         except RuntimeError as error:
             raise self._unreachable(place, error, error) from error
-        yield
+        with self._during(place):
+            yield
         self._place = None
 
     def report(self, ranks: Sequence[int], cause: Exception) -> PeerError:

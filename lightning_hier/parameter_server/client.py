@@ -21,13 +21,22 @@ class Client:
         port: used by one thread alone.
         servant: of this rank; its failure is raised in every wait.
         timeout_s: limit of a wait, in seconds.
+        on_waited: gets the seconds of every wait.
 
     """
 
-    def __init__(self, port: ClientPort, servant: Servant, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        port: ClientPort,
+        servant: Servant,
+        *,
+        timeout_s: float,
+        on_waited: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._port = port
         self._servant = servant
         self._timeout_s = timeout_s
+        self._on_waited = on_waited
         self._handlers: dict[Kind, Callable[[Received], None]] = {Kind.EXPELLED: _expelled}
         self._when_gone: list[Callable[[int], None]] = []
         self._told: set[int] = set()
@@ -103,7 +112,9 @@ class Client:
             if left <= 0:
                 raise PeerError(f"after {limit:g} s: {missing()}")
             self.poll(min(_LONGEST_POLL_S, left))
-        return time.monotonic() - begun
+        waited_s = time.monotonic() - begun
+        self._on_waited(waited_s)
+        return waited_s
 
 
 def _expelled(received: Received) -> None:

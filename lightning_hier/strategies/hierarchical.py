@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.callbacks.progress import place_in_block, show_in_progress_bar
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync, check_choice
 from lightning_hier.comm.blocks.health import OnNonfinite
-from lightning_hier.comm.gradients.gradient_sync import AllReduce, GradientSync
+from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
@@ -96,8 +96,8 @@ class HierarchicalStrategy(CheckpointedStrategy):
     @override
     def _settings(self) -> dict[str, Any]:
         return {
-            "gradient_sync": repr(self.gradient_sync),
-            "block_sync": repr(self.block_sync),
+            "gradient_sync": self.gradient_sync,
+            "block_sync": self.block_sync,
             "on_nonfinite": self.on_nonfinite,
             "uneven_batches": self.uneven_batches,
         }
@@ -135,8 +135,9 @@ class HierarchicalStrategy(CheckpointedStrategy):
                 GlobalModelLifecycle(session.synchroniser),
                 session.averaged_weights,
             ]
-            last = [HierarchyMetrics(self), session.termination]
+            last = [*self._watching(), session.termination]
             session.at_end(surround_callbacks(trainer, first, last))
+            session.at_end(show_in_progress_bar(trainer, self.traffic, self._place_in_block))
 
     @override
     def configure_ddp(self) -> None:
@@ -256,13 +257,22 @@ class HierarchicalStrategy(CheckpointedStrategy):
         self._session = self._ended = None
         self._ddp_kwargs.pop("process_group", None)
 
+    @override
     def metrics(self) -> dict[str, float]:
-        """Everything that is counted, under the names by which it is logged.
-
-        Of this rank; no communication.
-        """
         found = self.traffic.metrics()
         return found | self._session.metrics() if self._session is not None else found
+
+    @property
+    @override
+    def _families(self) -> Sequence[str]:
+        gtc = ["gtc"] if isinstance(self.gradient_sync, GTC) else []
+        return gtc if self.block_sync is None else [*gtc, "block"]
+
+    def _place_in_block(self) -> str:
+        block_size = None if self.block_sync is None else self.block_sync.block_size
+        return place_in_block(
+            self._fit_session.worker, block_size=block_size, warmup_steps=self.warmup_steps
+        )
 
     @property
     def _scaler(self) -> Any:

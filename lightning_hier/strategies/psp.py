@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -77,14 +78,19 @@ class PSPStrategy(ParameterServerStrategy):
     @override
     def _settings(self) -> dict[str, Any]:
         return {
-            "push_rule": repr(self.push_rule),
-            "pull_rule": repr(self.pull_rule),
+            "push_rule": self.push_rule,
+            "pull_rule": self.pull_rule,
             "linear_scaling": self.linear_scaling,
         }
 
     @override
     def _problem(self) -> str | None:
         return self.push_rule.objection(self.world_size)
+
+    @property
+    @override
+    def _families(self) -> Sequence[str]:
+        return ("psp",)
 
     @override
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:

@@ -12,6 +12,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
+from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collectives import LiveCollectives
 from lightning_hier.parameter_server.engine import Engine
@@ -36,20 +37,37 @@ class ServerSession:
         rank: of this rank.
         world_size: number of ranks.
         timeout_s: limit of every wait.
+        traffic: where the ports count.
+        world_tier: the tier of what concerns all ranks.
 
     """
 
     def __init__(
-        self, ports: Ports, build: BuildEngine, *, rank: int, world_size: int, timeout_s: float
+        self,
+        ports: Ports,
+        build: BuildEngine,
+        *,
+        rank: int,
+        world_size: int,
+        timeout_s: float,
+        traffic: Traffic,
+        world_tier: Tier,
     ) -> None:
         self._ports = ports
+        self._traffic = traffic
         self._rank = rank
         self._world_size = world_size
         leading = MeetingDuty(world_size, ports.server.send, limit_s=timeout_s)
         duties = [leading]
         self._servant = Servant(ports.server, ports.watch, duties)
         # Twice: the servants, who know who is missing, speak first.
-        self._client = Client(ports.open_client("main"), self._servant, timeout_s=2 * timeout_s)
+        self._client = Client(
+            ports.open_client("main"),
+            self._servant,
+            timeout_s=2 * timeout_s,
+            # Whoever is waited for: the others may be anywhere.
+            on_waited=partial(traffic.add_wait, world_tier),
+        )
         self.engine = build(ports, self._client)
         self._servant.add(self.engine.duties)
         self._client.on_gone(self._note_gone)
@@ -103,8 +121,9 @@ class ServerSession:
         """Put the global model into the module. Every rank that is there must call it."""
         if self._shown or self._buffers is None:
             return
-        self.engine.rendezvous()
-        self._buffers.show()
+        with self._traffic.synchronising("a look at the model"):
+            self.engine.rendezvous()
+            self._buffers.show()
         self._shown = True
 
     def hide(self) -> None:

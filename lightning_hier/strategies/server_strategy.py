@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.callbacks.progress import show_in_progress_bar
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
@@ -89,8 +89,9 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             self._session = self._open_session(trainer)
             self._session.begin(trainer, self.optimizers)
             lifecycle = GlobalModelLifecycle(self._session)
-            last = [HierarchyMetrics(self), self._session.termination]
+            last = [*self._watching(), self._session.termination]
             self._session.at_end(surround_callbacks(trainer, [lifecycle], last))
+            self._session.at_end(show_in_progress_bar(trainer, self.traffic))
 
     @override
     def configure_ddp(self) -> None:
@@ -178,11 +179,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         super().forget_groups()
         self._session = None
 
+    @override
     def metrics(self) -> dict[str, float]:
-        """Everything that is counted, under the names by which it is logged.
-
-        Of this rank; no communication.
-        """
         if self._session is not None:
             self._counted = self._session.metrics()
         return self.traffic.metrics() | self._counted
@@ -210,6 +208,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             rank=self.global_rank,
             world_size=self.world_size,
             timeout_s=self._limit.total_seconds(),
+            traffic=self.traffic,
+            world_tier="across" if size < self.world_size else "group",
         )
 
     @property

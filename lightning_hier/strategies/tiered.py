@@ -10,11 +10,14 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.callbacks.metrics import HierarchyMetrics
+from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
 from lightning_hier.comm.agreement import (
     broadcast_json,
     gather_json,
@@ -28,6 +31,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.batch_counts import uneven_problem
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies.description import comparable, described
 from lightning_hier.strategies.placement import PlacedStrategy
 from lightning_hier.strategies.restarts import warn_of_shared_store
 
@@ -48,6 +52,8 @@ class TieredStrategy(PlacedStrategy, ABC):
 
     """
 
+    strategy_name = "tiered"
+
     def __init__(
         self,
         *,
@@ -64,11 +70,43 @@ class TieredStrategy(PlacedStrategy, ABC):
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
         self.traffic = Traffic()
+        self._layout: TensorBoardLayout | None = None
         self._communicators: Communicators | None = None
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
         """What else must be the same on all ranks, by name."""
+
+    @property
+    @abstractmethod
+    def _families(self) -> Sequence[str]:
+        """What is logged besides the tiers, as in ``callbacks.tensorboard_layout``."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Everything that is counted, under the names by which it is logged.
+
+        Of this rank; no communication.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """Name, ranks and settings, as JSON can say them; there once the environment is set up."""
+        return {
+            "strategy": self.strategy_name,
+            "class": type(self).__name__,
+            "ranks": self.world_size,
+            "hosts": self.world_size // self.num_processes,
+            "groups": self.layout.sizes[1],
+            "ranks_per_group": self.layout.sizes[0],
+            "warmup_steps": self.warmup_steps,
+            **described(self._settings()),
+        }
+
+    def _watching(self) -> list[Callback]:
+        """Callbacks that show what is counted, for one fit."""
+        if self._layout is None:
+            self._layout = TensorBoardLayout(self._families)
+        return [HierarchyMetrics(self), self._layout]
 
     def _problem(self) -> str | None:
         """What can't work with this number of ranks, which groups divide, or None."""
@@ -99,7 +137,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "group_size": self._ranks_per_group(),
             "warmup_steps": self.warmup_steps,
         }
-        require_same(own | self._settings(), self.root_device)
+        require_same(own | comparable(self._settings()), self.root_device)
         self._communicators = Communicators.build(
             RankLayout.two_tiers(self._ranks_per_group(), self.world_size),
             device=self.root_device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,12 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {"settings": repr(self.settings)}
+        return {"settings": self.settings}
+
+    @property
+    @override
+    def _families(self) -> Sequence[str]:
+        return ("two_stage",)
 
     @override
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:

@@ -109,7 +109,10 @@ class AllReducer:
         if self._channel.size == 1:
             return finished(buffer)
         buffer.div_(self._channel.size)
-        return self._channel.all_reduce_(buffer, "gradients").future()
+        future = self._channel.all_reduce_(buffer, "gradients").future()
+        if bucket.is_last():
+            self._channel.count_wait(future)
+        return future
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""
@@ -142,7 +145,10 @@ class HookReducer:
             self._channel.count_ring("gradients", elements * size, time.perf_counter() - begun)
             return result[0] if isinstance(result, list) else result
 
-        return self._hook(self._state, bucket).then(done)
+        future: Future = self._hook(self._state, bucket).then(done)
+        if bucket.is_last():
+            self._channel.count_wait(future)
+        return future
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""

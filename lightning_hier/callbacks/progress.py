@@ -1,0 +1,105 @@
+"""Block, share of communication and MB/s in the Trainer's progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_hier.comm.traffic import TIERS, Traffic
+from lightning_hier.comm.worker import Worker
+
+# Bars may be drawn at every batch; figures over a shorter time than this would only flicker.
+_SHORTEST_SPAN_S = 1.0
+
+
+class Rates:
+    """What a rank has done about communication lately; read when a bar is drawn.
+
+    Nothing is added to a step: :class:`Traffic` counts anyway.
+
+    Args:
+        traffic: of this rank.
+        clock: seconds.
+
+    """
+
+    def __init__(self, traffic: Traffic, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._traffic = traffic
+        self._clock = clock
+        self._at_s, self._bytes, self._waited_s = self._totals()
+        self._shown: dict[str, str] = {}
+
+    def read(self) -> dict[str, str]:
+        """Figures by name, over the time since they last changed, which is at least a second.
+
+        ``comm`` is the share of that time in which training stood still for other ranks
+        (``hier/waited_seconds``). Communication that went on beside computation is not in it.
+        ``MB/s`` are payload bytes of both tiers (10^6 a second) that this rank has sent.
+        """
+        now_s, nbytes, waited_s = self._totals()
+        span_s = now_s - self._at_s
+        if span_s >= _SHORTEST_SPAN_S:
+            share = min(1.0, (waited_s - self._waited_s) / span_s)
+            speed = (nbytes - self._bytes) / 1e6 / span_s
+            self._shown = {"comm": f"{share:.0%}", "MB/s": f"{speed:.3g}"}
+            self._at_s, self._bytes, self._waited_s = now_s, nbytes, waited_s
+        return self._shown
+
+    def _totals(self) -> tuple[float, int, float]:
+        nbytes = sum(self._traffic.total(tier).payload_bytes for tier in TIERS)
+        waited_s = sum(self._traffic.waited_seconds(tier) for tier in TIERS)
+        return self._clock(), nbytes, waited_s
+
+
+def place_in_block(worker: Worker, *, block_size: int | None, warmup_steps: int) -> str:
+    """Number of the block under way and the steps made in it, such as ``12 7/50``.
+
+    Args:
+        worker: of this rank. With several optimizers each has its own place.
+        block_size: steps of a block; None: there are no blocks.
+        warmup_steps: steps before the first block.
+
+    """
+    places = []
+    for count in worker.steps:
+        if count.total < warmup_steps:
+            places.append(f"warm-up {count.total}/{warmup_steps}")
+        elif block_size is not None:
+            places.append(f"{count.blocks + 1} {count.in_block}/{block_size}")
+    return ", ".join(places)
+
+
+def show_in_progress_bar(
+    trainer: pl.Trainer, traffic: Traffic, block: Callable[[], str] = lambda: ""
+) -> Callable[[], None]:
+    """Add our figures to what the Trainer's progress bar shows while it fits.
+
+    They come behind the user's own, which win where names are equal, and reach no logger. Does
+    nothing where there is no bar.
+
+    Args:
+        trainer: about to fit.
+        traffic: of this rank.
+        block: place in the block, or an empty text.
+
+    Returns:
+        What takes them away again.
+
+    """
+    bar = trainer.progress_bar_callback
+    if bar is None:
+        return lambda: None
+    original = bar.get_metrics
+    rates = Rates(traffic)
+
+    def get_metrics(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
+        place = block()
+        ours = ({"block": place} if place else {}) | rates.read()
+        theirs = original(trainer, pl_module)
+        return {**theirs, **{name: value for name, value in ours.items() if name not in theirs}}
+
+    bar.get_metrics = get_metrics  # type: ignore[method-assign]
+    return lambda: bar.__dict__.pop("get_metrics", None)

@@ -1,0 +1,104 @@
+"""Arranges what is logged in TensorBoard's tab "Custom Scalars", tier by tier."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+# Charts by title, each with the tags that it draws, as regular expressions: kinds of messages
+# appear when the first one is sent, and with several optimizers their number is in the name.
+Charts = dict[str, str]
+
+_ONE_OPTIMIZER = r"(\d+/)?"
+
+
+def _tier(tier: str) -> Charts:
+    return {
+        "payload bytes by kind": rf"hier/{tier}/[a-z_]+/payload_bytes",
+        "seconds in flight by kind": rf"hier/{tier}/[a-z_]+/seconds",
+        "messages by kind": rf"hier/{tier}/[a-z_]+/calls",
+    }
+
+
+_TIERS: dict[str, Charts] = {
+    "Both tiers": {
+        "payload bytes": r"hier/((group|across)/)?payload_bytes",
+        "seconds in which training waited": r"hier/((group|across)/)?waited_seconds",
+        "seconds since the start": "hier/elapsed_seconds",
+    },
+    "Within a group": _tier("group"),
+    "Across groups": _tier("across"),
+}
+
+_FAMILIES: dict[str, dict[str, Charts]] = {
+    "gtc": {
+        "GTC": {
+            "density (share of the elements that is sent)": "hier/gtc/density",
+            "norm of the residuals": "hier/gtc/residual_norm",
+        },
+    },
+    "block": {
+        "Block": {
+            "norm of the global update": rf"hier/block/{_ONE_OPTIMIZER}update_norm",
+            "distance of the groups' models": rf"hier/block/{_ONE_OPTIMIZER}model_distance",
+            "blocks, and groups left out": rf"hier/block/{_ONE_OPTIMIZER}(blocks|excluded)",
+        },
+    },
+    "psp": {
+        "Servers (PSP)": {
+            "staleness of gradients": "hier/psp/staleness",
+            "gradients of an update": "hier/psp/gradients_per_round",
+            "updates of this rank's block": "hier/psp/rounds",
+            "late, dropped, unsent, not finite": "hier/psp/(late|dropped|unsent|nonfinite)",
+            "blocks taken over": "hier/psp/takeovers",
+            "seconds waited for blocks": "hier/psp/waiting_seconds",
+            "refused messages": r"hier/refused/.+",
+        },
+    },
+    "two_stage": {
+        "Servers (two-stage ASGD)": {
+            "this rank's training": rf"hier/two_stage/{_ONE_OPTIMIZER}device/.+",
+            "its group's first rank": rf"hier/two_stage/{_ONE_OPTIMIZER}node/.+",
+            "the master": rf"hier/two_stage/{_ONE_OPTIMIZER}master/.+",
+            "refused messages": r"hier/refused/.+",
+        },
+    },
+}
+
+
+def layout(families: Collection[str]) -> dict[str, Any]:
+    """The layout as ``SummaryWriter.add_custom_scalars`` takes it.
+
+    Args:
+        families: what there is besides the tiers, of ``gtc``, ``block``, ``psp``, ``two_stage``.
+
+    """
+    groups = dict(_TIERS)
+    for name in families:
+        groups |= _FAMILIES[name]
+    return {
+        group: {title: ["Multiline", [f"^{tags}$"]] for title, tags in charts.items()}
+        for group, charts in groups.items()
+    }
+
+
+class TensorBoardLayout(Callback):
+    """Writes the layout once to every TensorBoardLogger of a Trainer, on the rank that logs."""
+
+    def __init__(self, families: Collection[str]) -> None:
+        """Arrange what ``families`` log; see :func:`layout`."""
+        self._layout = layout(families)
+        self._written: list[TensorBoardLogger] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write where it has not been written in this process."""
+        if not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and logger not in self._written:
+                logger.experiment.add_custom_scalars(self._layout)
+                self._written.append(logger)

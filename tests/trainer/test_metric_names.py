@@ -1,0 +1,165 @@
+"""docs/metrics.md names what is logged, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any, get_args
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.loggers.logger import DummyExperiment, Logger
+
+import lightning_hier as lh
+from lightning_hier.callbacks.tensorboard_layout import layout
+from lightning_hier.comm.traffic import TIERS
+from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.refusals import Reason
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.metric_names import read_document
+
+SYNCHRONOUS, SERVERS = "Kinds of the synchronous strategies", "Kinds of the parameter servers"
+
+
+class Keeps(Logger):
+    """A logger as somebody else's may be: the abstract methods and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.values: list[Any] = []
+
+    @property
+    def name(self) -> str:
+        return "keeps"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @property
+    def experiment(self) -> Any:
+        return DummyExperiment()
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        ours = {name: value for name, value in metrics.items() if name.startswith("hier")}
+        self.names |= set(ours)
+        self.values += ours.values()
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
+
+
+class _TwoOptimizers(Net):
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        first, last = self.layers[0], self.layers[2]
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (first, last)]
+
+
+class _Adam(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
+    """Every strategy, with what makes it send every kind of message."""
+    limit = timedelta(seconds=120)
+    gtc = {"dense_below": 9, "density": 0.2}
+    average: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
+    return [
+        (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
+        (lh.ModelAveragingStrategy(block_size=2), Net(batchnorm=True), average),
+        (lh.BMUFStrategy(block_size=2, warmup_steps=1), Net(), {}),
+        (lh.BMUFAdamStrategy(block_size=2), _Adam(), {}),
+        (lh.BMUFGTCStrategy(group_size=2, block_size=2, **gtc), Net(batchnorm=True), average),
+        (
+            lh.HierarchicalStrategy(group_size=2, block_sync=lh.BMUFAdam(block_size=2)),
+            _Adam(),
+            {},
+        ),
+        (
+            lh.HierarchicalStrategy(
+                group_size="world", find_unused_parameters=True, warmup_steps=1
+            ),
+            _TwoOptimizers(),
+            {},
+        ),
+        (lh.BMUFStrategy(block_size=2, find_unused_parameters=True), _TwoOptimizers(), {}),
+        (lh.PSPStrategy(timeout=limit), Net(batchnorm=True), {"enable_checkpointing": True}),
+        (lh.TwoStageASGDStrategy(group_size=2, timeout=limit), Net(batchnorm=True), {}),
+    ]
+
+
+def _logged(folder: str) -> set[str]:
+    """Names of all runs, and that each value is a plain number."""
+    found: set[str] = set()
+    for strategy, model, settings in _runs():
+        logger = Keeps()
+        trainer = make_trainer(
+            strategy, logger=logger, log_every_n_steps=2, default_root_dir=folder, **settings
+        )
+        trainer.fit(model, loader(4))
+        assert all(type(value) in (int, float) for value in logger.values)
+        found |= logger.names
+    return found
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+    """What each rank has logged, in all runs; two ranks are on a host."""
+    folder = str(tmp_path_factory.mktemp("runs"))
+    return run_ranks(_logged, 4, folder, ranks_per_node=2)
+
+
+def test_every_name_is_documented_and_every_documented_name_is_logged(
+    names: list[set[str]],
+) -> None:
+    document = read_document()
+    matches = {name: document.match(name) for name in names[0]}
+    assert {name for name, found in matches.items() if len(found) != 1} == set()
+    logged = {name for found in matches.values() for name in found}
+    # Nobody has sent anything that is refused.
+    assert set(document.names) - logged == {"hier/refused/<reason>"}
+    assert names[1:] == [set()] * 3  # one rank logs
+
+
+def test_documented_kinds_are_those_that_are_sent(names: list[set[str]]) -> None:
+    document = read_document()
+    parts = [name.split("/") for name in names[0]]
+    sent = {kind for _, tier, kind, _ in (p for p in parts if len(p) == 4) if tier in TIERS}
+    assert set(document.kinds[SYNCHRONOUS]) <= sent
+    # Some are sent when a rank dies or has no gradient; all that can be have a number on the wire.
+    assert set(document.kinds[SERVERS]) == {kind.name.lower() for kind in Kind}
+    assert set(document.reasons) == set(get_args(Reason))
+
+
+def test_no_name_is_a_folder_of_another(names: list[set[str]]) -> None:
+    """Stores that keep a file for each metric could not hold both."""
+    for name in names[0]:
+        parts = name.split("/")
+        assert not {"/".join(parts[:n]) for n in range(1, len(parts))} & names[0]
+
+
+def test_charts_of_tensorboard_draw_every_name(names: list[set[str]]) -> None:
+    """And every chart has something to draw, in some run."""
+    tags = [
+        tag
+        for charts in layout(["gtc", "block", "psp", "two_stage"]).values()
+        for _, expressions in charts.values()
+        for tag in expressions
+    ]
+    undrawn = {name for name in names[0] if not any(re.match(tag, name) for tag in tags)}
+    assert undrawn == set()
+    empty = {tag for tag in tags if not any(re.match(tag, name) for name in names[0])}
+    assert empty == {"^hier/refused/.+$"}
