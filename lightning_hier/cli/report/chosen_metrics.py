@@ -1,0 +1,52 @@
+"""Which of the values that the user has logged are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from lightning_hier.cli.report.runs import Run
+
+_MOST = 6
+# What tells how good a model is, by the words that people use for it.
+_TELLING = re.compile(
+    r"loss|err|acc|perplexity|ppl|(^|[/_])(wer|cer|per|f1|auc|bleu|mse|nll)($|[/_])"
+)
+# Of the two names that Lightning makes of log(on_step=True, on_epoch=True) one is enough.
+_TWIN = "_step"
+
+
+def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
+    """Names of the metrics to plot.
+
+    Args:
+        runs: that are set side by side.
+        asked: by the user; None: losses, error rates and the like, those first that most runs have.
+
+    Raises:
+        ValueError: no run has what was asked for; the message lists what there is.
+
+    """
+    there = {name for run in runs for name in run.metrics}
+    if asked is not None:
+        unknown = [name for name in asked if name not in there]
+        if unknown:
+            listed = ", ".join(sorted(there)) or "none"
+            raise ValueError(
+                f"no run has logged {', '.join(map(repr, unknown))}; there is {listed}"
+            )
+        return list(dict.fromkeys(asked))
+    single = {name for name in there if name.endswith("_epoch")}
+    single = {name for name in single if name.removesuffix("_epoch") + _TWIN in there}
+    curves = {name for name in there - single if _is_curve(runs, name)}
+    telling = {name for name in curves if _TELLING.search(name.lower())}
+    return sorted(telling or curves, key=lambda name: _rank(runs, name))[:_MOST]
+
+
+def _is_curve(runs: Sequence[Run], name: str) -> bool:
+    return any(len(run.series[name].steps) > 1 for run in runs if name in run.series)
+
+
+def _rank(runs: Sequence[Run], name: str) -> tuple[int, bool, bool, str]:
+    absent = sum(name not in run.series for run in runs)
+    return absent, "loss" not in name.lower(), "train" not in name.lower(), name

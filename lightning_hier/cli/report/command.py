@@ -1,0 +1,76 @@
+"""``lightning-hier report``: reads its arguments and writes the page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_hier.callbacks.timeline import merge_timelines
+from lightning_hier.cli.report.chosen_metrics import choose_metrics
+from lightning_hier.cli.report.page import page
+from lightning_hier.cli.report.reading import read_runs
+
+_DESCRIPTION = """\
+Make one HTML page that sets runs side by side: losses and errors over steps, over time
+and over bytes, bytes of each tier, time waited, and a table of results and settings.
+The page needs no network."""
+
+_EPILOG = """\
+A RUN is a folder that a CSVLogger (metrics.csv) or a TensorBoardLogger has written, such as
+lightning_logs/version_0, or one above: then all runs in it are taken. What a run of another
+strategy sends is not known; strategy="hierarchical" with group_size="world" is DDP and counts."""
+
+
+def run(args: list[str]) -> None:
+    """Write the page, and tell where it is.
+
+    Raises:
+        ValueError: what the user asks for can't be done.
+        OSError: a folder is not there, or a file can't be written.
+
+    """
+    asked = _parser().parse_args(args)
+    if not asked.runs and not asked.timeline:
+        raise ValueError("give the folder of at least one run; --help tells more")
+    if asked.runs:
+        _write_page(asked.runs, Path(asked.out), asked.metric, asked.names)
+    if asked.timeline:
+        merged = merge_timelines(asked.timeline)
+        print(f"wrote {merged}: open it at https://ui.perfetto.dev")
+
+
+def _write_page(
+    paths: Sequence[str], out: Path, metrics: Sequence[str] | None, names: Sequence[str] | None
+) -> None:
+    runs = read_runs(paths, names)
+    text = page(runs, choose_metrics(runs, metrics))
+    unfinished = out.with_name(out.name + ".part")
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, out)
+    print(f"wrote {out}: {len(runs)} run{'s' * (len(runs) > 1)}, {len(text) / 1e3:.0f} kB")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lightning-hier report",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or one above")
+    parser.add_argument("--out", default="report.html", help="file to write (report.html)")
+    parser.add_argument(
+        "--metric",
+        nargs="+",
+        action="extend",
+        help="plot these; otherwise losses, error rates and the like",
+    )
+    parser.add_argument("--names", nargs="+", help="of the runs, in their order")
+    parser.add_argument(
+        "--timeline",
+        metavar="FOLDER",
+        help="also make one file of the ranks' timelines in this folder",
+    )
+    return parser

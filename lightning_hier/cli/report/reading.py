@@ -1,0 +1,129 @@
+"""Finds the runs in folders, and reads what CSVLogger and TensorBoardLogger have written."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_hier.callbacks.metrics import SETTINGS_FILE
+from lightning_hier.cli.report.runs import Run, Series, distinct_names
+
+_CSV, _EVENTS = "metrics.csv", "events.out.tfevents.*"
+
+
+def read_runs(paths: Sequence[str], names: Sequence[str] | None) -> list[Run]:
+    """Read all runs.
+
+    Args:
+        paths: of runs, or of folders with runs in them.
+        names: of the runs, in their order; None: what tells their folders apart.
+
+    Raises:
+        OSError: there is no such folder, or no run in it.
+        ValueError: a file can't be read, or there are more or fewer names than runs.
+
+    """
+    folders = [folder for path in paths for folder in _folders(Path(path))]
+    folders = list(dict.fromkeys(folders))
+    if names is not None and len(names) != len(folders):
+        found = ", ".join(map(str, folders))
+        raise ValueError(
+            f"--names must name each run once: {len(names)} names for {len(folders)} runs ({found})"
+        )
+    named = zip(names or distinct_names(folders), folders, strict=True)
+    return [_read(name, folder) for name, folder in named]
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is no folder: give the folder of a logger, or one above")
+    folders = {file.parent for pattern in (_CSV, _EVENTS) for file in path.rglob(pattern)}
+    if not folders:
+        raise FileNotFoundError(
+            f"no {_CSV} of a CSVLogger and no {_EVENTS} of a TensorBoardLogger in {path}: give the "
+            "folder that holds them, such as lightning_logs/version_0, or one above"
+        )
+    return sorted(folders)
+
+
+def _read(name: str, folder: Path) -> Run:
+    if (folder / _CSV).is_file():
+        series, wall = _read_csv(folder / _CSV), Series((), ())
+    else:
+        series, wall = _read_events(folder)
+    if not series:
+        raise ValueError(f"no value has been logged in {folder} yet")
+    return Run(
+        name=name,
+        folder=folder,
+        series=series,
+        settings=_read_settings(folder / SETTINGS_FILE),
+        hyperparameters=_read_hyperparameters(folder / "hparams.yaml"),
+        wall=wall,
+    )
+
+
+def _read_csv(file: Path) -> dict[str, Series]:
+    points: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    with file.open(newline="") as lines:
+        for number, row in enumerate(csv.DictReader(lines), start=2):
+            try:
+                step = float(row["step"])
+                for name, value in row.items():
+                    if name != "step" and value:
+                        points[name].append((step, float(value)))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ValueError(
+                    f"{file}, line {number}: not as CSVLogger writes it ({error!r})"
+                ) from error
+    return {name: Series.of(own) for name, own in points.items()}
+
+
+def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
+    """All scalars, and the seconds at which they were logged."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise ValueError(
+            f"{folder} has been written by TensorBoardLogger; to read it, pip install tensorboard"
+        ) from error
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    series = {tag: Series.of((e.step, e.value) for e in own) for tag, own in found.items()}
+    # Values that are logged when training is over have a step of their own.
+    times = sorted((e.step, e.wall_time) for own in found.values() for e in own)
+    begun = min((time for _, time in times), default=0.0)
+    return series, Series.of((step, time - begun) for step, time in reversed(times))
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text()))
+    except ValueError as error:
+        raise ValueError(f"{file}: not as a strategy writes it ({error})") from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads no objects of Python: their names take their place."""
+
+
+_PlainLoader.add_multi_constructor("", lambda loader, tag, node: tag.rsplit(":", 1)[-1])
+
+
+def _read_hyperparameters(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        read = yaml.load(file.read_text(), Loader=_PlainLoader)  # noqa: S506
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file}: not as a logger writes it ({error})") from error
+    return dict(read) if isinstance(read, dict) else {}

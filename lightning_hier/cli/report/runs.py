@@ -1,0 +1,131 @@
+"""What a run has logged: values over steps, and its settings."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Values of Lightning and of its loggers that are no metrics.
+_NO_METRICS = ("epoch", "step", "hp_metric")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values of one name over steps, which increase.
+
+    Attributes:
+        steps: Lightning's step of each value.
+        values: as many.
+
+    """
+
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]]) -> Series:
+        """Points in the order in which they were logged; the last one of a step counts."""
+        by_step = dict(points)
+        steps = sorted(by_step)
+        return cls(tuple(steps), tuple(by_step[step] for step in steps))
+
+    @property
+    def final(self) -> float:
+        """The last value."""
+        return self.values[-1]
+
+    def at(self, step: float) -> float | None:
+        """The value at a step, on a straight line between neighbours; None beyond the ends."""
+        if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
+            return None
+        after = bisect_left(self.steps, step)
+        if self.steps[after] == step:
+            return self.values[after]
+        before = after - 1
+        share = (step - self.steps[before]) / (self.steps[after] - self.steps[before])
+        return self.values[before] + share * (self.values[after] - self.values[before])
+
+    def without_restarts(self) -> Series:
+        """Totals that begin anew where a run was resumed, added up."""
+        base, last, values = 0.0, 0.0, []
+        for value in self.values:
+            if value < last:
+                base += last
+            last = value
+            values.append(base + value)
+        return Series(self.steps, tuple(values))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: for legends and tables.
+        folder: of its logs.
+        series: by name.
+        settings: of the strategy, by name; empty where the run has not noted them.
+        hyperparameters: of the module, by name.
+        wall: seconds since the first value by the clock of the logger, where it notes the time.
+
+    """
+
+    name: str
+    folder: Path
+    series: Mapping[str, Series]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    wall: Series = field(default_factory=lambda: Series((), ()))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of what the user has logged."""
+        return [
+            name
+            for name in self.series
+            if not name.startswith(("hier/", "lr-")) and name not in _NO_METRICS
+        ]
+
+    def total(self, name: str) -> Series:
+        """A total that grows over the run; empty where it was not logged."""
+        return self.series.get(name, Series((), ())).without_restarts()
+
+    @property
+    def elapsed(self) -> Series:
+        """Seconds since the start of training, over steps."""
+        logged = self.total("hier/elapsed_seconds")
+        return logged if logged.steps else self.wall
+
+    @property
+    def bytes_between(self) -> Series:
+        """Payload bytes between groups over steps; those in the group where there is only one.
+
+        A single group sends nothing across groups, also where it spans hosts.
+        """
+        across = self.total("hier/across/payload_bytes")
+        used = across.steps and across.final > 0
+        return across if used else self.total("hier/group/payload_bytes")
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """What tells folders apart: their paths without the parts that all share at either end."""
+    parts = [list(folder.resolve().parts) for folder in folders]
+    if len(parts) == 1:
+        last = parts[0][-1]
+        return ["/".join(parts[0][-2:]) if last.startswith("version_") else last]
+    shortest = min(map(len, parts))
+    head = _shared(parts, range(shortest - 1))
+    tail = _shared(parts, range(-1, head - shortest, -1))
+    return ["/".join(own[head : len(own) - tail]) or own[-1] for own in parts]
+
+
+def _shared(parts: Sequence[Sequence[str]], places: Iterable[int]) -> int:
+    number = 0
+    for place in places:
+        if len({own[place] for own in parts}) > 1:
+            break
+        number += 1
+    return number

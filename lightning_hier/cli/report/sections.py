@@ -1,0 +1,131 @@
+"""Which plots a page has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lightning_hier.cli.report.plots import Line, Plot, Point
+from lightning_hier.cli.report.runs import Run, Series
+
+BYTES_LABEL = "sent between groups"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Plots under one heading, with a remark for the reader."""
+
+    title: str
+    remark: str
+    plots: list[Plot]
+
+
+# Title, name or names of which a run has one, unit.
+_TRAFFIC = (
+    ("payload inside groups", ("hier/group/payload_bytes",), "bytes"),
+    ("payload between groups", ("hier/across/payload_bytes",), "bytes"),
+)
+_GTC = (
+    ("density of what GTC sends", ("hier/gtc/density",), ""),
+    ("norm of GTC's residuals", ("hier/gtc/residual_norm",), ""),
+)
+_BLOCKS = (
+    ("norm of the global update", ("hier/block/update_norm", "hier/block/0/update_norm"), ""),
+    (
+        "distance of the groups' models",
+        ("hier/block/model_distance", "hier/block/0/model_distance"),
+        "",
+    ),
+    ("groups left out", ("hier/block/excluded", "hier/block/0/excluded"), ""),
+)
+_SERVERS = (
+    ("staleness (PSP)", ("hier/psp/staleness",), ""),
+    ("gradients of an update (PSP)", ("hier/psp/gradients_per_round",), ""),
+    ("gradients dropped (PSP)", ("hier/psp/dropped",), ""),
+    (
+        "staleness, sum over pushes (two-stage)",
+        ("hier/two_stage/master/staleness_sum", "hier/two_stage/0/master/staleness_sum"),
+        "",
+    ),
+    (
+        "seconds waited (two-stage)",
+        ("hier/two_stage/device/waiting_seconds", "hier/two_stage/0/device/waiting_seconds"),
+        "seconds",
+    ),
+)
+
+
+def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
+    """All sections that have something to show.
+
+    Args:
+        runs: in the order of their colours.
+        metrics: that are plotted over steps, time and bytes.
+
+    """
+    found = [Section(metric, "", _over_three_axes(runs, metric)) for metric in metrics]
+    traffic = _present(runs, _TRAFFIC)
+    waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
+    if any(line.points for line in waits):
+        traffic.append(Plot("time waited for other ranks, percent", waits, "step"))
+    communication = "Of the rank that logs. Waiting is time in which nothing was computed."
+    found.append(Section("Communication", communication, traffic + _present(runs, _GTC)))
+    found.append(Section("Blocks", "", _present(runs, _BLOCKS)))
+    found.append(Section("Parameter servers", "", _present(runs, _SERVERS)))
+    return [section for section in found if section.plots]
+
+
+def waited_share(run: Run) -> list[Point]:
+    """Percent of the time since the value before in which the run waited, over steps."""
+    waited, elapsed = run.total("hier/waited_seconds"), run.total("hier/elapsed_seconds")
+    points = []
+    both = [(step, waited.at(step), elapsed.at(step)) for step in waited.steps]
+    known = [(step, w, e) for step, w, e in both if w is not None and e is not None]
+    for (_, w0, e0), (step, w1, e1) in zip(known, known[1:], strict=False):
+        if e1 > e0:
+            points.append((step, 100 * (w1 - w0) / (e1 - e0)))
+    return points
+
+
+def _over_three_axes(runs: Sequence[Run], metric: str) -> list[Plot]:
+    axes: tuple[tuple[str, str, Callable[[Run], Series] | None], ...] = (
+        ("step", "", None),
+        ("time", "seconds", lambda run: run.elapsed),
+        (BYTES_LABEL, "bytes", lambda run: run.bytes_between),
+    )
+    return [
+        Plot(
+            f"{metric} over {label if label != BYTES_LABEL else 'bytes'}",
+            [Line(i, run.name, _points(run, metric, axis)) for i, run in enumerate(runs)],
+            label,
+            kind,
+        )
+        for label, kind, axis in axes
+    ]
+
+
+def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[Point]:
+    series = run.series.get(name, Series((), ()))
+    both = zip(series.steps, series.values, strict=True)
+    if axis is None:
+        return list(both)
+    along = axis(run)
+    placed = ((along.at(step), value) for step, value in both)
+    return [(x, value) for x, value in placed if x is not None]
+
+
+def _present(runs: Sequence[Run], wanted: Sequence[tuple[str, tuple[str, ...], str]]) -> list[Plot]:
+    """Plots over steps of what some run has logged, and is not always 0."""
+    plots = []
+    for title, names, unit in wanted:
+        lines = []
+        for number, run in enumerate(runs):
+            name = next((own for own in names if own in run.series), None)
+            if name is None or not any(run.series[name].values):
+                continue
+            series = run.total(name) if unit else run.series[name]
+            points = list(zip(series.steps, series.values, strict=True))
+            lines.append(Line(number, run.name, points))
+        if lines:
+            plots.append(Plot(title, lines, "step", y_kind=unit))
+    return plots
