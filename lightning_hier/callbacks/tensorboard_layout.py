@@ -27,6 +27,7 @@ def _tier(tier: str) -> Charts:
 _TIERS: dict[str, Charts] = {
     "Both tiers": {
         "payload bytes": r"hier/((group|across)/)?payload_bytes",
+        "seconds in flight": r"hier/(group|across)/seconds",
         "seconds in which training waited": r"hier/((group|across)/)?waited_seconds",
         "seconds since the start": "hier/elapsed_seconds",
     },

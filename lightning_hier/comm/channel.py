@@ -59,14 +59,23 @@ class Pending:
         self._on_waited(time.perf_counter() - begun)
         self._on_done()
 
-    def future(self) -> torch.futures.Future[torch.Tensor]:
-        """The result as DDP wants it from a communication hook."""
+    def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
+        """The result as DDP wants it from a communication hook.
+
+        Args:
+            nothing_left: nothing is left to compute meanwhile, so this rank waits from now on.
+
+        """
+        begun = time.perf_counter()
 
         def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
             try:
                 result = done.value()[0]
             except RuntimeError as error:
                 raise self._report(error) from error
+            if nothing_left:
+                # Here, where the backward pass still stands: afterwards it would be a race.
+                self._on_waited(time.perf_counter() - begun)
             self._on_done()
             return result
 
@@ -107,14 +116,8 @@ class Channel:
             self.tier, kind, payload_bytes=self._ring_share * payload_bytes, seconds=seconds
         )
 
-    def count_wait(self, future: torch.futures.Future[Tensor]) -> None:
-        """Count from now until ``future`` is there as waited for: nothing is left to compute."""
-        if future.done():
-            return
-        begun = time.perf_counter()
-        future.add_done_callback(lambda _: self._count_waited(time.perf_counter() - begun))
-
-    def _count_waited(self, seconds: float) -> None:
+    def count_wait(self, seconds: float) -> None:
+        """Count ``seconds`` until now in which this rank waited for the others."""
         self._traffic.add_wait(self.tier, seconds)
 
     @property
@@ -191,4 +194,4 @@ class Channel:
             raise self._report(error) from error
         if work is None:  # pragma: no cover - a rank outside the group
             raise RuntimeError(f"this rank is not in the process group of tier {self.tier!r}")
-        return Pending(work, done, self._count_waited, self._report)
+        return Pending(work, done, self.count_wait, self._report)

@@ -74,7 +74,7 @@ def test_events_of_several_threads_are_all_there(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 100)), max_size=60))
 def test_messages_of_a_lane_never_overlap(messages: list[tuple[int, int]]) -> None:
     lanes = Lanes(first=100)
-    taken: dict[int, list[tuple[int, int]]] = {}
+    taken: dict[int, list[tuple[int, int]]] = {100: []}
     for begun, length in sorted(messages, key=sum):  # as they are complete
         lane, is_new = lanes.place(begun, begun + length)
         assert is_new == (lane not in taken)

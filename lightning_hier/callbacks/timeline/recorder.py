@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ _NAMES = {
 SHORTEST_WAIT_S = 20e-6
 
 
+_NEVER_NS = -(2**62)
+
+
 @dataclass
 class Lanes:
     """Threads of the trace for messages that may be in flight at a time.
@@ -34,7 +38,7 @@ class Lanes:
     """
 
     first: int
-    ends_ns: list[int] = field(default_factory=list)
+    ends_ns: list[int] = field(default_factory=lambda: [_NEVER_NS])
 
     def place(self, begun_ns: int, ended_ns: int) -> tuple[int, bool]:
         """The lane of a message, and whether it is a new one."""
@@ -71,6 +75,8 @@ class Recorder:
         self._name("process", {"sort_index": rank}, name="process_sort_index")
         for lane, name in _NAMES.items():
             self._name_lane(lane, name)
+        for tier in TIERS:
+            self._name_lane(_FIRST_LANE[tier], f"{tier} traffic")
 
     def slice(
         self,
@@ -102,8 +108,7 @@ class Recorder:
             lanes = self._lanes[tier]
             lane, is_new = lanes.place(begun_ns, ended_ns)
             if is_new:
-                number = lane - lanes.first
-                self._name_lane(lane, f"{tier} traffic" + (f" {number + 1}" if number else ""))
+                self._name_lane(lane, f"{tier} traffic {lane - lanes.first + 1}")
         self._add(lane, kind, tier, begun_ns, args, ph="X", dur=(ended_ns - begun_ns) / 1000)
 
     def on_wait(self, tier: Tier, begun_s: float, ended_s: float) -> None:
@@ -114,7 +119,8 @@ class Recorder:
     def on_synchronisation(self, place: str, begun_s: float, ended_s: float) -> None:
         """Draw a synchronisation."""
         self.last_synchronisation_s = begun_s
-        self.slice(SYNCHRONISATIONS, place, begun_s, ended_s, "synchronisation")
+        name = re.split(r" \(|, ", place)[0]
+        self.slice(SYNCHRONISATIONS, name, begun_s, ended_s, "synchronisation", place=place)
 
     def flush(self) -> None:
         """Write what has been recorded."""

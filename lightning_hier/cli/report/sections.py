@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lightning_hier.cli.report.axis import Form
 from lightning_hier.cli.report.plots import Line, Plot, Point
 from lightning_hier.cli.report.runs import Run, Series
 
-BYTES_LABEL = "sent between groups"
+_MANY_TIMES = 5.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
     traffic = _present(runs, _TRAFFIC)
     waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
     if any(line.points for line in waits):
-        traffic.append(Plot("time waited for other ranks, percent", waits, "step"))
+        traffic.append(Plot("time waited for other ranks, percent", waits, "step", y_form="zero"))
     communication = "Of the rank that logs. Waiting is time in which nothing was computed."
     found.append(Section("Communication", communication, traffic + _present(runs, _GTC)))
     found.append(Section("Blocks", "", _present(runs, _BLOCKS)))
@@ -88,20 +89,29 @@ def waited_share(run: Run) -> list[Point]:
 
 
 def _over_three_axes(runs: Sequence[Run], metric: str) -> list[Plot]:
-    axes: tuple[tuple[str, str, Callable[[Run], Series] | None], ...] = (
-        ("step", "", None),
-        ("time", "seconds", lambda run: run.elapsed),
-        (BYTES_LABEL, "bytes", lambda run: run.bytes_between),
-    )
+    def lines(axis: Callable[[Run], Series] | None) -> list[Line]:
+        return [Line(i, run.name, _points(run, metric, axis)) for i, run in enumerate(runs)]
+
+    over_bytes = lines(lambda run: run.bytes_between)
     return [
+        Plot("over steps", lines(None), "step", context=metric),
+        Plot("over time", lines(lambda run: run.elapsed), "time", "seconds", context=metric),
         Plot(
-            f"{metric} over {label if label != BYTES_LABEL else 'bytes'}",
-            [Line(i, run.name, _points(run, metric, axis)) for i, run in enumerate(runs)],
-            label,
-            kind,
-        )
-        for label, kind, axis in axes
+            "over bytes",
+            over_bytes,
+            "sent between groups",
+            "bytes",
+            x_form=_form_of_bytes(over_bytes),
+            context=metric,
+        ),
     ]
+
+
+def _form_of_bytes(lines: Sequence[Line]) -> Form:
+    """Logarithmic where one run sends many times as much as another."""
+    ends = [line.points[-1][0] for line in lines if line.points]
+    ends = [end for end in ends if end > 0]
+    return "log" if ends and max(ends) > _MANY_TIMES * min(ends) else "zero"
 
 
 def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[Point]:
@@ -127,5 +137,6 @@ def _present(runs: Sequence[Run], wanted: Sequence[tuple[str, tuple[str, ...], s
             points = list(zip(series.steps, series.values, strict=True))
             lines.append(Line(number, run.name, points))
         if lines:
-            plots.append(Plot(title, lines, "step", y_kind=unit))
+            form: Form = "zero" if unit else "free"
+            plots.append(Plot(title, lines, "step", y_kind=unit, y_form=form))
     return plots

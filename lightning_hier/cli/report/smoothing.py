@@ -8,7 +8,7 @@ Point = tuple[float, float]
 
 # A plot is about 300 points wide.
 _MOST_POINTS = 400
-_NOISY_FROM = 60
+_NOISY_FROM = 30
 _WINDOW_SHARE = 0.04
 
 

@@ -109,10 +109,8 @@ class AllReducer:
         if self._channel.size == 1:
             return finished(buffer)
         buffer.div_(self._channel.size)
-        future = self._channel.all_reduce_(buffer, "gradients").future()
-        if bucket.is_last():
-            self._channel.count_wait(future)
-        return future
+        pending = self._channel.all_reduce_(buffer, "gradients")
+        return pending.future(nothing_left=bucket.is_last())
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""
@@ -139,16 +137,18 @@ class HookReducer:
         buffer = bucket.buffer()
         size = self._bytes_per_element or buffer.itemsize
         elements = buffer.numel()
+        is_last = bucket.is_last()
 
         def done(future: Future) -> Tensor:
             result = future.value()
+            if is_last:  # nothing is left to compute meanwhile
+                self._channel.count_wait(time.perf_counter() - handed_over)
             self._channel.count_ring("gradients", elements * size, time.perf_counter() - begun)
             return result[0] if isinstance(result, list) else result
 
-        future: Future = self._hook(self._state, bucket).then(done)
-        if bucket.is_last():
-            self._channel.count_wait(future)
-        return future
+        future = self._hook(self._state, bucket)
+        handed_over = time.perf_counter()
+        return future.then(done)
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""

@@ -1,0 +1,257 @@
+"""`lightning-hier report`: one page of several runs, with the numbers that were logged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_hier.cli.report import run
+from tests.cli.logged_runs import training, write_csv, write_events
+
+SETTINGS = {
+    "strategy": "bmuf",
+    "class": "BMUFStrategy",
+    "ranks": 4,
+    "groups": 4,
+    "ranks_per_group": 1,
+    "block_size": 10,
+}
+# Elements of HTML that have no end.
+_VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class _Page(HTMLParser):
+    """Reads a page, and checks that elements nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.figures: list[str] = []
+        self.values: list[dict[str, float]] = []
+        self.lines: list[tuple[str, int]] = []
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        own = dict(attrs)
+        self.addresses += [v or "" for name, v in attrs if name in ("href", "src")]
+        if tag not in _VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.values.append({})
+        if "data-value" in own:
+            self.values[-1][str(own["data-name"])] = float(str(own["data-value"]))
+        if tag == "svg":
+            self.figures.append(str(own["aria-label"]))
+        if tag == "g" and "data-run" in own:
+            self.lines.append((self.figures[-1], int(str(own["data-run"]))))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None: ...
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.headings.append(data)
+
+
+def _report(out: Path, *args: Any) -> _Page:
+    run([*map(str, args), "--out", str(out)])
+    return _Page(out.read_text())
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """A run with blocks between groups, and one in a single group."""
+    two_tiers = training(bytes_a_step=500, seconds_a_step=0.5, blocks=True)
+    one_tier = training(bytes_a_step=0, seconds_a_step=0.25)
+    return (
+        write_csv(tmp_path / "bmuf" / "version_0", two_tiers, SETTINGS),
+        write_csv(tmp_path / "ddp" / "version_0", one_tier),
+    )
+
+
+def _last_in_csv(folder: Path, name: str) -> float:
+    with (folder / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]][-1]
+
+
+def test_page_has_all_runs_and_metrics_and_needs_nothing_else(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = _report(tmp_path / "page.html", *runs)
+    assert page.headings == [
+        "2 runs side by side",
+        "Results",
+        "train/loss",
+        "valid/loss",
+        "Communication",
+        "Blocks",
+        "Settings",
+    ]
+    assert {"bmuf", "ddp"} <= set(page.texts)
+    for metric in ("train/loss", "valid/loss"):
+        for axis in ("steps", "time", "bytes"):
+            assert {(f"{metric} over {axis}", n) for n in (0, 1)} <= set(page.lines)
+    shares = "time waited for other ranks, percent"
+    assert {(shares, 0), (shares, 1)} <= set(page.lines)
+    assert [n for figure, n in page.lines if figure == "norm of the global update"] == [0]
+    assert page.addresses == []
+    assert "http" not in (tmp_path / "page.html").read_text()
+
+
+def test_numbers_are_those_of_the_files(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    page = _report(tmp_path / "page.html", *runs)
+    rows = [row for row in page.values if row]
+    assert len(rows) == 2
+    names = {
+        "train/loss": "train/loss",
+        "valid/loss": "valid/loss",
+        "time": "hier/elapsed_seconds",
+        "in groups": "hier/group/payload_bytes",
+        "between groups": "hier/across/payload_bytes",
+    }
+    for row, folder in zip(rows, runs, strict=True):
+        assert {title: row[title] for title in names} == {
+            title: _last_in_csv(folder, name) for title, name in names.items()
+        }
+        assert row["steps"] == 39
+        assert row["waited"] == pytest.approx(0.2)
+    said = " ".join(page.texts)
+    assert "0.4321" in said
+    assert "20 kB" in said  # 500 bytes a step between groups
+    assert {"bmuf", "4 x 1", "block_size", "10", "lr", "0.125"} <= set(page.texts)
+
+
+def test_plots_over_bytes_take_what_a_single_group_sends(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = _report(tmp_path / "page.html", runs[1], "--metric", "train/loss")
+    assert ("train/loss over bytes", 0) in page.lines
+
+
+def test_names_and_metrics_are_the_users(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    names = ["one & only", "<two>"]
+    page = _report(
+        tmp_path / "page.html", *runs, "--names", *names, "--metric", "valid/loss", "train/loss"
+    )
+    assert page.headings[2:4] == ["valid/loss", "train/loss"]
+    assert set(names) <= set(page.texts)
+    assert "bmuf/version_0" not in page.texts
+
+
+def test_folder_above_stands_for_all_runs_in_it(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    assert _report(tmp_path / "page" / "a.html", tmp_path).lines == (
+        _report(tmp_path / "page" / "b.html", *runs).lines
+    )
+
+
+def test_event_files_tell_the_same_as_csv(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    events = write_events(tmp_path / "tb", training(bytes_a_step=500, seconds_a_step=0.5))
+    page = _report(tmp_path / "page.html", runs[0], events)
+    from_csv, from_events = (row for row in page.values if row)
+    assert from_events.keys() == from_csv.keys()
+    for name, value in from_csv.items():
+        assert from_events[name] == pytest.approx(value, rel=1e-6), name  # float32 in event files
+
+
+def test_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tb"
+    folder.mkdir()
+    (folder / "events.out.tfevents.1.host.1.0").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing", None)
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ValueError, match="to read it, pip install tensorboard$"):
+        run([str(folder)])
+
+
+def test_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Totals begin anew in each process."""
+    rows = [
+        (step, {"loss": 1.0, "hier/elapsed_seconds": t, "hier/across/payload_bytes": b})
+        for step, t, b in [(1, 10.0, 100), (2, 20.0, 200), (3, 5.0, 40), (4, 15.0, 140)]
+    ]
+    (row,) = (
+        row
+        for row in _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows)).values
+        if row
+    )
+    assert (row["time"], row["between groups"]) == (35.0, 340.0)
+
+
+def test_runs_of_other_strategies_are_shown_as_far_as_they_tell(tmp_path: Path) -> None:
+    rows = [(step, {"loss": 1.0 / step}) for step in (1, 2, 3)]
+    page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
+    assert page.lines == [("loss over steps", 0)]
+    assert page.texts.count("nothing logged") == 2
+
+
+def test_values_that_are_not_finite_do_not_spoil_a_page(tmp_path: Path) -> None:
+    values = [3.0, float("nan"), 2.0, float("inf"), 1.0]
+    rows = [(step, {"loss": value}) for step, value in enumerate(values)]
+    page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
+    assert page.lines == [("loss over steps", 0)]
+    assert "nan" not in (tmp_path / "page.html").read_text().lower()
+
+
+def test_long_runs_make_small_pages(tmp_path: Path) -> None:
+    rows = [(step, {"loss": 1.0 + (step * 37 % 11) / 10}) for step in range(5000)]
+    _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
+    assert (tmp_path / "page.html").stat().st_size < 60_000
+
+
+def test_more_runs_than_colours_can_be_told_apart(tmp_path: Path) -> None:
+    folders = [
+        write_csv(tmp_path / f"run{n}", [(1, {"loss": 1.0}), (2, {"loss": 0.5})]) for n in range(10)
+    ]
+    text = (tmp_path / "page.html").read_text() if _report(tmp_path / "page.html", *folders) else ""
+    assert 'class="run c1"' in text
+    assert 'class="run c1 dash1"' in text
+
+
+def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]]:
+    good = write_csv(tmp_path / "good", [(1, {"a/loss": 1.0, "b": 2.0}), (2, {"a/loss": 1.0})])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "metrics.csv").write_text("step,loss\n1,good\n")
+    yield [], ValueError, "at least one run"
+    yield [str(tmp_path / "none")], OSError, "none is no folder"
+    yield [str(empty)], OSError, "no metrics.csv of a CSVLogger and no events"
+    yield [str(broken)], ValueError, "metrics.csv, line 2: not as CSVLogger writes it"
+    yield [str(good), "--metric", "c"], ValueError, "no run has logged 'c'; there is a/loss, b"
+    yield [str(good), "--names", "x", "y"], ValueError, "2 names for 1 runs"
+    yield [str(good), "--out", str(tmp_path / "no" / "p.html")], OSError, "No such file"
+    yield ["--timeline", str(empty)], OSError, r"no rank_\*.json"
+
+
+def test_mistakes_are_said_clearly(tmp_path: Path) -> None:
+    for args, error, text in _mistakes(tmp_path):
+        with pytest.raises(error, match=text):
+            run(args)
+
+
+def test_timelines_become_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        event = {"name": "a", "ph": "X", "ts": 1, "dur": 2, "pid": rank, "tid": 1}
+        (tmp_path / f"rank_{rank:05d}.json").write_text("[\n" + json.dumps(event))
+    run(["--timeline", str(tmp_path)])
+    assert len(json.loads((tmp_path / "timeline.json").read_text())) == 2
+    assert "ui.perfetto.dev" in capsys.readouterr().out
