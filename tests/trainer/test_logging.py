@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ def test_columns_of_a_run(tmp_path: Path) -> None:
         "hier/block/update_norm",
         "hier/block/model_distance",
         "hier/block/blocks",
+        "hier/payload_bytes",
+        "hier/elapsed_seconds",
+        "hier/waited_seconds",
     }
     assert names <= set(rows[-1])
     # Nothing was sent since the reading at the last step, so there is no density to tell.
@@ -62,8 +66,31 @@ def test_columns_of_a_run(tmp_path: Path) -> None:
     densities = [float(row["hier/gtc/density"]) for row in rows[:-1]]
     assert all(0.0 < density < 1.0 for density in densities)
     assert rows[-1]["hier/gtc/density"] == ""
+    elapsed = [float(row["hier/elapsed_seconds"]) for row in rows]
+    waited = [float(row["hier/waited_seconds"]) for row in rows]
+    assert 0 < elapsed[0] and elapsed == sorted(elapsed)
+    assert all(0 < w < e for w, e in zip(waited, elapsed, strict=True))
+    # Columns that come with the first block do not move what was logged before it.
+    assert rows[0]["hier/block/blocks"] == "" and rows[0]["hier/group/gradients/calls"] == "2"
     steps = [int(row["step"]) for row in rows]
     assert steps == sorted(steps) and steps[-1] == 10
+
+
+def test_settings_lie_beside_what_is_logged(tmp_path: Path) -> None:
+    run_ranks(_logged, 4, env={"FOLDER": str(tmp_path)}, ranks_per_node=2)
+    written = json.loads((tmp_path / "run" / "version_0" / "lightning_hier.json").read_text())
+    expected = {
+        "strategy": "bmuf_gtc",
+        "ranks": 4,
+        "hosts": 2,
+        "groups": 2,
+        "ranks_per_group": 2,
+        "gradient_sync": "GTC",
+        "density": 0.2,
+        "block_sync": "BMUF",
+        "block_size": 3,
+    }
+    assert expected.items() <= written.items()
 
 
 class _Remembers(CSVLogger):
