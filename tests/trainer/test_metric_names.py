@@ -56,7 +56,9 @@ class _TwoOptimizers(Net):
         super().__init__(batchnorm=True)
         self.automatic_optimization = False
 
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+    def training_step(  # type: ignore[override]
+        self, batch: list[torch.Tensor], batch_idx: int
+    ) -> None:
         for optimizer in self.optimizers():
             optimizer.zero_grad()
             self.manual_backward(self.loss(batch))

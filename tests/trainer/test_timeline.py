@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_hier as lh
 from lightning_hier.callbacks.timeline import Timeline, merge_timelines
+from lightning_hier.comm.traffic import Traffic
 from tests.ranks import rank_outcomes, run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 from tests.trainer.traces import check_form, check_nesting, read_open_array
@@ -38,8 +39,8 @@ def _fit(folder: str) -> dict[str, dict[str, float]]:
         callbacks = [Timeline(path), saving]
         trainer = make_trainer(build(), callbacks=callbacks, enable_checkpointing=True)
         trainer.fit(Net(batchnorm=True), loader(BATCHES), loader(2))
-        own = getattr(trainer.strategy, "metrics", dict)()
-        counted[name] = {key: own[key] for key in own if key.count("/") == 3}
+        traffic = getattr(trainer.strategy, "traffic", Traffic()).metrics()
+        counted[name] = {key: traffic[key] for key in traffic if key.count("/") == 3}
         assert "save_checkpoint" not in vars(trainer)
     return counted
 

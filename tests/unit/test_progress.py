@@ -76,7 +76,7 @@ def test_users_entries_stay_and_ours_are_taken_away_again() -> None:
     bar = _Bar()
     trainer: Any = SimpleNamespace(progress_bar_callback=bar)
     for block, entries in (("1 2/3", {"v_num": 3, "block": "mine"}), ("", {"v_num": 3})):
-        restore = show_in_progress_bar(trainer, Traffic(), lambda text=block: text)  # type: ignore[misc]
+        restore = show_in_progress_bar(trainer, Traffic(), lambda text=block: text)
         assert entries.items() <= bar.get_metrics(trainer, None).items()
         restore()
     assert bar.get_metrics(trainer, None) == {"v_num": 3, "block": "mine"}
