@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lightning_hier.cli.report import run
-from tests.cli.logged_runs import training, write_csv, write_events
+from tests.cli.logged_runs import Row, training, write_csv, write_events
 
 SETTINGS = {
     "strategy": "bmuf",
@@ -141,6 +141,16 @@ def test_plots_over_bytes_take_what_a_single_group_sends(
 ) -> None:
     page = _report(tmp_path / "page.html", runs[1], "--metric", "train/loss")
     assert ("train/loss over bytes", 0) in page.lines
+
+
+def test_what_was_logged_once_is_in_the_table(tmp_path: Path) -> None:
+    rows: list[Row] = [(step, {"valid/wer": 1.0 / step}) for step in (1, 2, 3)]
+    folder = write_csv(tmp_path / "run", [*rows, (3, {"test/wer": 0.25, "test/seconds": 3.0})])
+    page = _report(tmp_path / "page.html", folder)
+    (row,) = (row for row in page.values if row)
+    assert row["test/wer"] == 0.25
+    assert "test/seconds" not in row
+    assert page.headings == ["run", "Results", "valid/wer", "Settings"]
 
 
 def test_names_and_metrics_are_the_users(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Counting costs under 1% of what is counted (promise 10)."""
+"""Counting costs under 1% of what is counted (promise 10), where no timeline is asked for."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def seconds_of(calls: int) -> tuple[float, float]:
         begun = time.perf_counter()
         dist.all_reduce(tensor)
         sent = time.perf_counter()
+        traffic.add_wait("group", sent - begun)
         traffic.add("group", "gradients", payload_bytes=tensor.nbytes, seconds=sent - begun)
         counted = time.perf_counter()
         sending.append(sent - begun)

@@ -43,6 +43,14 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str
     return sorted(telling or curves, key=lambda name: _rank(runs, name))[:_MOST]
 
 
+def single_values(runs: Sequence[Run]) -> list[str]:
+    """Metrics that were logged once, as by ``trainer.test``: they belong in the table alone."""
+    there = {name for run in runs for name in run.metrics}
+    single = {name for name in there if not _is_curve(runs, name)}
+    telling = {name for name in single if _TELLING.search(name.lower())}
+    return sorted(telling, key=lambda name: _rank(runs, name))[:_MOST]
+
+
 def _is_curve(runs: Sequence[Run], name: str) -> bool:
     return any(len(run.series[name].steps) > 1 for run in runs if name in run.series)
 

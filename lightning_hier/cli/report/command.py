@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hier.callbacks.timeline import merge_timelines
-from lightning_hier.cli.report.chosen_metrics import choose_metrics
+from lightning_hier.cli.report.chosen_metrics import choose_metrics, single_values
 from lightning_hier.cli.report.page import page
 from lightning_hier.cli.report.reading import read_runs
 
@@ -45,7 +45,8 @@ def _write_page(
     paths: Sequence[str], out: Path, metrics: Sequence[str] | None, names: Sequence[str] | None
 ) -> None:
     runs = read_runs(paths, names)
-    text = page(runs, choose_metrics(runs, metrics))
+    once = single_values(runs) if metrics is None else []
+    text = page(runs, choose_metrics(runs, metrics), once)
     unfinished = out.with_name(out.name + ".part")
     unfinished.write_text(text, encoding="utf-8")
     os.replace(unfinished, out)

@@ -20,12 +20,12 @@ _NOTE = (
 )
 
 
-def page(runs: Sequence[Run], metrics: Sequence[str]) -> str:
+def page(runs: Sequence[Run], metrics: Sequence[str], only_in_table: Sequence[str] = ()) -> str:
     """The page for some runs, with plots of these metrics."""
     title = f"{len(runs)} runs side by side" if len(runs) > 1 else runs[0].name
     parts = [
         f"<header><h1>{escape(title)}</h1>{_legend(runs)}</header>",
-        f"<main><section><h2>Results</h2>{results(runs, metrics)}<p>{escape(_NOTE)}</p></section>",
+        f"<main>{_results(runs, [*metrics, *only_in_table])}",
         *map(_section, sections(runs, metrics)),
         _settings(runs),
         "</main>",
@@ -37,6 +37,11 @@ def page(runs: Sequence[Run], metrics: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{_asset('page.css')}</style></head>"
         f"<body>{''.join(parts)}<script>{_asset('page.js')}</script></body></html>\n"
     )
+
+
+def _results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
+    table = results(runs, metrics)
+    return f"<section><h2>Results</h2>{table}<p>{escape(_NOTE)}</p></section>"
 
 
 def _legend(runs: Sequence[Run]) -> str:
