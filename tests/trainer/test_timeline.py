@@ -63,10 +63,15 @@ def test_trace_is_well_formed_and_agrees_with_the_counts(
     folder, counted = runs
     traces = _traces(folder / name)
     assert len(traces) == 4
+    processes: set[int] = set()
     for rank, events in enumerate(traces):
         check_form(events)
         check_nesting(events)
-        assert {event["pid"] for event in events} == {rank}
+        (process,) = {event["pid"] for event in events}
+        (name_of,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+        assert name_of.startswith(f"rank {rank} on ")
+        assert process not in processes
+        processes.add(process)
         messages = [event for event in events if event["cat"] in ("group", "across")]
         calls = Counter(f"hier/{e['cat']}/{e['name']}/calls" for e in messages)
         nbytes: Counter[str] = Counter()

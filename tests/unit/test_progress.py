@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_users_entries_stay_and_ours_are_taken_away_again() -> None:
     bar = _Bar()
     trainer: Any = SimpleNamespace(progress_bar_callback=bar)
     for block, entries in (("1 2/3", {"v_num": 3, "block": "mine"}), ("", {"v_num": 3})):
-        restore = show_in_progress_bar(trainer, Traffic(), lambda text=block: text)
+        restore = show_in_progress_bar(trainer, Traffic(), partial(str, block))
         assert entries.items() <= bar.get_metrics(trainer, None).items()
         restore()
     assert bar.get_metrics(trainer, None) == {"v_num": 3, "block": "mine"}
@@ -84,4 +85,5 @@ def test_users_entries_stay_and_ours_are_taken_away_again() -> None:
 
 
 def test_nothing_is_done_without_a_bar() -> None:
-    show_in_progress_bar(SimpleNamespace(progress_bar_callback=None), Traffic())()  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(progress_bar_callback=None)
+    show_in_progress_bar(trainer, Traffic())()

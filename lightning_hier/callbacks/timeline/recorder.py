@@ -13,10 +13,13 @@ from typing import Any
 from lightning_hier.callbacks.timeline.trace_file import TraceFile
 from lightning_hier.comm.traffic import TIERS, Tier
 
-COMPUTE = 1
-SYNCHRONISATIONS = 2
-WAITING = 3
-_FIRST_LANE: dict[Tier, int] = {"group": 100, "across": 1000}
+# Numbers of threads, which follow that of their process: no two of a job are the same, and the
+# main thread, in the eyes of a viewer, is the one that computes.
+_STRIDE = 10_000
+COMPUTE = 0
+SYNCHRONISATIONS = 1
+WAITING = 2
+_FIRST_LANE: dict[Tier, int] = {"group": 100, "across": 5000}
 _NAMES = {
     COMPUTE: "compute",
     SYNCHRONISATIONS: "synchronisations",
@@ -55,7 +58,7 @@ class Recorder:
 
     Args:
         file: of this rank.
-        rank: becomes the number of the process in the trace.
+        rank: of this process.
         host: for its name.
         zero_s: ``time.perf_counter()`` of this rank at the common zero.
 
@@ -66,13 +69,14 @@ class Recorder:
 
     def __init__(self, file: TraceFile, *, rank: int, host: str, zero_s: float) -> None:
         self._file = file
-        self._rank = rank
+        # Not 0, which is the idle process of a machine.
+        self._process = _STRIDE * (rank + 1)
         self._zero_s = zero_s
         self.last_synchronisation_s = -math.inf
         self._lanes = {tier: Lanes(_FIRST_LANE[tier]) for tier in TIERS}
         self._lock = Lock()
-        self._name("process", {"name": f"rank {rank} on {host}"})
-        self._name("process", {"sort_index": rank}, name="process_sort_index")
+        self._name("process_name", {"name": f"rank {rank} on {host}"})
+        self._name("process_sort_index", {"sort_index": rank})
         for lane, name in _NAMES.items():
             self._name_lane(lane, name)
         for tier in TIERS:
@@ -128,7 +132,7 @@ class Recorder:
 
     def close(self, at_s: float, how: str) -> None:
         """End the file with a mark that says how the run ended."""
-        place = {"pid": self._rank, "tid": COMPUTE, "ts": self._ns(at_s) / 1000}
+        place = {**self._ids(COMPUTE), "ts": self._ns(at_s) / 1000}
         self._file.close({"ph": "i", "s": "p", "name": how, "cat": "timeline", **place})
 
     @property
@@ -148,13 +152,16 @@ class Recorder:
         self, lane: int, name: str, category: str, at_ns: int, args: Mapping[str, Any], **more: Any
     ) -> None:
         # Microseconds, as the format has them; whole nanoseconds, so that neighbours don't overlap.
-        event = {"name": name, "cat": category, "pid": self._rank, "tid": lane, "ts": at_ns / 1000}
+        event = {"name": name, "cat": category, **self._ids(lane), "ts": at_ns / 1000}
         self._file.add(event | more | ({"args": dict(args)} if args else {}))
 
     def _name_lane(self, lane: int, name: str) -> None:
-        self._name("thread", {"name": name}, tid=lane)
-        self._name("thread", {"sort_index": lane}, tid=lane, name="thread_sort_index")
+        self._name("thread_name", {"name": name}, lane)
+        self._name("thread_sort_index", {"sort_index": lane}, lane)
 
-    def _name(self, what: str, args: Mapping[str, Any], *, tid: int = 0, name: str = "") -> None:
-        event = {"ph": "M", "name": name or f"{what}_name", "pid": self._rank, "tid": tid, "ts": 0}
-        self._file.add_name({**event, "cat": "__metadata", "args": dict(args)})
+    def _name(self, what: str, args: Mapping[str, Any], lane: int = COMPUTE) -> None:
+        event = {"ph": "M", "name": what, "cat": "__metadata", **self._ids(lane), "ts": 0}
+        self._file.add_name({**event, "args": dict(args)})
+
+    def _ids(self, lane: int) -> dict[str, int]:
+        return {"pid": self._process, "tid": self._process + lane}
