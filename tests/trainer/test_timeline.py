@@ -35,7 +35,7 @@ def _fit(folder: str) -> dict[str, dict[str, float]]:
     counted = {}
     for name, build in STRATEGIES.items():
         path = Path(folder) / name
-        saving = ModelCheckpoint(dirpath=path / "checkpoints", every_n_train_steps=2)
+        saving = ModelCheckpoint(dirpath=path / "checkpoints", every_n_train_steps=4)
         callbacks = [Timeline(path), saving]
         trainer = make_trainer(build(), callbacks=callbacks, enable_checkpointing=True)
         trainer.fit(Net(batchnorm=True), loader(BATCHES), loader(2))

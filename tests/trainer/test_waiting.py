@@ -1,0 +1,105 @@
+"""What counts as waited for: training that stands still, and not communication beside it."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+import lightning_hier as lh
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.gradients.gradient_hook import GradientHook
+from lightning_hier.comm.traffic import Traffic
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit
+from tests.waiting import leave_mark, wait_until
+
+# By how much the last rank is late, once the others have nothing left to do.
+LATE_S = 0.3
+
+
+def _late_rank() -> bool:
+    return os.environ["RANK"] == "1"
+
+
+def _come_late(mark: Path) -> None:
+    wait_until(mark.exists, "the other rank to have nothing left to do")
+    time.sleep(LATE_S)
+
+
+class _Late(Net):
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if _late_rank():
+            _come_late(self.mark)
+        return super().training_step(batch, batch_idx)
+
+
+def _mark_what_is_handed_over(mark: Path) -> None:
+    reduce = GradientHook.reduce
+
+    def marking(self: GradientHook, bucket: Any) -> Any:
+        future = reduce(self, bucket)
+        if bucket.is_last() and not _late_rank():
+            leave_mark(mark.parent, mark.name)
+        return future
+
+    GradientHook.reduce = marking  # type: ignore[method-assign]
+
+
+def _step(kind: str, folder: Path) -> float:
+    choices = {"all_reduce": lh.AllReduce(), "hook": lh.CommHook(allreduce_hook)}
+    mark = folder / "handed_over"
+    _mark_what_is_handed_over(mark)
+    strategy = lh.HierarchicalStrategy(group_size="world", gradient_sync=choices[kind])
+    fit(strategy, 1, _Late(mark))
+    return strategy.traffic.waited_seconds("group")
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "hook"])
+def test_end_of_backward_is_waited_for(kind: str, tmp_path: Path) -> None:
+    on_time, late = run_ranks(_step, 2, kind, tmp_path)
+    assert on_time >= LATE_S
+    assert late < on_time
+
+
+def _overlapped(folder: Path) -> tuple[float, float]:
+    dist.init_process_group("gloo")
+    traffic = Traffic()
+    channel = Channel(dist.group.WORLD, "across", traffic, RuntimeError)
+    if _late_rank():
+        _come_late(folder / "sent")
+    pending = channel.all_reduce_(torch.zeros(10), "models")
+    leave_mark(folder, "sent")
+    # What a rank computes meanwhile.
+    wait_until(lambda: pending.completed, "the mean")
+    pending.wait()
+    return traffic.of("across", "models").seconds, traffic.waited_seconds("across")
+
+
+def test_communication_beside_computation_is_in_flight_but_not_waited_for(tmp_path: Path) -> None:
+    (in_flight, waited), _ = run_ranks(_overlapped, 2, tmp_path)
+    assert in_flight >= LATE_S
+    assert waited < 0.5 * in_flight
+
+
+def _served() -> tuple[float, float]:
+    strategy = lh.PSPStrategy(timeout=timedelta(seconds=120))
+    fit(strategy, 4)
+    metrics = strategy.metrics()
+    return metrics["hier/psp/waiting_seconds"], metrics["hier/across/waited_seconds"]
+
+
+def test_waits_of_a_parameter_server_are_among_those_of_its_tier() -> None:
+    for blocks, everything in run_ranks(_served, 2):
+        assert 0 < blocks <= everything
