@@ -29,15 +29,13 @@ def smoothed(points: Sequence[Point]) -> list[Point] | None:
     """The running mean of many points that go up and down; None where the points are clear."""
     if len(points) < _NOISY_FROM or not _goes_up_and_down([value for _, value in points]):
         return None
-    reach = max(1, round(len(points) * _WINDOW_SHARE / 2))
+    reach = max(2, round(len(points) * _WINDOW_SHARE / 2))
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
     mean = []
     for place, (at, _) in enumerate(points):
-        # As far to the left as to the right: the ends are not pulled to one side.
-        near = min(reach, place, len(points) - 1 - place)
-        first, last = place - near, place + near + 1
+        first, last = max(0, place - reach), min(len(points), place + reach + 1)
         mean.append((at, (sums[last] - sums[first]) / (last - first)))
     return mean
 
