@@ -59,7 +59,7 @@ class Axis:
         if self._log:
             return low / 1.1, high * 1.1
         if form == "zero":
-            low = min(0.0, low)
+            low, high = min(0.0, low), max(0.0, high)
         if high == low:
             margin = 0.1 * (abs(low) or 1.0)
             return low - margin * (form == "free"), high + margin

@@ -42,7 +42,8 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    digits = 12 - math.floor(math.log10(step))  # 3 * 0.1 is not 0.3
+    return [round(number * step, digits) for number in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
