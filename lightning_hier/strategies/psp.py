@@ -78,8 +78,10 @@ class PSPStrategy(ParameterServerStrategy):
     @override
     def _settings(self) -> dict[str, Any]:
         return {
-            "push_rule": self.push_rule,
-            "pull_rule": self.pull_rule,
+            "min_pushes": self.push_rule.min_pushes,
+            "push_timeout_s": self.push_rule.timeout_s,
+            "min_pulled": self.pull_rule.min_pulled,
+            "pull_timeout_s": self.pull_rule.timeout_s,
             "linear_scaling": self.linear_scaling,
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {"settings": self.settings}
+        return asdict(self.settings)
 
     @property
     @override

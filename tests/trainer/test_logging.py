@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,28 @@ def test_checkpoint_holds_one_model_loads_plainly_and_trains_on(tmp_path: Path) 
     resumed = run_ranks(_resume, 4, str(early))
     assert {steps for steps, _ in resumed} == {12}
     assert all(torch.equal(end, resumed[0][1]) for _, end in resumed)
+
+
+def _described() -> list[dict[str, Any]]:
+    limit = timedelta(seconds=60)
+    found = []
+    for strategy in (
+        lh.PSPStrategy(min_pushes=0.5, push_timeout_s=0.25, pull_timeout_s=0.5, timeout=limit),
+        lh.TwoStageASGDStrategy(group_size=2, push_period=3, timeout=limit),
+    ):
+        fit(strategy, 2)
+        found.append(strategy.describe())
+    return found
+
+
+def test_servers_are_described_by_what_the_user_has_set() -> None:
+    psp, two_stage = run_ranks(_described, 2)[0]
+    assert {
+        "strategy": "psp",
+        "groups": 2,
+        "min_pushes": 0.5,
+        "push_timeout_s": 0.25,
+        "min_pulled": 1.0,
+        "pull_timeout_s": 0.5,
+    }.items() <= psp.items()
+    assert {"groups": 1, "push_period": 3, "order_locking": True}.items() <= two_stage.items()

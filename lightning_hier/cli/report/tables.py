@@ -9,7 +9,8 @@ from lightning_hier.cli.report.plots import style_of
 from lightning_hier.cli.report.runs import Run, Series
 from lightning_hier.cli.report.ticks import said
 
-_NONE = "<td>-</td>"
+_ABSENT = "-"
+_NONE = f"<td>{_ABSENT}</td>"
 
 
 def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
@@ -42,15 +43,20 @@ def settings(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for own in both for name in own))
     if not names:
         return ""
-    rows = [(name, [_said(own.get(name, "-")) for own in both]) for name in names]
-    rows.sort(key=lambda row: len(set(row[1])) == 1)
+    rows = [(name, [_said(own.get(name, _ABSENT)) for own in both]) for name in names]
+    rows.sort(key=lambda row: not _differ(row[1]))
     body = []
     for name, values in rows:
-        kind = ' class="differs"' if len(set(values)) > 1 else ""
+        kind = ' class="differs"' if _differ(values) else ""
         cells = "".join(f"<td>{escape(value)}</td>" for value in values)
         body.append(f'<tr{kind}><th scope="row">{escape(name)}</th>{cells}</tr>')
     head = "".join(f'<th scope="col">{escape(run.name)}</th>' for run in runs)
     return _table(f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody>")
+
+
+def _differ(values: Sequence[str]) -> bool:
+    """Whether runs that have a setting have it differently."""
+    return len(set(values) - {_ABSENT}) > 1
 
 
 def _table(inside: str) -> str:
