@@ -35,7 +35,7 @@ class Timeline(Callback):
 
     Args:
         path: folder, on each host its own or a shared one.
-        max_events: that a rank writes (about 120 bytes each); later ones are counted, and a
+        max_events: that a rank writes (about 130 bytes each); later ones are counted, and a
             warning says how many they are.
 
     Raises:
