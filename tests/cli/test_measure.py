@@ -16,7 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_hier.algorithms.planning.measurement import Measurement
 from lightning_hier.algorithms.planning.network import Link
 from lightning_hier.algorithms.planning.workload import Workload
-from lightning_hier.cli.measure import _bytes, run
+from lightning_hier.cli.measure.command import _bytes, run
 from lightning_hier.cli.measure.table import link_lines
 from tests.ranks import run_ranks
 

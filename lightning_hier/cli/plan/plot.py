@@ -27,7 +27,7 @@ def draw(file: Path, title: str, curves: Mapping[str, Sequence[Prediction]]) -> 
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(
-            f"{file} needs matplotlib: pip install 'lightning_hier[bench]', or leave out --png"
+            f"{file} needs matplotlib: pip install 'lightning_hier[cli]', or leave out --png"
         ) from error
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()

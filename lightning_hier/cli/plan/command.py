@@ -22,15 +22,15 @@ from lightning_hier.algorithms.planning.recommend import (
 )
 from lightning_hier.algorithms.planning.tuning import recommend_push_period
 from lightning_hier.algorithms.planning.workload import Workload
-from lightning_hier.cli.plan_arguments import (
+from lightning_hier.cli.plan.arguments import (
     as_text,
     network_of,
     parser,
     read_measurement,
     workload_of,
 )
-from lightning_hier.cli.plan_table import headline, show
-from lightning_hier.cli.strategy_yaml import strategy_yaml
+from lightning_hier.cli.plan.strategy_yaml import strategy_yaml
+from lightning_hier.cli.plan.table import headline, show
 
 
 def run(args: list[str]) -> None:
@@ -121,7 +121,7 @@ def _as_json(
 
 
 def _draw(told: Namespace, workload: Workload, network: Network, choices: Choices) -> None:
-    from lightning_hier.cli.plan_plot import draw
+    from lightning_hier.cli.plan.plot import draw
 
     curves = speedups(workload, network, choices, doublings(told.most_hosts))
     title = (

@@ -235,7 +235,7 @@ def workload_of(told: argparse.Namespace, measured: Measurement | None) -> Workl
                      "efficiency", "on_cores")
     }  # fmt: skip
     if told.module is not None:
-        from lightning_hier.cli.module_size import module_size
+        from lightning_hier.cli.plan.module_size import module_size
 
         size = module_size(told.module)
         said |= {
