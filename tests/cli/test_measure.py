@@ -86,6 +86,7 @@ def test_two_hosts_of_two(tmp_path: Path) -> None:
         step_s=found.workload.step_s,
         backward_share=found.workload.backward_share,
         optimizer="sgd_momentum",
+        on_cores=True,
     )
     assert found.network().ranks == 4
     assert "2 hosts of 2 ranks, gloo" in said[0] and "66 parameters" in said[0]

@@ -93,7 +93,12 @@ def test_the_push_period_makes_computing_as_long_as_sending() -> None:
     found = cluster_of(LSTM, network)
     assert found.computation_seconds(period) >= found.transmission_seconds()
     assert found.computation_seconds(period - 1) < found.transmission_seconds()
-    assert str(period) in why
+    assert str(period) in why and "too slow" not in why
+
+
+def test_a_push_period_that_is_no_plan_is_said_to_be_none() -> None:
+    period, why = recommend_push_period(LSTM, cluster(1000, hosts=1000, devices=2))
+    assert period > 2 * 32 and why.endswith("too slow for so many nodes.")
 
 
 def test_wishes_are_kept() -> None:

@@ -47,8 +47,8 @@ class Processor:
     Attributes:
         cores: that the ranks of one host share; None: as many as they want. A rank whose model
             lies on a GPU moves it with that, and wants no core.
-        copy_bytes_per_second: bytes of a large tensor that one rank, alone, copies to another
-            place in the memory where models lie.
+        copy_bytes_per_second: bytes of a large tensor that a rank copies to another place in the
+            memory where models lie, while all ranks of the host do so, each on a core of its own.
         socket_bytes_per_second: bytes that one core sends or receives, in a transport that goes
             through the kernel (gloo, TCP); None where it does not (NCCL over NVLink or RDMA).
 

@@ -23,6 +23,8 @@ SHARE, OVERLAPPED_SHARE = 0.10, 0.03
 # A density at which GTC costs this share of a step or less is as good as free.
 _GRADIENT_SHARE = 0.05
 DENSITIES = (0.03, 0.01, 0.003, 0.001)
+# Mini-batches of each device between two pushes, beyond which a plan says that it is no plan.
+_LONG_PERIOD = 32
 
 
 def recommend_group_size(workload: Workload, network: Network) -> tuple[int, str]:
@@ -120,11 +122,17 @@ def recommend_push_period(workload: Workload, network: Network) -> tuple[int, st
     """N of two-stage ASGD at which T_calc = T_trans (eq. 6 and 7), and why."""
     cluster = cluster_of(workload, network)
     period = cluster.best_push_period() if network.hosts > 1 else 1
-    return period, (
+    said = (
         f"A node computes {period} mini-batches in {cluster.computation_seconds(period):.3g} s, "
         f"the least number for which that is no shorter than the "
         f"{cluster.transmission_seconds():.3g} s of an exchange."
     )
+    if period > _LONG_PERIOD * network.devices:
+        said += (
+            " The paper has 2 mini-batches for each device of a node: one link to one master is too "
+            "slow for so many nodes."
+        )
+    return period, said
 
 
 def step_of_group_s(

@@ -121,6 +121,7 @@ def _time_steps(
         step_s=step_s,
         backward_share=min(median(clock.backward_s[step] for step in counted) / step_s, 1.0),
         optimizer=_kind_of(trainer.optimizers),
+        on_cores=module.device.type == "cpu",
     )
 
 

@@ -43,15 +43,20 @@ def slowest(links: Mapping[tuple[int, ...], Link]) -> Link | None:
 
 
 def copy_speed(job: Job) -> float:
-    """Bytes per second of a copy that one rank of a host makes, while the others do nothing.
+    """Bytes per second that a rank copies while all others do so too, each on a core of its own.
 
-    The smallest of all hosts. A collective of the world, where there are several ranks.
+    The median rank's. A collective of the world: every rank must call it.
     """
-    found = None
-    if job.communicators is None or job.communicators.group.position == 0:
-        found = _copy_speed(job.device)
-    speeds: list[float | None] = gather_json(found, job.device)
-    return min(speed for speed in speeds if speed is not None)
+    speed: float = median(gather_json(_copy_speed(job.device), job.device))
+    if job.device.type == "cuda":
+        return speed
+    # Ranks that take turns on a core get a part of its time each.
+    return speed * max(job.devices / cores(), 1.0)
+
+
+def cores() -> int:
+    """That the ranks of this host may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def processor_of(
@@ -65,7 +70,7 @@ def processor_of(
     # A message one way and one back: as many bytes sent as received, half of both a way.
     speeds = [r.payload_bytes / r.processor_s for r in large if r.processor_s > 0]
     return Processor(
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores(),
         copy_bytes_per_second=copy_bytes_per_second,
         socket_bytes_per_second=min(speeds, default=None),
     )
