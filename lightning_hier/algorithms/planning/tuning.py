@@ -129,8 +129,8 @@ def recommend_push_period(workload: Workload, network: Network) -> tuple[int, st
     )
     if period > _LONG_PERIOD * network.devices:
         said += (
-            " The paper has 2 mini-batches for each device of a node: one link to one master is too "
-            "slow for so many nodes."
+            " The paper has 2 mini-batches for each device of a node: one link to one master is "
+            "too slow for so many nodes."
         )
     return period, said
 

@@ -14,7 +14,7 @@ from lightning_hier.algorithms.planning.measurement import Measurement
 from lightning_hier.algorithms.planning.workload import Workload
 from lightning_hier.cli.measure.job import Job, joined
 from lightning_hier.cli.measure.module_step import slowest_of, workload_of
-from lightning_hier.cli.measure.readings import copy_speed, links_of, processor_of, slowest
+from lightning_hier.cli.measure.readings import copy_speed, link_of, pairs_of, processor_of
 from lightning_hier.cli.measure.table import aligned, link_lines, readings_table, workload_line
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.probe import LinkReading, ProbeSettings, measure_links
@@ -63,7 +63,6 @@ def _workload(job: Job, configs: Sequence[str], steps: int) -> Workload | None:
 def _measurement(
     job: Job, readings: Sequence[LinkReading], workload: Workload | None, speed: float
 ) -> Measurement:
-    within, between = links_of(readings, "within"), links_of(readings, "between")
     notes = {
         "backend": job.backend or "none",
         "date": datetime.now(timezone.utc).date().isoformat(),
@@ -74,8 +73,8 @@ def _measurement(
     return Measurement(
         hosts=job.hosts,
         devices=job.devices,
-        within=slowest(within),
-        between=slowest(between),
+        within=link_of(readings, "within"),
+        between=link_of(readings, "between"),
         processor=processor_of(readings, speed, job.device),
         workload=workload,
         notes=notes,
@@ -87,8 +86,8 @@ def _print(readings: Sequence[LinkReading], found: Measurement) -> None:
     if readings:
         print(aligned(readings_table(readings)))
     lines = [
-        *link_lines("within a host", links_of(readings, "within")),
-        *link_lines("between hosts", links_of(readings, "between")),
+        *link_lines("within a host", found.within, pairs_of(readings, "within")),
+        *link_lines("between hosts", found.between, pairs_of(readings, "between")),
     ]
     for line in lines:
         print(line)

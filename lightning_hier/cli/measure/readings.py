@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from statistics import median
 
 import torch
 
-from lightning_hier.algorithms.planning.fitting import Timing, fit_link
+from lightning_hier.algorithms.planning.fitting import Timing, fit_link, ring_timing
 from lightning_hier.algorithms.planning.network import Link, Processor
 from lightning_hier.cli.measure.job import Job
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.probe import LinkReading, Where
+from lightning_hier.comm.probe import LinkReading, Operation, Where
 
 _COPIED_BYTES = 1 << 26
 _COPIES = 7
 
 
-def links_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, ...], Link]:
-    """The link between each two ranks that have sent each other messages.
-
-    By the fastest message of each size: what delays some of them is not the link.
-    """
-    pairs = dict.fromkeys(r.ranks for r in _sends(readings, where))
+def pairs_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, ...], Link]:
+    """The link between each two ranks that have sent each other messages."""
+    found = _by_ranks(readings, where, "send")
     return {
-        pair: fit_link(
-            [
-                Timing(nbytes=r.payload_bytes, seconds=r.fastest)
-                for r in _sends(readings, where)
-                if r.ranks == pair
-            ]
-        )
-        for pair in pairs
+        ranks: fit_link([Timing(nbytes=r.payload_bytes, seconds=r.seconds) for r in own])
+        for ranks, own in found.items()
     }
 
 
-def slowest(links: Mapping[tuple[int, ...], Link]) -> Link | None:
-    """That with the smallest bandwidth, for which all wait in a ring; None where there is none."""
-    return min(links.values(), key=lambda link: link.bytes_per_second, default=None)
+def link_of(readings: Sequence[LinkReading], where: Where) -> Link | None:
+    """What training will find: the link of a ring in which all send at the same time.
+
+    Where there are several rings, that of the smallest bandwidth; None where there is none. Single
+    messages find more: they have a link for themselves, and what saves up a right to send while the
+    other direction is busy (the token buckets of many clouds) lets them through at once.
+    """
+    found = _by_ranks(readings, where, "all_reduce")
+    links = [
+        fit_link([ring_timing(len(ranks), r.payload_bytes, r.seconds) for r in own])
+        for ranks, own in found.items()
+    ]
+    return min(links, key=lambda link: link.bytes_per_second, default=None)
 
 
 def copy_speed(job: Job) -> float:
@@ -65,7 +67,7 @@ def processor_of(
     """What a host's cores can do with bytes; a GPU moves its own, and wants no core."""
     if device.type == "cuda":
         return Processor(copy_bytes_per_second=copy_bytes_per_second)
-    sends = [*_sends(readings, "between"), *_sends(readings, "within")]
+    sends = [r for r in readings if r.operation == "send"]
     large = [r for r in sends if r.payload_bytes == max(r.payload_bytes for r in sends)]
     # A message one way and one back: as many bytes sent as received, half of both a way.
     speeds = [r.payload_bytes / r.processor_s for r in large if r.processor_s > 0]
@@ -76,8 +78,14 @@ def processor_of(
     )
 
 
-def _sends(readings: Sequence[LinkReading], where: Where) -> list[LinkReading]:
-    return [r for r in readings if r.where == where and r.operation == "send"]
+def _by_ranks(
+    readings: Sequence[LinkReading], where: Where, operation: Operation
+) -> dict[tuple[int, ...], list[LinkReading]]:
+    found: defaultdict[tuple[int, ...], list[LinkReading]] = defaultdict(list)
+    for reading in readings:
+        if (reading.where, reading.operation) == (where, operation):
+            found[reading.ranks].append(reading)
+    return found
 
 
 def _copy_speed(device: torch.device) -> float:

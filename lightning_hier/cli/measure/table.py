@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lightning_hier.algorithms.planning.network import Link
 from lightning_hier.algorithms.planning.workload import Workload
@@ -35,19 +35,17 @@ def readings_table(readings: Sequence[LinkReading]) -> list[tuple[str, ...]]:
     return rows
 
 
-def link_lines(name: str, links: dict[tuple[int, ...], Link]) -> list[str]:
-    """The slowest link, and which ones are far slower than most."""
-    if not links:
+def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Link]) -> list[str]:
+    """What the link is when all use it, and which pairs are far slower than most."""
+    if link is None:
         return []
-    speeds = sorted(link.bytes_per_second for link in links.values())
-    typical = speeds[len(speeds) // 2]
-    slowest = min(links.items(), key=lambda item: item[1].bytes_per_second)
-    lines = [f"{name}: {_described(slowest[1])}" + (" (slowest link)" if len(links) > 1 else "")]
-    for (one, other), link in links.items():
-        if link.bytes_per_second < typical / 2:
+    lines = [f"{name}: {_described(link)} while all send"]
+    speeds = sorted(pair.bytes_per_second for pair in pairs.values())
+    for (one, other), pair in pairs.items():
+        if pair.bytes_per_second < speeds[len(speeds) // 2] / 2:
             lines.append(
-                f"  ranks {one} and {other}: {_described(link)}, less than half of what most links "
-                "carry: every synchronisation waits for it"
+                f"  ranks {one} and {other}: {_described(pair)}, less than half of what most pairs "
+                "have by themselves: every synchronisation waits for it"
             )
     return lines
 
