@@ -44,13 +44,18 @@ class Host:
         return loopback_interface() if self.namespace is None else _LINK
 
     def start(self, command: Sequence[str], log: Path, **environment: str) -> subprocess.Popen:
-        """Start a command inside, from the repository root, with its output in `log`."""
+        """Start a command inside, in the current folder, with its output in `log`."""
         inside = [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
-        own = {"GLOO_SOCKET_IFNAME": self.interface, "OMP_NUM_THREADS": "1"}
+        # This repository's modules are found from any folder.
+        path = os.pathsep.join([str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        own = {
+            "GLOO_SOCKET_IFNAME": self.interface,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": path,
+        }
         with log.open("w") as file:
             return subprocess.Popen(
                 [*inside, *command],
-                cwd=_REPOSITORY,
                 env={**os.environ, **own, **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,

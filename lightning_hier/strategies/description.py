@@ -24,8 +24,21 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by which ranks compare themselves: objects by all that they hold."""
-    return {name: value if _is_plain(value) else repr(value) for name, value in settings.items()}
+    """The settings by which ranks compare themselves: objects by all that they hold.
+
+    Functions, and objects that say nothing of themselves, go by their names: their addresses are
+    others in every process.
+    """
+    return {name: value if _is_plain(value) else _text(value) for name, value in settings.items()}
+
+
+def _text(value: Any) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        held = ", ".join(f"{f.name}={_text(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__name__}({held})"
+    if callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
+        return str(_plain(value))
+    return repr(value)
 
 
 def _plain(value: Any) -> Any:
