@@ -23,6 +23,9 @@ SHARE, OVERLAPPED_SHARE = 0.10, 0.03
 # A density at which GTC costs this share of a step or less is as good as free.
 _GRADIENT_SHARE = 0.05
 DENSITIES = (0.03, 0.01, 0.003, 0.001)
+# How often an element should be sent in a run at least, lest most of it be over before its
+# gradients have arrived; a rule of thumb (docs/choosing.md).
+_STEPS_FOR_GTC = 20
 # Mini-batches of each device between two pushes, beyond which a plan says that it is no plan.
 _LONG_PERIOD = 32
 
@@ -71,7 +74,8 @@ def recommend_density(
         return None, f"Exact gradients add {plain:.1%} to a step in a group: nothing to compress."
     return density, (
         f"Exact gradients would add {plain:.0%} to a step in a group, a density of {density:g} "
-        f"adds {costs[density]:.1%}."
+        f"adds {costs[density]:.1%}. An element is then sent about every {1 / density:.0f} steps: "
+        f"a run of fewer than {_STEPS_FOR_GTC / density:.0f} wants a larger density, and a warm-up."
     )
 
 

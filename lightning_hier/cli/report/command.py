@@ -20,7 +20,7 @@ The page needs no network."""
 _EPILOG = """\
 A RUN is a folder that a CSVLogger (metrics.csv) or a TensorBoardLogger has written, such as
 lightning_logs/version_0, or one above: then all runs in it are taken. What a run of another
-strategy sends is not known; strategy="hierarchical" with group_size="world" is DDP and counts."""
+strategy sends is not known; HierarchicalStrategy(group_size="world") is DDP, and counts."""
 
 
 def run(args: list[str]) -> None:
