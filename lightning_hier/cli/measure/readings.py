@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from lightning_hier.algorithms.planning.fitting import Timing, fit_link, ring_timing
+from lightning_hier.algorithms.planning.fitting import fit_link, fit_ring
 from lightning_hier.algorithms.planning.network import Link, Processor
 from lightning_hier.cli.measure.job import Job
 from lightning_hier.comm.agreement import gather_json
@@ -22,11 +22,8 @@ _COPIES = 7
 
 def pairs_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, ...], Link]:
     """The link between each two ranks that have sent each other messages."""
-    found = _by_ranks(readings, where, "send")
-    return {
-        ranks: fit_link([Timing(nbytes=r.payload_bytes, seconds=r.seconds) for r in own])
-        for ranks, own in found.items()
-    }
+    found = _seconds(readings, where, "send")
+    return {ranks: fit_link(seconds) for ranks, seconds in found.items()}
 
 
 def link_of(readings: Sequence[LinkReading], where: Where) -> Link | None:
@@ -36,11 +33,8 @@ def link_of(readings: Sequence[LinkReading], where: Where) -> Link | None:
     messages find more: they have a link for themselves, and what saves up a right to send while the
     other direction is busy (the token buckets of many clouds) lets them through at once.
     """
-    found = _by_ranks(readings, where, "all_reduce")
-    links = [
-        fit_link([ring_timing(len(ranks), r.payload_bytes, r.seconds) for r in own])
-        for ranks, own in found.items()
-    ]
+    found = _seconds(readings, where, "all_reduce")
+    links = [fit_ring(len(ranks), seconds) for ranks, seconds in found.items()]
     return min(links, key=lambda link: link.bytes_per_second, default=None)
 
 
@@ -78,13 +72,14 @@ def processor_of(
     )
 
 
-def _by_ranks(
+def _seconds(
     readings: Sequence[LinkReading], where: Where, operation: Operation
-) -> dict[tuple[int, ...], list[LinkReading]]:
-    found: defaultdict[tuple[int, ...], list[LinkReading]] = defaultdict(list)
+) -> dict[tuple[int, ...], dict[int, float]]:
+    """For those who took part in each, how long it took by size."""
+    found: defaultdict[tuple[int, ...], dict[int, float]] = defaultdict(dict)
     for reading in readings:
         if (reading.where, reading.operation) == (where, operation):
-            found[reading.ranks].append(reading)
+            found[reading.ranks][reading.payload_bytes] = reading.seconds
     return found
 
 
