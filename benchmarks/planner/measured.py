@@ -9,6 +9,7 @@ from lightning_hier.algorithms.planning.blocks import predict_bmuf
 from lightning_hier.algorithms.planning.ddp import predict_ddp
 from lightning_hier.algorithms.planning.gtc import GTCSettings, predict_gtc
 from lightning_hier.algorithms.planning.network import Link, Network, Processor
+from lightning_hier.algorithms.planning.prediction import Prediction
 from lightning_hier.algorithms.planning.psp import PSPSettings, late_wait_s
 from lightning_hier.algorithms.planning.synchronisation import (
     AcrossDtype,
@@ -150,46 +151,45 @@ def _whole_runs() -> Section:
 
 def _every_step() -> Section:
     found_s, control_s, goodput, host_bytes = DDP_ROW
-    between = replace(HOSTS.between, bytes_per_second=goodput)
-    found = predict_ddp(replace(LSTM, step_s=control_s), replace(HOSTS, between=between))
+    found = predict_ddp(replace(LSTM, step_s=control_s), _hosts_with(goodput))
     return Section(
         title="DDP, 2 x 2, 1 Gbit/s",
         unit="as said",
         source="`python -m benchmarks.performance --parts rows --layouts 2x2 --rates 1gbit --works "
         "emulated --systems ddp`, one run, beside other work",
         given="the same, with the goodput of that run.",
-        rows=[
-            Comparison(name="ms a step", predicted=1e3 * found.step_s, found=1e3 * found_s),
-            Comparison(
-                name="MB a host and step",
-                predicted=found.host_bytes / 1e6,
-                found=host_bytes / 1e6,
-            ),
-        ],
+        rows=_step_and_bytes(found, found_s, host_bytes),
         limit=0.20,
         remark="The link's counter has headers in it: 1.50 models, as a ring of four ranks over "
         "two hosts needs.",
     )
 
 
+def _hosts_with(goodput: float) -> Network:
+    return replace(HOSTS, between=replace(HOSTS.between, bytes_per_second=goodput))
+
+
+def _step_and_bytes(predicted: Prediction, found_s: float, host_bytes: float) -> list[Comparison]:
+    return [
+        Comparison(name="ms a step", predicted=1e3 * predicted.step_s, found=1e3 * found_s),
+        Comparison(
+            name="MB a host and step",
+            predicted=predicted.host_bytes / 1e6,
+            found=host_bytes / 1e6,
+        ),
+    ]
+
+
 def _gtc() -> Section:
     found_s, control_s, goodput, host_bytes, density = GTC_ROW
-    between = replace(HOSTS.between, bytes_per_second=goodput)
-    network, work = replace(HOSTS, between=between), replace(LSTM, step_s=control_s)
-    found = predict_gtc(work, network, GTCSettings(density=density))
+    work = replace(LSTM, step_s=control_s)
+    found = predict_gtc(work, _hosts_with(goodput), GTCSettings(density=density))
     return Section(
         title="GTC, 2 x 2, 1 Gbit/s, beside other work",
         unit="as said",
         source="the same command with `--systems gtc`, one run",
         given="the same, and the density that was sent.",
-        rows=[
-            Comparison(name="ms a step", predicted=1e3 * found.step_s, found=1e3 * found_s),
-            Comparison(
-                name="MB a host and step",
-                predicted=found.host_bytes / 1e6,
-                found=host_bytes / 1e6,
-            ),
-        ],
+        rows=_step_and_bytes(found, found_s, host_bytes),
         limit=None,
         remark="Bytes are met; the time is not. GTC's time is the processor's, and the two cores "
         "were shared with many other processes in that run: even the bare link carried a seventh "

@@ -15,7 +15,7 @@ from lightning_hier.algorithms.planning.measurement import Measurement
 from lightning_hier.algorithms.planning.network import Link
 from lightning_hier.algorithms.planning.workload import Workload
 from lightning_hier.cli.plan import run
-from lightning_hier.cli.plan.module_size import module_size
+from lightning_hier.cli.plan.named_module import module_size
 from tests.docs.pages import Page
 
 SAID = (

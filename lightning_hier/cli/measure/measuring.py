@@ -12,10 +12,11 @@ import torch
 
 from lightning_hier.algorithms.planning.measurement import Measurement
 from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.cli.columns import aligned
 from lightning_hier.cli.measure.job import Job, joined
 from lightning_hier.cli.measure.module_step import slowest_of, workload_of
 from lightning_hier.cli.measure.readings import copy_speed, link_of, pairs_of, processor_of
-from lightning_hier.cli.measure.table import aligned, link_lines, readings_table, workload_line
+from lightning_hier.cli.measure.table import link_lines, readings_table, workload_line
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.probe import LinkReading, ProbeSettings, measure_links
 from lightning_hier.version import __version__
@@ -84,7 +85,7 @@ def _measurement(
 def _print(readings: Sequence[LinkReading], found: Measurement) -> None:
     print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}")
     if readings:
-        print(aligned(readings_table(readings)))
+        print(aligned(readings_table(readings), left=3))
     lines = [
         *link_lines("within a host", found.within, pairs_of(readings, "within")),
         *link_lines("between hosts", found.between, pairs_of(readings, "between")),

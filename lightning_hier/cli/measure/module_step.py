@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.optim import SGD, Adagrad, Optimizer, RMSprop
 
 from lightning_hier.algorithms.planning.workload import OptimizerName, Workload
 from lightning_hier.cli.lightning_cli import TrainingCLI
+from lightning_hier.cli.module_size import size_of
 
 
 @dataclass
@@ -110,14 +111,10 @@ def _time_steps(
         )
     counted = range(steps // 2, steps)
     taken = [clock.ends[step] - clock.ends[step - 1] for step in counted]
-    trained = [p for p in module.parameters() if p.requires_grad]
     step_s = median(taken)
     return Workload(
         name=type(module).__name__,
-        parameters=sum(p.numel() for p in trained),
-        tensors=len(trained),
-        element_bytes=trained[0].element_size(),
-        buffers=sum(b.numel() for b in module.buffers() if b.is_floating_point()),
+        **asdict(size_of(module)),
         step_s=step_s,
         backward_share=min(median(clock.backward_s[step] for step in counted) / step_s, 1.0),
         optimizer=_kind_of(trainer.optimizers),

@@ -62,9 +62,11 @@ def processor_of(
     if device.type == "cuda":
         return Processor(copy_bytes_per_second=copy_bytes_per_second)
     sends = [r for r in readings if r.operation == "send"]
-    large = [r for r in sends if r.payload_bytes == max(r.payload_bytes for r in sends)]
+    largest = max((r.payload_bytes for r in sends), default=0)
     # A message one way and one back: as many bytes sent as received, half of both a way.
-    speeds = [r.payload_bytes / r.processor_s for r in large if r.processor_s > 0]
+    speeds = [
+        largest / r.processor_s for r in sends if r.payload_bytes == largest and r.processor_s > 0
+    ]
     return Processor(
         cores=cores(),
         copy_bytes_per_second=copy_bytes_per_second,

@@ -58,18 +58,6 @@ def workload_line(workload: Workload) -> str:
     )
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns of text; numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column > 2 else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
 def _passed(reading: LinkReading) -> float:
     """Bytes that a link carried in one direction."""
     if reading.operation == "send":

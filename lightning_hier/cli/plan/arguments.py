@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -235,13 +234,11 @@ def workload_of(told: argparse.Namespace, measured: Measurement | None) -> Workl
                      "efficiency", "on_cores")
     }  # fmt: skip
     if told.module is not None:
-        from lightning_hier.cli.plan.module_size import module_size
+        from lightning_hier.cli.plan.named_module import module_size
 
         size = module_size(told.module)
         said |= {
-            "parameters": size.parameters,
-            "tensors": size.tensors,
-            "buffers": size.buffers,
+            **asdict(size),
             "element_bytes": told.element_bytes or size.element_bytes,
             "name": told.module,
         }
@@ -262,8 +259,3 @@ def _times(value: float | None, factor: float) -> float | None:
 
 def _given(said: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value is not None}
-
-
-def as_text(value: Any) -> str:
-    """A setting, for people."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -23,13 +23,12 @@ from lightning_hier.algorithms.planning.recommend import (
 from lightning_hier.algorithms.planning.tuning import recommend_push_period
 from lightning_hier.algorithms.planning.workload import Workload
 from lightning_hier.cli.plan.arguments import (
-    as_text,
     network_of,
     parser,
     read_measurement,
     workload_of,
 )
-from lightning_hier.cli.plan.strategy_yaml import strategy_yaml
+from lightning_hier.cli.plan.strategy_yaml import as_text, strategy_yaml
 from lightning_hier.cli.plan.table import headline, show
 
 

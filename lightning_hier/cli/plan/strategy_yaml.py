@@ -22,11 +22,15 @@ def strategy_yaml(recommendation: Recommendation, network: Network) -> str:
     return "\n".join([*comments, *_lines({"trainer": trainer})]) + "\n"
 
 
+def as_text(value: Any) -> str:
+    """A setting, for people and for YAML, which reads JSON too."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    # What is no mapping is written as JSON, which is YAML too.
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield f"{indent}{name}:"
             yield from _lines(value, indent + "  ")
         else:
-            yield f"{indent}{name}: {value if isinstance(value, str) else json.dumps(value)}"
+            yield f"{indent}{name}: {as_text(value)}"

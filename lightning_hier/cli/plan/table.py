@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from lightning_hier.algorithms.planning.network import Network
 from lightning_hier.algorithms.planning.prediction import Prediction
 from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.cli.columns import aligned
 
 _COLUMNS = ("strategy", "settings", "ms a step", "efficiency", "speedup", "MB a host and step",
             "MB of a rank")  # fmt: skip
@@ -64,17 +65,4 @@ def show(title: str, predictions: Sequence[Prediction]) -> None:
                 table.add_row(*row)
             Console().print(table)
             return
-    print(plain(found))
-
-
-def plain(found: Sequence[Sequence[str]]) -> str:
-    """The table in letters alone; numbers end where their columns end."""
-    every = [_COLUMNS, *found]
-    widths = [max(len(row[column]) for row in every) for column in range(len(_COLUMNS))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in every
-    )
+    print(aligned([_COLUMNS, *found], left=2))

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleSize:
-    """What plans need of a module.
-
-    Attributes:
-        parameters: trainable elements.
-        tensors: trainable tensors.
-        buffers: elements of its floating-point buffers.
-        element_bytes: of its widest parameter.
-
-    """
-
-    parameters: int
-    tensors: int
-    buffers: int
-    element_bytes: int
+from lightning_hier.cli.module_size import ModuleSize, size_of
 
 
 def module_size(name: str) -> ModuleSize:
@@ -39,20 +22,15 @@ def module_size(name: str) -> ModuleSize:
 
     """
     module = _from_file(Path(name)) if name.endswith((".yaml", ".yml")) else _from_class(name)
-    trained = [own for own in module.parameters() if own.requires_grad]
-    if not trained and hasattr(module, "configure_model"):
+    found = size_of(module)
+    if not found.parameters and hasattr(module, "configure_model"):
         module.configure_model()
-        trained = [own for own in module.parameters() if own.requires_grad]
-    if not trained:
+        found = size_of(module)
+    if not found.parameters:
         raise ValueError(
             f"{name} has no trainable parameters before it has seen its data: say --parameters"
         )
-    return ModuleSize(
-        parameters=sum(own.numel() for own in trained),
-        tensors=len(trained),
-        buffers=sum(own.numel() for own in module.buffers() if own.is_floating_point()),
-        element_bytes=max(own.element_size() for own in trained),
-    )
+    return found
 
 
 def _from_class(name: str) -> Any:
