@@ -46,6 +46,7 @@ class PlacedStrategy(DDPStrategy):
         # Before the device is set up, which may be one that this process does not have.
         check_world(self.world_size)
         super().setup_environment()
+        unbind_from_device()
 
     def _node_groups_problem(self) -> str | None:
         """Why the ranks of one host can't make up a group, or None.
@@ -70,6 +71,17 @@ class PlacedStrategy(DDPStrategy):
     @property
     def _in_ray(self) -> bool:
         return ray_train.is_ray(self.cluster_environment)
+
+
+def unbind_from_device() -> None:
+    """Let groups be cut from a world over gloo, whatever device the ranks compute on.
+
+    Lightning binds the world to the rank's GPU for NCCL's sake, whichever backend it has. torch
+    then wants to split a communicator off it for every new group, of which gloo has none, and fails
+    on the ranks outside that group.
+    """
+    if dist.get_backend() != dist.Backend.NCCL:
+        dist.distributed_c10d._get_default_group().bound_device_id = None
 
 
 def check_world(world_size: int) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_hier.strategies.placement import unbind_from_device
 from lightning_hier.strategies.ray_train import node_groups_problem
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
@@ -33,6 +34,19 @@ BATCHES = 6
 )
 def test_hosts_are_groups_where_they_are_filled_evenly(hosts: list[int], fits: bool) -> None:
     assert (node_groups_problem(hosts) is None) == fits
+
+
+def _cut_a_group_from_a_bound_world() -> None:
+    dist.init_process_group("gloo")
+    world = dist.distributed_c10d._get_default_group()
+    world.bound_device_id = torch.device("cuda", 0)  # as Lightning does where it computes on a GPU
+    unbind_from_device()
+    dist.new_group([0])  # fails on rank 1 where the world is bound
+    dist.destroy_process_group()
+
+
+def test_groups_are_cut_from_a_world_over_gloo_that_computes_on_gpus() -> None:
+    run_ranks(_cut_a_group_from_a_bound_world, 2)
 
 
 def _stand_in_for_ray() -> Any:
