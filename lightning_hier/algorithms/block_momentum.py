@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.block_passes import block_passes_for
+from lightning_hier.algorithms.chunks import chunk_length
 from lightning_hier.algorithms.sums import sum_of_squares
 
 UpdateFrom = Literal["global", "start"]
@@ -207,8 +208,9 @@ class BlockFilter:
         update: Tensor | None,
     ) -> tuple[float, float]:
         of_mean = of_update = 0.0
-        for start in range(0, mean.numel(), _CHUNK):
-            part = slice(start, start + _CHUNK)
+        length = chunk_length(mean, _CHUNK)
+        for start in range(0, mean.numel(), length):
+            part = slice(start, start + length)
             own = None if update is None else update[part]
             of_mean += sum_of_squares(mean[part])
             of_update += sum_of_squares(work(mean[part], global_model[part], own))

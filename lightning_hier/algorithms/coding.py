@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lightning_hier.algorithms.chunks import chunk_length
 from lightning_hier.algorithms.threshold import split_words
 
 _ELEMENTS_PER_WORD = 16
@@ -76,8 +77,9 @@ def add_bitmap_signs_(signs: Tensor, bitmap: Tensor) -> None:
     """Add the +1 and -1 of a bitmap to ``signs`` (1-D), in place."""
     packed = bitmap.view(torch.uint8)
     table = _signs_of_a_byte(signs.dtype, signs.device)
-    for start in range(0, packed.numel(), _CHUNK):
-        found = functional.embedding(packed[start : start + _CHUNK].int(), table).view(-1)
+    length = chunk_length(packed, _CHUNK)
+    for start in range(0, packed.numel(), length):
+        found = functional.embedding(packed[start : start + length].int(), table).view(-1)
         target = signs[4 * start : 4 * start + found.numel()]
         target.add_(found[: target.numel()])
 

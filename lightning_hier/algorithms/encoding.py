@@ -31,6 +31,11 @@ from lightning_hier.algorithms.threshold import SIGN_BIT, select_words
 
 # Numbers of the same width: their bits, read as a whole number, order magnitudes as they are.
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMPY = {
+    torch.float16: (np.float16, np.int16),
+    torch.float32: (np.float32, np.int32),
+    torch.float64: (np.float64, np.int64),
+}
 
 
 @dataclass(frozen=True)
@@ -93,15 +98,15 @@ def encode_(
         whether all values are finite. Where they are not, the words are of no use.
 
     """
+    limit, infinity = bits_of(threshold, values.dtype)
     if values.device.type != "cpu":
         if scale != 1.0:
             values.div_(scale)
         kernels = _kernels_for(values)
         if kernels is not None:
-            selected: tuple[Tensor, bool] = kernels.encode_(values, residual, threshold)
+            selected: tuple[Tensor, bool] = kernels.encode_(values, residual, limit, infinity)
             return selected
         return encode_by_torch_(values, residual, threshold)
-    limit, infinity = _bits_of(threshold, values.dtype)
     compiled = gtc_passes_for(values)
     if compiled is not None:
         words, largest = compiled.encode_(values, residual, limit, scratch.words(), scale)
@@ -137,16 +142,23 @@ def _encode_chunks_(
     return torch.from_numpy(words), largest
 
 
-def _bits_of(threshold: float, dtype: torch.dtype) -> tuple[int, int]:
+def bits_of(threshold: float, dtype: torch.dtype) -> tuple[int, int]:
     """Bits that those of a magnitude must exceed to be sent, and those of infinity.
 
     The bits of NaN exceed those of infinity, and the limit is finite: what is not finite is always
     among the selected, so that these few tell whether all values are.
     """
-    limit, infinity = (
-        int(torch.tensor(value, dtype=dtype).view(_INTEGER[dtype.itemsize]))
-        for value in (threshold, torch.inf)
-    )
+    # A step asks for every tensor: numpy is quicker by far, but has no bfloat16.
+    if dtype in _NUMPY:
+        number, bits = _NUMPY[dtype]
+        with np.errstate(over="ignore"):
+            pair = np.array([threshold, np.inf]).astype(number).view(bits)
+        limit, infinity = pair.tolist()
+    else:
+        limit, infinity = (
+            int(torch.tensor(value, dtype=dtype).view(_INTEGER[dtype.itemsize]))
+            for value in (threshold, torch.inf)
+        )
     return min(limit, infinity - 1), infinity
 
 
@@ -197,13 +209,15 @@ def settle_(
         return
     kernels = _kernels_for(values)
     if kernels is not None:
-        kernels.keep_residual_(values, residual, threshold)
+        limit, _ = bits_of(threshold, values.dtype)
         if isinstance(received, SignedWords):
-            kernels.add_rows_(values, received.rows)
-        elif received is not None:
+            kernels.settle_(values, residual, limit, received.rows, factors)
+            return
+        kernels.settle_(values, residual, limit, [], [])
+        if received is not None:
             received.add_(values, 0)
-        for factor in factors if received is not None else ():
-            values.mul_(factor)
+            for factor in factors:
+                values.mul_(factor)
         return
     size = chunk_of(values)
     sent = SignedWords([words], values, unit=-threshold)

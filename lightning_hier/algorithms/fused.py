@@ -1,133 +1,119 @@
 """The passes of :mod:`encoding` as Triton kernels, for tensors on CUDA devices.
 
 Imported where such a tensor comes along and Triton is there, and only then. The bits and the order
-of the words are those of the forms for the CPU. A block of elements is worked on by one program::
+of the words are those of the forms for the CPU. What a pass costs is how often it goes through the
+device's memory, so each goes through its tensors once; a block of elements is worked on by one
+program::
 
-    add_and_count    v <- g + r; how many |v| > T in each block, and whether all are finite
+    add_and_select   v <- g + r; two bits for each element that tell what is sent; how many in each
+                     block, and whether all are finite            reads g, r; writes v
     (torch)          sum of the counts of the blocks before: where each block's words begin
-    write_words      the words of each block, in ascending order of index
-    keep_residual    r <- v - sent; v <- 0
-    add_row          the signs of one worker's words, onto v
-
-Numbers of 16 bits are added in float32 and rounded once, as torch does.
+    write_words      the words of each block, in ascending order of index, from the two bits
+    find_begins      where the words of each block begin among those of one worker
+    settle           r <- v - sent; the mean of what all sent     reads v; writes r, v
 """
-
-# Triton reads the kernels as text: its own language, which has no types for mypy.
-# mypy: disable-error-code="no-untyped-def, misc, untyped-decorator, no-any-return"
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-# Elements for each program.
+from lightning_hier.algorithms import fused_kernels as kernels
+
+# Elements for each program, by measurement; a multiple of those that make up a code.
 BLOCK = 1024
 
+# Codes whose words are written by one program: one for each lane of its four warps, by measurement.
+_CODES = 128
 
-@triton.jit
-def _wide(x):
-    """Float32 for shorter numbers."""
-    return x.to(tl.float32) if x.dtype.primitive_bitwidth < 32 else x
+# Words of one block and worker that are added at a time.
+_WORDS = 128
 
-
-@triton.jit
-def _exceeds(v, limit, inside):
-    """Whether |v| > limit; NaN does."""
-    return (~(tl.abs(v) <= limit)) & inside
+# Blocks whose words are looked for by one program.
+_LANES = 256
 
 
-@triton.jit
-def _add_and_count(values, residual, limits, counts, numel, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    index = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < numel
-    g = _wide(tl.load(values + index, mask=inside, other=0.0))
-    r = _wide(tl.load(residual + index, mask=inside, other=0.0))
-    v = (g + r).to(values.dtype.element_ty)
-    tl.store(values + index, v, mask=inside)
-    selected = _exceeds(_wide(v), _wide(tl.load(limits)), inside)
-    unsound = _exceeds(_wide(v), _wide(tl.load(limits + 1)), inside)
-    blocks = tl.num_programs(0)
-    tl.store(counts + program, tl.sum(selected.to(tl.int64), 0))
-    tl.store(counts + blocks + program, tl.sum(unsound.to(tl.int64), 0))
+def encode_(values: Tensor, residual: Tensor, limit: int, infinity: int) -> tuple[Tensor, bool]:
+    """As :func:`encoding.encode_` at a scale of 1, for magnitudes whose bits exceed ``limit``.
 
+    Args:
+        values: see there.
+        residual: see there.
+        limit: bits of the greatest magnitude that is not sent.
+        infinity: those of infinity.
 
-@triton.jit
-def _write_words(values, limits, ends, words, numel, BLOCK: tl.constexpr):
-    program = tl.program_id(0)
-    index = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < numel
-    v = _wide(tl.load(values + index, mask=inside, other=0.0))
-    selected = _exceeds(v, _wide(tl.load(limits)), inside)
-    rank = tl.cumsum(selected.to(tl.int32), 0)
-    begin = tl.load(ends + program) - tl.sum(selected.to(tl.int64), 0)
-    word = index - ((v < 0).to(tl.int64) << 31)
-    tl.store(words + begin + rank - 1, word.to(tl.int32), mask=selected)
-
-
-@triton.jit
-def _keep_residual(values, residual, limits, numel, BLOCK: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < numel
-    v = _wide(tl.load(values + index, mask=inside, other=0.0))
-    quantum = _wide(tl.load(limits))
-    sent = tl.where(v < 0, -quantum, quantum)
-    kept = tl.where(_exceeds(v, quantum, inside), v - sent, v)
-    tl.store(residual + index, kept.to(residual.dtype.element_ty), mask=inside)
-    tl.store(values + index, tl.zeros((BLOCK,), dtype=values.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _add_row(values, words, count, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    word = tl.load(words + place, mask=inside, other=0)
-    index = (word & 0x7FFFFFFF).to(tl.int64)
-    # The indices of one worker are distinct: nobody else writes here meanwhile.
-    signs = _wide(tl.load(values + index, mask=inside, other=0.0))
-    signs += tl.where(word < 0, -1.0, 1.0).to(signs.dtype)
-    tl.store(values + index, signs.to(values.dtype.element_ty), mask=inside)
-
-
-def encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, bool]:
-    """As :func:`encoding.encode_` at a scale of 1."""
+    """
     numel = values.numel()
     blocks = triton.cdiv(numel, BLOCK)
     if blocks == 0:
         return torch.empty(0, dtype=torch.int32, device=values.device), True
-    limits = _limits(values, threshold)
-    counts = torch.empty((2, blocks), dtype=torch.int64, device=values.device)
-    _add_and_count[(blocks,)](values, residual, limits, counts, numel, BLOCK=BLOCK)
-    ends = counts[0].cumsum(0)
-    found, unsound = torch.stack([ends[-1], counts[1].sum()]).tolist()
-    words = torch.empty(found, dtype=torch.int32, device=values.device)
+    codes = values.new_empty(blocks * (BLOCK // kernels.PER_CODE), dtype=torch.int32)
+    counts = values.new_empty(blocks, dtype=torch.int64)
+    grid = (blocks,)
+    kernels.add_and_select[grid](
+        values, residual, codes, counts, numel, limit, infinity, BLOCK=BLOCK
+    )
+    ends = counts.cumsum(0)
+    found = int(ends[-1])
+    if found >= kernels.UNSOUND:
+        return values.new_empty(0, dtype=torch.int32), False
+    words = values.new_empty(found, dtype=torch.int32)
     if found:
-        _write_words[(blocks,)](values, limits, ends, words, numel, BLOCK=BLOCK)
-    return words, unsound == 0
+        size = max(_CODES, BLOCK // kernels.PER_CODE)
+        kernels.write_words[(triton.cdiv(codes.numel(), size),)](
+            codes, counts, ends, words, codes.numel(), BLOCK=BLOCK, CODES=size
+        )
+    return words, True
 
 
-def keep_residual_(values: Tensor, residual: Tensor, threshold: float) -> None:
-    """``r <- v - sent``, and zeros in the place of v."""
+def settle_(
+    values: Tensor,
+    residual: Tensor,
+    limit: int,
+    rows: Sequence[Tensor],
+    factors: Sequence[float],
+) -> None:
+    """As :func:`encoding.settle_`, where what was received are words.
+
+    Args:
+        values: see there.
+        residual: see there.
+        limit: bits of the threshold, at most those of the greatest number.
+        rows: the words of all workers; may be none, and then the values become zeros.
+        factors: at most two.
+
+    """
     blocks = triton.cdiv(values.numel(), BLOCK)
-    if blocks:
-        limits = _limits(values, threshold)
-        _keep_residual[(blocks,)](values, residual, limits, values.numel(), BLOCK=BLOCK)
+    if blocks == 0:
+        return
+    words, begins = _by_block(rows, values, blocks)
+    first, second = (_bits64(factor) for factor in (*factors, 1.0, 1.0)[:2])
+    kernels.settle[(blocks,)](
+        values, residual, words, begins, values.numel(), limit, len(rows), first, second,
+        BLOCK=BLOCK, WORDS=_WORDS,
+    )  # fmt: skip
 
 
-def add_rows_(values: Tensor, rows: Sequence[Tensor]) -> None:
-    """Add the signs of each worker's words to ``values``, in place."""
-    for row in rows:
-        blocks = triton.cdiv(row.numel(), BLOCK)
-        if blocks:
-            _add_row[(blocks,)](values, row, row.numel(), BLOCK=BLOCK)
+def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """All words, and where those of each worker and block begin, (workers, blocks + 1)."""
+    begins = like.new_empty((len(rows), blocks + 1), dtype=torch.int64)
+    if not rows:
+        return like.new_empty(0, dtype=torch.int32), begins
+    words = torch.cat(list(rows))
+    lengths = [row.numel() for row in rows]
+    offsets = torch.tensor([0, *accumulate(lengths)]).to(like.device, non_blocking=True)
+    grid = (triton.cdiv(blocks + 1, _LANES), len(rows))
+    halvings = max(lengths).bit_length()
+    kernels.find_begins[grid](words, offsets, begins, blocks, halvings, BLOCK=BLOCK, LANES=_LANES)
+    return words, begins
 
 
-def _limits(values: Tensor, threshold: float) -> Tensor:
-    """The greatest magnitudes that are not sent, and that are finite, in the type of ``values``."""
-    most = torch.finfo(values.dtype).max
-    own = torch.tensor([threshold, most], dtype=values.dtype)
-    return own.clamp_(max=most).to(values.device, non_blocking=True)
+def _bits64(number: float) -> int:
+    """Of a float64, as a whole number."""
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.block_passes import block_passes_for
+from lightning_hier.algorithms.chunks import chunk_length
 
 # Elements that share a scale: 4 bytes for so many of one byte each.
 BLOCK = 512
@@ -40,8 +41,9 @@ class Coder:
         """
         if self._encode_compiled_(values, out, plus, weight):
             return
-        for start in range(0, values.numel(), _CHUNK):
-            chunk = values[start : start + _CHUNK]
+        length = chunk_length(values, _CHUNK)
+        for start in range(0, values.numel(), length):
+            chunk = values[start : start + length]
             if plus is not None:
                 summand = _part(plus, start, chunk)
                 chunk[: summand.numel()].add_(summand, alpha=weight)
@@ -51,8 +53,9 @@ class Coder:
         """Read as many elements as ``out`` has into it, or ``add`` them to it, in place."""
         if self._decode_compiled(data, out, add=add):
             return
-        for start in range(0, out.numel(), _CHUNK):
-            self._decode_chunk(data, start, out[start : start + _CHUNK], out.numel(), add=add)
+        length = chunk_length(out, _CHUNK)
+        for start in range(0, out.numel(), length):
+            self._decode_chunk(data, start, out[start : start + length], out.numel(), add=add)
 
     def _encode_compiled_(
         self, values: Tensor, out: Tensor, plus: Tensor | None, weight: float

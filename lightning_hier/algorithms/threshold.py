@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.chunks import chunk_length
+
 # A word spends 31 bits on the index, so a longer tensor is sent in several segments.
 MAX_SEGMENT = 1 << 31
 
@@ -44,8 +46,9 @@ def select_words(values: Tensor, threshold: float) -> tuple[Tensor, float]:
     """
     found = []
     largest = []
-    for start in range(0, values.numel(), _CHUNK):
-        chunk = values[start : start + _CHUNK]
+    length = chunk_length(values, _CHUNK)
+    for start in range(0, values.numel(), length):
+        chunk = values[start : start + length]
         magnitude = chunk.abs()
         largest.append(magnitude.max())
         index = (magnitude > threshold).nonzero().view(-1)

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.decoding import SignedWords
-from lightning_hier.algorithms.encoding import Scratch, encode_, encode_by_torch_, settle_
+from lightning_hier.algorithms.encoding import (
+    Scratch,
+    bits_of,
+    encode_,
+    encode_by_torch_,
+    settle_,
+)
 
 pytest.importorskip("triton")
 
@@ -30,25 +36,29 @@ def _gradients(numel: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tenso
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    if one.dtype != other.dtype or len(one) != len(other):
+        return False
+    return not len(one) or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _compare(numel: int, dtype: torch.dtype, threshold: float, kernels: Any) -> None:
     gradient, residual = _gradients(numel, dtype, seed=numel)
     values, expected = gradient.clone(), gradient.clone()
-    words, finite = kernels.encode_(values, residual, threshold)
+    limit, infinity = bits_of(threshold, dtype)
+    words, finite = kernels.encode_(values, residual, limit, infinity)
     expected_words, _ = encode_by_torch_(expected, residual, threshold)
     assert finite
     assert _same_bits(words, expected_words)
     assert _same_bits(values, expected)
     other = encode_by_torch_(-gradient, residual, threshold)[0]
-    rows, kept, expected_kept = [words, other], residual.clone(), residual.clone()
-    kernels.keep_residual_(values, kept, threshold)
-    kernels.add_rows_(values, rows)
-    factor = threshold / len(rows)
-    settle_(expected, expected_kept, words, threshold, SignedWords(rows, expected), [factor])
+    rows, kept, expected_kept = [words, other, words], residual.clone(), residual.clone()
+    factors = [threshold / len(rows), 1024.0]
+    kernels.settle_(values, kept, limit, rows, factors)
+    settle_(expected, expected_kept, words, threshold, SignedWords(rows, expected), factors)
     assert _same_bits(kept, expected_kept)
-    assert _same_bits(values.mul_(factor), expected)
+    assert _same_bits(values, expected)
+    kernels.settle_(values, kept, limit, [], [])
+    assert not values.any()
 
 
 def by_interpreter() -> None:
@@ -63,7 +73,8 @@ def by_interpreter() -> None:
             for threshold in (0.5, 1e300):
                 values = torch.ones(130, dtype=dtype)
                 values[100] = bad
-                assert not fused.encode_(values, values * 0 + 1, threshold)[1]
+                ones, bits = torch.ones(130, dtype=dtype), bits_of(threshold, dtype)
+                assert not fused.encode_(values, ones, *bits)[1]
 
 
 def test_kernels_give_the_bits_of_plain_torch() -> None:

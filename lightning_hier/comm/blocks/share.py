@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.chunks import chunk_length
 from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.stages import Stages
@@ -106,7 +107,8 @@ class Share:
 
     def read_in_pieces(self) -> Iterator[Chunk]:
         """As :meth:`read`; gives every piece as soon as it is in the transfer buffer."""
-        for piece in self._stretches(self.values.numel(), _PIECE):
+        length = chunk_length(self.values, _PIECE)
+        for piece in self._stretches(self.values.numel(), length):
             first, last = self.start + piece.start, self.start + piece.stop
             self._view.read_(first, last, self.values[piece.start : piece.stop])
             yield piece
