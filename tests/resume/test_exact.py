@@ -154,3 +154,25 @@ def test_with_workers_that_load_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
 def test_in_other_precisions(precision: str, tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, "on_train_batch_end", 7, precision=precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.parametrize("name", ["bmuf", "bmuf_adam", "bmuf_gtc", "bmuf_gtc_overlap_int8"])
+def test_on_a_card_that_the_ranks_share(name: str, precision: str, tmp_path: Path) -> None:
+    """Each rank a host of its own, over gloo: NCCL wants a card for every rank."""
+    world_size, strategy, optimizer = STRATEGIES[name]
+    over_gloo = partial(strategy, process_group_backend="gloo")
+    found = run_ranks(
+        stop_and_go_on,
+        world_size,
+        over_gloo,
+        "on_train_batch_end",
+        7,
+        tmp_path,
+        ranks_per_node=1,
+        optimizer=optimizer,
+        accelerator="gpu",
+        precision=precision,
+    )
+    assert found == [[]] * world_size

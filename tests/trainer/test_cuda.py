@@ -1,6 +1,13 @@
-"""The same on CUDA: bit-equal codings, and training over NCCL. Skipped where there is no GPU."""
+"""The same on CUDA: bit-equal codings, and training over gloo and NCCL. Skipped without a GPU.
+
+Ranks that share one card cannot use NCCL. They are hosts of one rank each, over gloo.
+"""
 
 from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +18,11 @@ from lightning_hier.algorithms.coding import add_bitmap_signs_, words_to_bitmap
 from lightning_hier.algorithms.threshold import add_signs_, select_words
 from tests.ranks import run_ranks
 from tests.signs import dense_signs, subtract_sent_
-from tests.trainer.fitting import Net, fit, weights
+from tests.trainer.fitting import Net, loader, make_trainer, weights
 
 pytestmark = pytest.mark.gpu
+
+LIMIT = timedelta(seconds=60)
 
 
 def _exchange(values: Tensor) -> list[Tensor]:
@@ -33,19 +42,107 @@ def test_codings_are_those_of_the_cpu_bit_for_bit() -> None:
         assert torch.equal(on_gpu.cpu(), on_cpu)
 
 
-def _final(strategy: str) -> tuple[Tensor, float]:
-    model = Net()
-    trainer = fit(
-        getattr(lh, strategy)(block_size=3), 6, model, accelerator="gpu", precision="32-true"
-    )
-    assert isinstance(trainer.strategy, lh.HierarchicalStrategy)
-    return weights(model).cpu(), trainer.strategy.traffic.total("across").payload_bytes
+class _Net(Net):
+    """By an optimizer of choice."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        self.kind = optimizer
+
+    def configure_optimizers(self) -> Any:
+        return getattr(torch.optim, self.kind)(self.parameters(), lr=0.05)
+
+
+def _final(
+    name: str, settings: dict[str, Any], optimizer: str, trainer_settings: dict[str, Any]
+) -> Tensor:
+    precision = trainer_settings.get("precision", "64-true")
+    strategy = getattr(lh, name)(timeout=LIMIT, **settings)
+    trainer = make_trainer(strategy, **{"precision": precision, **trainer_settings})
+    model, data = _Net(optimizer), loader(12)
+    if precision == "64-true":
+        data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
+    trainer.fit(model, data)
+    assert not any(one.is_cuda for one in model.parameters())  # Lightning has torn down
+    return weights(model).cpu()
+
+
+_run = partial(run_ranks, _final, ranks_per_node=1)
+_GLOO = {"process_group_backend": "gloo"}
+_SMALL_GTC = {"density": 0.2, "dense_below": 9}
+_GROUPS = {"group_size": 2, "block_size": 3}
+
+SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
+    "gtc": (2, "GTCStrategy", _SMALL_GTC, "SGD"),
+    "averaging": (2, "ModelAveragingStrategy", {"block_size": 3}, "SGD"),
+    "bmuf": (3, "BMUFStrategy", {"block_size": 3}, "SGD"),
+    "bmuf_overlap": (2, "BMUFStrategy", {"block_size": 3, "overlap": True}, "SGD"),
+    "bmuf_bfloat16": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "bfloat16"}, "SGD"),
+    "bmuf_int8": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "int8"}, "SGD"),
+    "bmuf_adam": (2, "BMUFAdamStrategy", {"block_size": 3}, "AdamW"),
+    "bmuf_gtc": (4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC}, "SGD"),
+    "bmuf_gtc_overlap": (
+        4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC, "overlap": True}, "SGD",
+    ),
+    "bmuf_gtc_sharded": (
+        4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC, "across": "sharded"}, "SGD",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_ranks_on_one_card_train_as_on_the_cpu(system: str) -> None:
+    """Bit-equal on all ranks; in float64 as on the CPU, up to the order in which a card sums."""
+    ranks, name, settings, optimizer = SYSTEMS[system]
+    on_gpu = _run(ranks, name, {**settings, **_GLOO}, optimizer, {"accelerator": "gpu"})
+    on_cpu = _run(ranks, name, settings, optimizer, {})
+    for one in on_gpu:
+        assert torch.equal(one, on_gpu[0])
+    torch.testing.assert_close(on_gpu[0], on_cpu[0], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed"])
+@pytest.mark.parametrize("system", ["bmuf_overlap", "bmuf_gtc", "bmuf_adam"])
+def test_mixed_precision_trains_on_a_card(system: str, precision: str) -> None:
+    ranks, name, settings, optimizer = SYSTEMS[system]
+    trainer = {"accelerator": "gpu", "precision": precision}
+    found = _run(ranks, name, {**settings, **_GLOO}, optimizer, trainer)
+    for one in found:
+        assert torch.equal(one, found[0])
+    assert found[0].isfinite().all()
+    assert not torch.equal(found[0], weights(Net()))
+
+
+@pytest.mark.parametrize("name", ["PSPStrategy", "TwoStageASGDStrategy"])
+def test_parameter_servers_train_on_a_card(name: str) -> None:
+    """One worker that waits for every update is plain SGD; two end with one model."""
+    settings: dict[str, Any] = {}
+    if name == "TwoStageASGDStrategy":
+        settings = {"push_period": 1, "double_buffering": False}
+    (alone,) = _run(1, name, {**settings, **_GLOO}, "SGD", {"accelerator": "gpu"})
+    (expected,) = _run(1, name, settings, "SGD", {})
+    torch.testing.assert_close(alone, expected, rtol=0, atol=1e-11)
+    both = _run(2, name, {**settings, **_GLOO}, "SGD", {"accelerator": "gpu"})
+    assert torch.equal(both[0], both[1])
+    assert both[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["BMUFStrategy", "BMUFGTCStrategy", "BMUFAdamStrategy"])
+def test_one_rank_over_nccl_is_one_over_gloo(name: str) -> None:
+    optimizer = "AdamW" if name == "BMUFAdamStrategy" else "SGD"
+    trainer = {"accelerator": "gpu"}
+    (nccl,) = _run(1, name, {"block_size": 3}, optimizer, trainer)
+    (gloo,) = _run(1, name, {"block_size": 3, **_GLOO}, optimizer, trainer)
+    assert torch.equal(nccl, gloo)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each rank")
-@pytest.mark.parametrize("strategy", ["BMUFStrategy", "BMUFGTCStrategy"])
-def test_two_gpus_end_with_one_model(strategy: str) -> None:
-    (first, sent), (second, _) = run_ranks(_final, 2, strategy)
-    assert torch.equal(first, second)
-    assert first.isfinite().all()
-    assert sent > 0 or strategy == "BMUFGTCStrategy"
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_card_for_each_rank_gives_one_model(system: str) -> None:
+    ranks, name, settings, optimizer = SYSTEMS[system]
+    if ranks > torch.cuda.device_count():
+        pytest.skip(f"{ranks} ranks need {ranks} GPUs")
+    found = run_ranks(_final, ranks, name, settings, optimizer, {"accelerator": "gpu"})
+    for one in found:
+        assert torch.equal(one, found[0])
+    assert found[0].isfinite().all()
