@@ -53,6 +53,27 @@ def test_unknown_command_is_told_which_there_are(capsys: pytest.CaptureFixture[s
     assert all(name in line for name in COMMANDS)
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("plan --speed 3", "unrecognized arguments: --speed 3"),
+        ("plan --hosts two", "argument --hosts: invalid int value: 'two'"),
+        ("plan --parameters 1.5", "argument --parameters: must be a whole number, got 1.5"),
+        ("measure --accelerator tpu", "argument --accelerator: invalid choice: 'tpu'"),
+        ("report --metrics loss", "unrecognized arguments: --metrics"),
+    ],
+)
+def test_wrong_arguments_are_said_in_one_line(
+    args: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(args.split())
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lightning-hier: error: {says}")
+    assert line.endswith(f"'lightning-hier {args.split()[0]} --help' lists the arguments")
+
+
 class Module:
     """A command that raises what it is told to."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from lightning_hier.cli.measure.measuring import measure
+from lightning_hier.cli.parsing import CommandParser
 
 _DESCRIPTION = """\
 Time the links of a cluster, and a step of your module, for `lightning-hier plan`.
@@ -32,12 +32,8 @@ def run(args: list[str]) -> None:
     measure(_parser().parse_args(args))
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="lightning-hier measure",
-        description=_DESCRIPTION,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("measure", _DESCRIPTION)
     add = parser.add_argument
     add("--out", type=Path, default=Path("network.json"), help="written by rank 0 (%(default)s)")
     add("--config", action="append", default=[], help="YAML of the training whose step is timed")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from lightning_hier.algorithms.planning.measurement import Measurement
 from lightning_hier.algorithms.planning.network import Link, Network, Processor
 from lightning_hier.algorithms.planning.synchronisation import AcrossDtype
 from lightning_hier.algorithms.planning.workload import OptimizerName, Workload
+from lightning_hier.cli.parsing import CommandParser
 
 _TEXT = """\
 Predict what each strategy would cost, and recommend one, without training.
@@ -22,18 +23,9 @@ Predict what each strategy would cost, and recommend one, without training.
 What the file of `lightning-hier measure` holds need not be said again; what is said counts."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; '{self.prog} --help' lists the arguments")
-
-
 def parser() -> argparse.ArgumentParser:
-    """Of all arguments; a mistake is a ValueError, and not the end of the process."""
-    made = _Parser(
-        prog="lightning-hier plan",
-        description=_TEXT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Of all arguments."""
+    made = CommandParser("plan", _TEXT)
     made.add_argument("--network", type=Path, metavar="FILE", help="what `measure` has written")
     _add_cluster(made.add_argument_group("the cluster"))
     _add_work(made.add_argument_group("the training of one rank"))

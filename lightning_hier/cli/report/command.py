@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hier.callbacks.timeline import merge_timelines
+from lightning_hier.cli.parsing import CommandParser
 from lightning_hier.cli.report.chosen_metrics import choose_metrics, single_values
 from lightning_hier.cli.report.page import page
 from lightning_hier.cli.report.reading import read_runs
@@ -53,13 +53,8 @@ def _write_page(
     print(f"wrote {out}: {len(runs)} run{'s' * (len(runs) > 1)}, {len(text) / 1e3:.0f} kB")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lightning-hier report",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or one above")
     parser.add_argument("--out", default="report.html", help="file to write (report.html)")
     parser.add_argument(

@@ -1,0 +1,26 @@
+"""The parser of a command that does not train."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from lightning_hier.cli.commands import PROGRAM
+from lightning_hier.cli.mistakes import end_with
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line, as the commands that train do."""
+
+    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
+        """Parse the arguments of ``command``; the texts are shown as they are."""
+        super().__init__(
+            prog=f"{PROGRAM} {command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        end_with(f"{message}; '{self.prog} --help' lists the arguments")
