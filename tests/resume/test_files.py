@@ -135,6 +135,28 @@ def _asynchronous(folder: Path) -> list[str]:
     return _model_checkpoint(folder, AsyncCheckpointIO(), every_n_train_steps=2, save_last=True)
 
 
+class _Slow(AtomicCheckpointIO):
+    """Takes its time for what rank 1 saves, as a disk that others use."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        if "rank_00001" in str(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            time.sleep(0.3)
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+def _slow(folder: Path) -> list[str]:
+    io = AsyncCheckpointIO(_Slow())
+    return _model_checkpoint(folder, io, every_n_train_steps=1, save_last=True)
+
+
+def test_a_slow_writer_finds_its_folder(tmp_path: Path) -> None:
+    """An older save was removed while a rank still wrote its part of it."""
+    run_ranks(_slow, 2, tmp_path)
+    assert lh.newest_checkpoint(tmp_path) is not None
+    assert len(list(tmp_path.rglob("rank_00001.pt"))) == len(list(tmp_path.rglob("rank_00000.pt")))
+
+
 def test_asynchronous_saves_are_complete_in_the_end(tmp_path: Path) -> None:
     run_ranks(_asynchronous, 2, tmp_path)
     for name in ("epoch=1-step=10.ckpt", "last.ckpt"):

@@ -52,6 +52,7 @@ def save_run(
 
     """
     devices, groups = layout.sizes
+    _finish_earlier(io)
     save = gather_json(f"{time.time_ns():020d}", device)[0]
     files = RankFiles(path, save)
     problem = _problem(lambda: io.save_checkpoint(of_rank, files.path("rank", rank)))
@@ -66,6 +67,17 @@ def save_run(
     if removes:
         # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
         files.remove_older(keep=1 if isinstance(io, AsyncCheckpointIO) else 0)
+
+
+def _finish_earlier(io: CheckpointIO) -> None:
+    """Wait until this rank has written what it saved before.
+
+    Once all ranks have, an older save may be removed: nobody writes into its folder any more. It
+    also bounds the copies that wait to be written, to those of one save.
+    """
+    executor = io._executor if isinstance(io, AsyncCheckpointIO) else None
+    if executor is not None:
+        executor.submit(lambda: None).result()  # it writes one file after the other
 
 
 def _problem(act: Callable[[], None]) -> str | None:
