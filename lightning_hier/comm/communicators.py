@@ -32,6 +32,7 @@ class Communicators:
         traffic: what this rank has sent.
         roll_call: notes for errors that name missing ranks.
         device: where tensors of collectives live.
+        models_per_rank: models of different groups that every rank trains in turns.
 
     """
 
@@ -44,6 +45,12 @@ class Communicators:
     traffic: Traffic
     roll_call: RollCall
     device: torch.device
+    models_per_rank: int = 1
+
+    @property
+    def models(self) -> int:
+        """Number of models that are averaged: those of all groups."""
+        return self.layout.sizes[1] * self.models_per_rank
 
     @classmethod
     def build(
@@ -54,6 +61,7 @@ class Communicators:
         timeout: timedelta,
         traffic: Traffic,
         host_of: Sequence[int] | None = None,
+        models_per_rank: int = 1,
     ) -> Communicators:
         """Create the process groups. Every rank must call it, after ``init_process_group``.
 
@@ -64,6 +72,7 @@ class Communicators:
             traffic: where to count.
             host_of: for each rank the number of its host, the same on all ranks; None: all are on
                 one.
+            models_per_rank: see there.
 
         """
         mesh = build_mesh(layout, ("group", "across"), device_type=device.type, timeout=timeout)
@@ -89,4 +98,5 @@ class Communicators:
             traffic=traffic,
             roll_call=roll_call,
             device=device,
+            models_per_rank=models_per_rank,
         )

@@ -115,6 +115,11 @@ class Worker:
     steps: list[StepCount] = field(default_factory=list)
     loss_scale: float | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether a step has been taken, in this run or in the one that it goes on from."""
+        return any(count.total > 0 for count in self.steps)
+
     def count_optimizers(self, number: int) -> None:
         """Start the counts of so many optimizers at zero."""
         self.steps = [StepCount() for _ in range(number)]

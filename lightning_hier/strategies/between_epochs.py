@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.comm.worker import Worker
 
 
 class BetweenEpochs(Callback):
@@ -19,13 +20,14 @@ class BetweenEpochs(Callback):
     the local model must not come back.
     """
 
-    def __init__(self, synchroniser: Synchroniser) -> None:
+    def __init__(self, synchroniser: Synchroniser, worker: Worker) -> None:
         """Drive ``synchroniser``; this callback must come before the one that hides the model."""
         self._synchroniser = synchroniser
+        self._worker = worker
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the global model where it is not shown yet: in a run that is resumed here."""
-        if self._synchroniser.begun:
+        if self._worker.begun:
             self._synchroniser.show()
 
     def on_train_batch_start(

@@ -99,9 +99,24 @@ def check_warm_up(warmup_steps: object) -> None:
         raise ValueError(f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}")
 
 
-def layout_problem(group_size: int, world_size: int, block_sync: BlockSync | None) -> str | None:
+def check_virtual_workers(virtual_workers: object) -> None:
+    """Check the number of workers that a rank plays.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    if not isinstance(virtual_workers, int) or virtual_workers < 1:
+        raise ValueError(
+            f"virtual_workers must be a whole number of at least 1, got {virtual_workers!r}"
+        )
+
+
+def layout_problem(
+    group_size: int, world_size: int, block_sync: BlockSync | None, *, virtual_workers: int = 1
+) -> str | None:
     """What about groups that divide the ranks can't be trained, or None."""
-    groups = world_size // group_size
+    groups = world_size // group_size * virtual_workers
     if block_sync is not None:
         try:
             block_sync.filter_for(groups)

@@ -32,6 +32,7 @@ from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
+from lightning_hier.strategies.virtual_workers.turns import Played, Turns
 
 
 class FitSession:
@@ -55,6 +56,7 @@ class FitSession:
         self._communicators = communicators
         self._warmup_steps = warmup_steps
         self.worker = Worker()
+        self._played: Played | None = None
         self._hook: GradientHook | None = None
         self._wrapped: DistributedDataParallel | None = None
         self._needs_hook = False
@@ -73,6 +75,13 @@ class FitSession:
         if self._synchroniser is None:
             raise RuntimeError("blocks are run from the moment when optimizers are set up")
         return self._synchroniser
+
+    @property
+    def played(self) -> Played:
+        """What this rank plays its workers with; there once :meth:`begin` has been called."""
+        if self._played is None:
+            raise RuntimeError("workers are played from the moment when optimizers are set up")
+        return self._played
 
     @property
     def position(self) -> DataPosition:
@@ -184,6 +193,7 @@ class FitSession:
         one_host: bool,
         on_nonfinite: OnNonfinite = "error",
         scaler: Any = None,
+        virtual_workers: int = 1,
     ) -> None:
         """Start counting steps and quieten the Trainer. A collective of the world.
 
@@ -195,6 +205,7 @@ class FitSession:
             one_host: whether all ranks are on one host.
             on_nonfinite: what becomes of groups whose models are not finite.
             scaler: the GradScaler of this rank, if it scales gradients.
+            virtual_workers: that this rank plays in turns.
 
         Raises:
             ValueError: on every rank, if optimizers differ or do not suit ``block_sync``.
@@ -203,14 +214,16 @@ class FitSession:
         device = self._communicators.device
         raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
         require_same(checks.optimizer_settings(optimizers), device)
-        checks.warn_of_optimizers(optimizers, block_sync, self._communicators.across.size)
+        checks.warn_of_optimizers(optimizers, block_sync, self._communicators.models)
         self.worker.count_optimizers(len(optimizers))
+        self._played = Played.of(module, optimizers, virtual_workers, device)
         self._synchroniser = Synchroniser(
             module,
             optimizers,
             block_sync,
             communicators=self._communicators,
             worker=self.worker,
+            models=self._played.models,
             warmup_steps=self._warmup_steps,
             cards=None if one_host else fewest_network_cards(device),
             on_nonfinite=on_nonfinite,
@@ -221,7 +234,11 @@ class FitSession:
         self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, device, validation)
-        for change in (self._termination, validation, self._position):
+        before = self._synchroniser.before_step
+        changes: list[Any] = [self._termination, validation, self._position]
+        if virtual_workers > 1:
+            changes.append(Turns(trainer, self._played, before))
+        for change in changes:
             change.install()
             self._at_end.callback(change.remove)
         self._state = RunState(module, optimizers, self._synchroniser, self.worker)
@@ -264,7 +281,7 @@ class FitSession:
         if self._hook is not None:
             found |= self._hook.metrics()
         if self._synchroniser is not None:
-            found |= self._synchroniser.metrics()
+            found |= self._synchroniser.log.metrics(self.worker.steps)
         return found
 
     def close(self) -> None:

@@ -29,14 +29,15 @@ from lightning_hier.strategies.batch_counts import (
     join_trainer_problem,
 )
 from lightning_hier.strategies.between_epochs import BetweenEpochs
-from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
+from lightning_hier.strategies.virtual_workers.checks import check_combination
+from lightning_hier.strategies.virtual_workers.strategy import PlayingStrategy
 
 
-class HierarchicalStrategy(CheckpointedStrategy):
+class HierarchicalStrategy(PlayingStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
@@ -48,6 +49,9 @@ class HierarchicalStrategy(CheckpointedStrategy):
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the
             whole world; blocks begin after them.
+        virtual_workers: workers that every rank plays in turns, each with its own model, optimizer
+            state, random numbers and part of the data. The run is, up to the order of additions,
+            that on so many times as many ranks. Needs groups of one worker.
         on_nonfinite: what becomes of a group whose model, or optimizer state that travels with it,
             holds NaN or inf at a synchronisation. ``"error"``: one error on every rank, before any
             model is sent. ``"exclude"``: a warning; the mean is over the other groups, and this one
@@ -77,13 +81,18 @@ class HierarchicalStrategy(CheckpointedStrategy):
         gradient_sync: GradientSync | None = None,
         block_sync: BlockSync | None = None,
         warmup_steps: int = 0,
+        virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__(
-            group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
+            group_size=group_size,
+            warmup_steps=warmup_steps,
+            virtual_workers=virtual_workers,
+            timeout=timeout,
+            **ddp_kwargs,
         )
         checks.check_synchronisations(gradient_sync, block_sync)
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
@@ -92,6 +101,7 @@ class HierarchicalStrategy(CheckpointedStrategy):
         self.on_nonfinite: OnNonfinite = on_nonfinite
         check_choice("uneven_batches", uneven_batches, get_args(UnevenBatches))
         self.uneven_batches: UnevenBatches = uneven_batches
+        check_combination(self)
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -104,7 +114,12 @@ class HierarchicalStrategy(CheckpointedStrategy):
 
     @override
     def _problem(self) -> str | None:
-        return checks.layout_problem(self._ranks_per_group(), self.world_size, self.block_sync)
+        return checks.layout_problem(
+            self._ranks_per_group(),
+            self.world_size,
+            self.block_sync,
+            virtual_workers=self.virtual_workers,
+        )
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -128,10 +143,11 @@ class HierarchicalStrategy(CheckpointedStrategy):
                 one_host=one_host,
                 on_nonfinite=self.on_nonfinite,
                 scaler=self._scaler,
+                virtual_workers=self.virtual_workers,
             )
             first = [
                 session.end_of_data(join=self.uneven_batches == "join"),
-                BetweenEpochs(session.synchroniser),
+                BetweenEpochs(session.synchroniser, session.worker),
                 GlobalModelLifecycle(session.synchroniser),
                 session.averaged_weights,
             ]
@@ -205,9 +221,11 @@ class HierarchicalStrategy(CheckpointedStrategy):
         A collective of the group, and of the world at the end of a block.
         """
         session = self._fit_session
-        session.synchroniser.before_step()
+        if self.virtual_workers == 1:
+            session.synchroniser.before_step()
         output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        session.after_step(self._index(optimizer))
+        if session.played.models.is_last:
+            session.after_step(self._index(optimizer))
         return output
 
     @override

@@ -44,6 +44,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             ``"world"``. It must divide the number of ranks.
         warmup_steps: first so many steps of every optimizer average gradients exactly over all
             ranks.
+        virtual_workers: workers that every rank plays in turns.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
 
@@ -59,6 +60,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         *,
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
+        virtual_workers: int = 1,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -67,8 +69,10 @@ class TieredStrategy(PlacedStrategy, ABC):
         super().__init__(timeout=timeout, **ddp_kwargs)
         checks.check_group_size(group_size)
         checks.check_warm_up(warmup_steps)
+        checks.check_virtual_workers(virtual_workers)
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
+        self.virtual_workers = virtual_workers
         self.traffic = Traffic()
         self._layout: TensorBoardLayout | None = None
         self._communicators: Communicators | None = None
@@ -99,6 +103,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "groups": self.layout.sizes[1],
             "ranks_per_group": self.layout.sizes[0],
             "warmup_steps": self.warmup_steps,
+            "virtual_workers": self.virtual_workers,
             **described(self._settings()),
         }
 
@@ -136,6 +141,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "strategy": type(self).__name__,
             "group_size": self._ranks_per_group(),
             "warmup_steps": self.warmup_steps,
+            "virtual_workers": self.virtual_workers,
         }
         require_same(own | comparable(self._settings()), self.root_device)
         self._communicators = Communicators.build(
@@ -144,6 +150,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             timeout=self._limit,
             traffic=self.traffic,
             host_of=self._host_of_ranks(),
+            models_per_rank=self.virtual_workers,
         )
 
     @property

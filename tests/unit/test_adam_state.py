@@ -54,6 +54,7 @@ def test_step_counts_have_the_form_that_the_optimizer_insists_on(
         count.add_(3.0 if count is counts["step"] else 0.0)
         insists = "fused" in options or "capturable" in options
         assert count.dtype == (torch.float32 if insists else torch.float64)
+    moments.note(first=True)
     moments.collect(Verdict(squares=0.0, healthy=2))
     moments.finish()
     for name, count in counts.items():

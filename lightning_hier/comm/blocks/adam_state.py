@@ -51,16 +51,21 @@ class ParameterSteps:
         """Decay rate of the first (0) or second (1) moment."""
         return float(self.group["betas"][moment])
 
-    def begin_block(self) -> None:
-        """Set the counts to where the next block starts."""
-        moved = self.block.local + self.block.ahead
+    def begin_block(self, before: BlockSteps) -> None:
+        """Reckon where the next block starts, after what the one before stands for."""
+        self.block = before
+        moved = before.local + before.ahead
         if "mu_product" in self.state:
             decay = float(self.group["momentum_decay"])
             self.start_product *= nadam_product(
                 self.start, moved, beta1=self.beta(0), momentum_decay=decay
             )
-            self.state["mu_product"].fill_(self.start_product)
         self.start += moved
+
+    def write(self) -> None:
+        """Set the optimizer's counts to where the block starts, in place."""
+        if "mu_product" in self.state:
+            self.state["mu_product"].fill_(self.start_product)
         self.state["step"].fill_(self.start)
 
 
@@ -112,12 +117,11 @@ class AdamMoments(LocalState):
         }
         self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
         self._taken = torch.empty(0)
-        self._groups = across.size
+        self._models = 1
         self._exchange: Pending | None = None
 
-    def collect(self, verdict: Verdict) -> None:
-        """Start to add up the steps that the healthy groups have taken, for each parameter."""
-        self._groups = verdict.healthy
+    def note(self, *, first: bool) -> None:
+        """Count the steps that the model has taken, for each parameter."""
         if not self._steps:
             return
         device = next(iter(self._steps)).device
@@ -125,7 +129,16 @@ class AdamMoments(LocalState):
         starts = [steps.start for steps in self._steps.values()]
         # Counts are fractions with rounding; their differences within a block are whole.
         taken = counts.double() - torch.tensor(starts, dtype=torch.float64, device=device)
-        self._taken = taken.round_() if verdict.takes_part else taken.zero_()
+        taken.round_()
+        self._taken = taken if first else self._taken.add_(taken)
+
+    def collect(self, verdict: Verdict) -> None:
+        """Start to add up the steps that the healthy groups have taken."""
+        self._models = verdict.healthy
+        if not self._steps:
+            return
+        if not verdict.takes_part:
+            self._taken.zero_()
         self._exchange = self._across.all_reduce_(self._taken, "steps")
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
@@ -141,7 +154,7 @@ class AdamMoments(LocalState):
         """Set step counts, and what follows from them, for the next block."""
         self._agree()
         for steps in self._steps.values():
-            steps.begin_block()
+            steps.write()
 
     def inherit(self, older: LocalState) -> None:
         """Go on with the counts of the parameters that ``older`` knows."""
@@ -175,10 +188,10 @@ class AdamMoments(LocalState):
         self._exchange.wait()
         self._exchange = None
         for steps, total in zip(self._steps.values(), self._taken.tolist(), strict=True):
-            local = total / self._groups
+            local = total / self._models
             steps.rho = next_rho(steps.rho, local, self._eta)
             ahead = self._eta * steps.rho if local else 0.0
-            steps.block = BlockSteps(local, ahead)
+            steps.begin_block(BlockSteps(local, ahead))
 
 
 def _steps(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> ParameterSteps:

@@ -50,14 +50,19 @@ class BlockSync:
         raise NotImplementedError
 
     def local_state(
-        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Parameter],
+        across: Channel,
+        num_models: int,
     ) -> LocalState:
         """What happens to the state that ``optimizer`` keeps for ``parameters``.
 
         Args:
             optimizer: the optimizer whose block it is.
             parameters: those of the block.
-            across: the ranks at this position in all groups, at least two.
+            across: the ranks at this position in all groups.
+            num_models: averaged models, at least two.
 
         """
         raise NotImplementedError
@@ -112,7 +117,11 @@ class LocalMomentumSync(BlockSync):
         )
 
     def local_state(
-        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Parameter],
+        across: Channel,
+        num_models: int,
     ) -> LocalState:
         """As ``local_momentum`` says."""
         if self.local_momentum == "average":

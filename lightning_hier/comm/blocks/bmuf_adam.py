@@ -65,14 +65,18 @@ class BMUFAdam(BlockMomentum):
         check_choice("moments", self.moments, get_args(Moments))
 
     def local_state(
-        self, optimizer: Optimizer, parameters: Sequence[Parameter], across: Channel
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Parameter],
+        across: Channel,
+        num_models: int,
     ) -> LocalState:
         """Moments that travel with the model."""
         return AdamMoments(
             optimizer,
             parameters,
             corrected=self.moments == "corrected",
-            eta=self.eta(across.size),
+            eta=self.eta(num_models),
             across=across,
         )
 

@@ -96,7 +96,12 @@ class Verdict:
 
 
 def judge(
-    statuses: Sequence[Status], layout: RankLayout, rank: int, on_nonfinite: OnNonfinite
+    statuses: Sequence[Status],
+    layout: RankLayout,
+    rank: int,
+    on_nonfinite: OnNonfinite,
+    *,
+    models_per_rank: int = 1,
 ) -> Verdict:
     """Find the groups whose models may be averaged. The same on every rank; no communication.
 
@@ -107,6 +112,7 @@ def judge(
         layout: which rank is in which group.
         rank: this one.
         on_nonfinite: whether sick groups may be left out.
+        models_per_rank: models of different groups that a rank trains in turns.
 
     Raises:
         NonFiniteModelError: a group is sick and may not be left out, or all are.
@@ -114,7 +120,7 @@ def judge(
     """
     group_of = [layout.coordinates(number)[1] for number in range(layout.world_size)]
     sick = {group_of[number] for number in _sick(statuses)}
-    healthy = layout.sizes[1] - len(sick)
+    healthy = (layout.sizes[1] - len(sick)) * models_per_rank
     if sick and on_nonfinite == "error":
         raise NonFiniteModelError(
             f"{_finding(statuses)}; it was kept out of the global model. {_ADVICE} "

@@ -17,8 +17,9 @@ from lightning_hier.comm.blocks.members import optimizer_parameters
 class LocalState:
     """State of one optimizer for the parameters of one block. This base leaves it alone.
 
-    At a synchronisation the methods are called in this order, on every rank: :meth:`collect`,
-    :meth:`advance_` for each piece of a carried tensor in this rank's share, :meth:`finish`.
+    At a synchronisation the methods are called in this order, on every rank: :meth:`note` for each
+    local model of the rank, :meth:`collect`, :meth:`advance_` for each piece of a carried tensor in
+    this rank's share, :meth:`finish` for each local model.
 
     Attributes:
         carried: tensors that travel across groups in the collective of the model and come back as
@@ -30,6 +31,14 @@ class LocalState:
 
     carried: Sequence[Tensor] = ()
     keeps_previous: bool = False
+
+    def note(self, *, first: bool) -> None:
+        """Note how the optimizer's state is of the local model that is in the module.
+
+        Args:
+            first: whether it is the first of this rank; those that follow add to it.
+
+        """
 
     def collect(self, verdict: Verdict) -> None:
         """Prepare, before the model is sent. May start collectives of tier ``across``.

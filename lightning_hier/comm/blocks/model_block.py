@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.health import NonFiniteModelError, Reading, Verdict
+from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.members import Members
 from lightning_hier.comm.blocks.model_part import ModelPart
@@ -70,18 +71,20 @@ class ModelBlock:
         config: BlockSync,
         carrier: Carrier,
         communicators: Communicators,
+        models: LocalModels,
     ) -> None:
         """Start from the present model, which must be the same on all ranks."""
+        self._models = models
         self.members = members
         self._optimizer = optimizer
         self._config = config
         self._carrier = carrier
         self._communicators = communicators
-        across = communicators.across
+        averaged_models = communicators.models
         # One model is not averaged with anything: its optimizer is left alone.
         self._local_state = (
-            config.local_state(optimizer, members.parameters, across)
-            if across.size > 1
+            config.local_state(optimizer, members.parameters, communicators.across, averaged_models)
+            if averaged_models > 1
             else LocalState()
         )
         filtered = by_dtype(members.parameters)
@@ -89,12 +92,12 @@ class ModelBlock:
         carried = by_dtype(self._local_state.carried)
         settings = PartSettings(
             local_state=self._local_state,
-            block_filter=config.filter_for(across.size),
+            block_filter=config.filter_for(averaged_models),
             carrier=carrier,
             route=communicators.route,
             across_dtype=config.across_dtype,
         )
-        kind = OverlappedPart if config.overlap and across.size > 1 else ModelPart
+        kind = OverlappedPart if config.overlap and averaged_models > 1 else ModelPart
         self._parts = [
             kind(filtered.get(dtype, []), averaged.get(dtype, []), carried.get(dtype, []), settings)
             for dtype in sorted({*filtered, *averaged, *carried}, key=str)
@@ -156,10 +159,12 @@ class ModelBlock:
         verdict = agree(self._gather())
         self._local_state.collect(verdict)
         found = [part.synchronise_(verdict) for part in self._parts]
-        if not verdict.takes_part:
-            forget_state_(self._optimizer, self.members.parameters, self._local_state.carried)
-        self._local_state.finish()
         self._equalise_other_buffers()
+        self._hand_to_others()
+        for _ in self._models.each():
+            if not verdict.takes_part:
+                forget_state_(self._optimizer, self.members.parameters, self._local_state.carried)
+            self._local_state.finish()
         return self._report(verdict, found)
 
     def look(self, agree: Agreement, *, pending: bool) -> Verdict:
@@ -190,7 +195,17 @@ class ModelBlock:
         the optimizer's state was when the block began into that, both are read by the new block,
         then Delta and its like, and at last they get their local values back. What short forms
         have left over is given up. A collective of the group.
+
+        Raises:
+            ValueError: this rank has several local models.
+
         """
+        if self._models.number > 1:
+            raise ValueError(
+                f"virtual_workers={self._models.number} can't be combined with unfreezing "
+                "parameters while training: have them trainable from the start, or start a rank "
+                "for each worker"
+            )
         saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.optimizer_tensors]]
         self.settle()
         for part in self._parts:
@@ -201,6 +216,7 @@ class ModelBlock:
             config=self._config,
             carrier=self._carrier,
             communicators=self._communicators,
+            models=self._models,
         )
         block._local_state.inherit(self._local_state)
         for name in self._parts[0].vectors() if self._parts else ():
@@ -218,12 +234,24 @@ class ModelBlock:
 
     def _gather(self) -> Reading:
         """Put this rank's share into the transfer buffers; tell how the whole model is."""
-        reading = sum((part.gather() for part in self._parts), Reading())
+        reading = Reading()
+        for turn, _ in enumerate(self._models.each()):
+            reading = sum((part.gather(add=turn > 0) for part in self._parts), reading)
+            self._local_state.note(first=turn == 0)
         if not all(part.carries_all for part in self._parts):
             # What another rank carries is overwritten, but what this one has made of it is not.
             own = self.members
             reading += Reading.of_tensors(own.parameters, own.float_buffers, self.optimizer_tensors)
         return reading
+
+    def _hand_to_others(self) -> None:
+        """Give the other local models of this rank what the one in the module has got."""
+        equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
+        for _ in self._models.others():
+            for part in self._parts:
+                part.write_()
+            for tensor, value in equal:
+                tensor.copy_(value)
 
     def _unite_buffers(self) -> None:
         """Give a group its first rank's buffers, as DDP does before every forward pass."""

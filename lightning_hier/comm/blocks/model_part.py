@@ -62,17 +62,22 @@ class ModelPart:
             else None
         )
 
-    def gather(self) -> Reading:
+    def gather(self, *, add: bool = False) -> Reading:
         """Copy this rank's share of the local model and state into the transfer buffer.
 
         Where models travel in a short form, it is their way from the start model that travels.
+
+        Args:
+            add: to what is there already, of another local model of this rank.
+
         """
-        values = self._share.values
         parameters = buffers = optimizer = 0.0
-        for piece in self._share.read_in_pieces():
-            parameters += self._leave_out_start_(values[piece.filtered], piece.filtered)
-            buffers += sum_of_squares(values[piece.averaged])
-            optimizer += sum_of_squares(values[piece.carried])
+        for piece, values in self._share.read_in_pieces(aside=add):
+            parameters += self._leave_out_start_(values(piece.filtered), piece.filtered)
+            buffers += sum_of_squares(values(piece.averaged))
+            optimizer += sum_of_squares(values(piece.carried))
+            if add:
+                self._share.values[piece.whole].add_(values(piece.whole))
         return Reading.of_squares(parameters, buffers, optimizer)
 
     @property
@@ -133,6 +138,10 @@ class ModelPart:
             return self._exact(chunk.averaged, verdict)
 
         self._each_chunk(average, look, carried=False)
+
+    def write_(self) -> None:
+        """Write what :meth:`synchronise_` has made into the tensors of another local model."""
+        self._share.write()
 
     def poll(self) -> None:
         """Help along what travels while a block is trained: here nothing."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -40,6 +41,15 @@ class Chunk:
     filtered: slice
     averaged: slice
     carried: slice
+
+    @property
+    def whole(self) -> slice:
+        """All of it."""
+        return slice(self.start, self.stop)
+
+
+Values = Callable[[slice], Tensor]
+"""Gives the values of a stretch of the share."""
 
 
 class Share:
@@ -105,17 +115,27 @@ class Share:
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
 
-    def read_in_pieces(self) -> Iterator[Chunk]:
-        """As :meth:`read`; gives every piece as soon as it is in the transfer buffer."""
-        length = chunk_length(self.values, _PIECE)
-        for piece in self._stretches(self.values.numel(), length):
-            first, last = self.start + piece.start, self.start + piece.stop
-            self._view.read_(first, last, self.values[piece.start : piece.stop])
-            yield piece
+    def read_in_pieces(self, *, aside: bool = False) -> Iterator[tuple[Chunk, Values]]:
+        """As :meth:`read`; gives every piece as soon as it has been read, and its values.
+
+        Args:
+            aside: leave the transfer buffer as it is; a piece is there until the next one.
+
+        """
+        length = min(chunk_length(self.values, _PIECE), self.values.numel())
+        spare = self.values.new_empty(length) if aside else None
+        for piece in self._stretches(self.values.numel(), max(length, 1)):
+            own = self.values[piece.whole] if spare is None else spare[: piece.stop - piece.start]
+            self._view.read_(self.start + piece.start, self.start + piece.stop, own)
+            yield piece, partial(_inside, own, piece.start)
 
     def chunks(self) -> Iterator[Chunk]:
         """The whole, a stretch of every rank's share at a time."""
         return self._stretches(self._carrier.longest(len(self._view)), self.chunk)
+
+    def write(self) -> None:
+        """Copy the whole transfer buffer into the tensors, in place."""
+        self._view.write_from(self._buffer)
 
     def _stretches(self, numel: int, each: int) -> Iterator[Chunk]:
         for start in range(0, numel, each):
@@ -147,6 +167,10 @@ class Share:
     def write_scattered(self, *, carried: bool = True) -> None:
         """Write what :meth:`spread` could not write chunk by chunk, once all chunks are there."""
         (self._view if carried else self._model).write_scattered(self._buffer)
+
+
+def _inside(values: Tensor, start: int, place: slice) -> Tensor:
+    return values[max(place.start - start, 0) : max(place.stop - start, 0)]
 
 
 def _common(kind: slice, start: int, stop: int) -> slice:

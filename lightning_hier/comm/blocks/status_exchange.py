@@ -63,7 +63,13 @@ class StatusExchange:
         statuses = self._exchange(place, optimizer, reading)
         communicators = self._communicators
         rank = communicators.world.position
-        verdict = judge(statuses, communicators.layout, rank, self._on_nonfinite)
+        verdict = judge(
+            statuses,
+            communicators.layout,
+            rank,
+            self._on_nonfinite,
+            models_per_rank=communicators.models_per_rank,
+        )
         if verdict.excluded and rank == 0:
             warnings.warn(
                 exclusion(statuses, communicators.layout, verdict), RuntimeWarning, stacklevel=2

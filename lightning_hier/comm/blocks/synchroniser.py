@@ -14,6 +14,7 @@ from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite, Reading
+from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock, poll, settle
 from lightning_hier.comm.blocks.status import Place
 from lightning_hier.comm.blocks.status_exchange import StatusExchange
@@ -39,6 +40,7 @@ class Synchroniser:
             step.
         communicators: channels of this rank.
         worker: counts of the worker that this rank plays.
+        models: local models that this rank trains in turns; None is one.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         cards: as in :func:`~lightning_hier.comm.blocks.carriers.make_carrier`.
         on_nonfinite: what becomes of groups whose models are not finite.
@@ -62,6 +64,7 @@ class Synchroniser:
         *,
         communicators: Communicators,
         worker: Worker,
+        models: LocalModels | None = None,
         warmup_steps: int = 0,
         cards: int | None = None,
         on_nonfinite: OnNonfinite = "error",
@@ -72,6 +75,7 @@ class Synchroniser:
         self._config = config
         self._communicators = communicators
         self._worker = worker
+        self._models = models or LocalModels(module, optimizers)
         self._warmup_steps = warmup_steps
         self.carrier: Carrier = make_carrier(
             config.across if config else "auto", communicators.group, cards=cards
@@ -95,15 +99,6 @@ class Synchroniser:
         """Whether the module holds the global model, its local one put aside."""
         return self._aside.used
 
-    @property
-    def begun(self) -> bool:
-        """Whether a step has been taken, in this run or in the one that it goes on from."""
-        return any(count.total > 0 for count in self._worker.steps)
-
-    def metrics(self) -> dict[str, float]:
-        """What the last synchronisation of each optimizer's block did, by name."""
-        return self.log.metrics(self._worker.steps)
-
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
         trainable = self._trained.parameters
@@ -126,6 +121,7 @@ class Synchroniser:
         """Forget blocks and looks, before a state is loaded that is older than the present one."""
         settle(self._blocks or ())
         self._blocks = None
+        self._models.forget()
         self._aside.forget()
         self._finished = self._settled = False
         self.log.reports.clear()
@@ -153,6 +149,7 @@ class Synchroniser:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
         self.statuses.out_after = -1
         self._open_blocks()
+        self._models.open()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
@@ -220,7 +217,8 @@ class Synchroniser:
         blocks = self._present_blocks()
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
         self._aside.put(own if blocks else self._module.buffers())
-        self._write_global(place, blocks)
+        with self._models.opened():
+            self._write_global(place, blocks)
 
     def _present_blocks(self) -> list[ModelBlock] | None:
         """The blocks, or, between the warm-up and the first step, what they would be."""
@@ -246,15 +244,16 @@ class Synchroniser:
     def _new_blocks(self) -> list[ModelBlock] | None:
         if self._config is None:
             return None
+        pairs = zip(self._trained.members(), self._optimizers, strict=True)
         return [
             ModelBlock(
-                members,
-                optimizer,
+                *pair,
                 config=self._config,
                 carrier=self.carrier,
                 communicators=self._communicators,
+                models=self._models,
             )
-            for members, optimizer in zip(self._trained.members(), self._optimizers, strict=True)
+            for pair in pairs
         ]
 
     def _end_warm_up(self) -> None:

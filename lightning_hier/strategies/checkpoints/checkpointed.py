@@ -116,7 +116,8 @@ class CheckpointedStrategy(TieredStrategy):
             return
         saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
         saved.require_complete(self.root_device)
-        same = section["kinds"] == self._kinds(self._fit_session)
+        # Local models of several workers on a rank are not saved.
+        same = section["kinds"] == self._kinds(self._fit_session) and self.virtual_workers == 1
         if same and saved.sizes == self.layout.sizes:
             self._go_on(saved)
         else:
@@ -124,7 +125,7 @@ class CheckpointedStrategy(TieredStrategy):
 
     def _go_on(self, saved: SavedRun) -> None:
         session, state = self._fit_session, self._fit_session.state
-        trained = session.synchroniser.begun
+        trained = session.worker.begun
         session.rewind()
         state.load_steps(saved.section)
         if trained:
@@ -190,6 +191,7 @@ class CheckpointedStrategy(TieredStrategy):
             "lanes": self.communicators.route.lanes if shortened else None,
             "carrier": type(session.synchroniser.carrier).__name__,
             "warmup_steps": self.warmup_steps,
+            "virtual_workers": self.virtual_workers,
         }
 
     def _shared(self, session: FitSession) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The random numbers of the workers that one rank plays: each draws from its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class WorkerRandom:
+    """States of all generators that a worker draws from; those of worker 0 are in place.
+
+    All begin in the state that is in place when this is made, as the ranks of a job do that have
+    the same seed.
+
+    Args:
+        number: workers of this rank.
+        device: of the rank.
+
+    """
+
+    def __init__(self, number: int, device: torch.device) -> None:
+        self._device = device
+        self._away: dict[int, Any] = dict.fromkeys(range(1, number), self._read())
+
+    @contextmanager
+    def of(self, worker: int) -> Iterator[None]:
+        """Draw as this worker."""
+        if worker == 0:
+            yield
+            return
+        first = self._read()
+        self._write(self._away[worker])
+        try:
+            yield
+        finally:
+            self._away[worker] = self._read()
+            self._write(first)
+
+    def _read(self) -> Any:
+        on_device = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_device
+
+    def _write(self, state: Any) -> None:
+        python, own, cpu, on_device = state
+        random.setstate(python)
+        np.random.set_state(own)
+        torch.set_rng_state(cpu)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, self._device)

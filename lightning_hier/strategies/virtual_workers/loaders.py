@@ -1,0 +1,135 @@
+"""The data of the workers that one rank plays: a loader for each, read side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import Any
+
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lightning_hier.comm.worker_random import WorkerRandom
+
+
+class WorkerBatches:
+    """A batch of each worker of a rank, in their order."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        """Hold them. No list, so that nobody takes them for one batch with several parts."""
+        self.batches = list(batches)
+
+    def map(self, change: Callable[[Any], Any], random: WorkerRandom) -> WorkerBatches:
+        """Each changed by a function that draws as its worker."""
+        changed = []
+        for worker, batch in enumerate(self.batches):
+            with random.of(worker):
+                changed.append(change(batch))
+        return WorkerBatches(changed)
+
+
+class WorkerLoaders:
+    """Loaders of all workers of a rank as one, which gives :class:`WorkerBatches`.
+
+    Args:
+        loaders: one for each worker.
+        random: what they draw from.
+
+    """
+
+    def __init__(self, loaders: Sequence[DataLoader[Any]], random: WorkerRandom) -> None:
+        """Read them side by side."""
+        self._loaders = list(loaders)
+        self._random = random
+        self.sampler = _Samplers(self._loaders)  # Lightning tells it the epoch
+
+    def __len__(self) -> int:
+        """Batches of each worker."""
+        return min(map(len, self._loaders))
+
+    def __iter__(self) -> Iterator[WorkerBatches]:
+        """Draw as each worker in turn."""
+        iterators = []
+        for worker, loader in enumerate(self._loaders):
+            with self._random.of(worker):
+                iterators.append(iter(loader))
+        for _ in range(len(self)):
+            batches = []
+            for worker, iterator in enumerate(iterators):
+                with self._random.of(worker):
+                    batches.append(next(iterator))
+            yield WorkerBatches(batches)
+
+
+class _Samplers:
+    def __init__(self, loaders: Sequence[DataLoader[Any]]) -> None:
+        self._loaders = loaders
+
+    def set_epoch(self, epoch: int) -> None:
+        for loader in self._loaders:
+            sampler = _divided_by(loader)
+            if sampler is not None:
+                sampler.set_epoch(epoch)
+
+
+def divide_among_workers(
+    loader: object, rank: int, world_size: int, random: WorkerRandom, *, workers: int
+) -> WorkerLoaders:
+    """Give every worker of a rank the data that a rank of its own would have.
+
+    Args:
+        loader: of this rank, whose sampler says which part of the data it is.
+        rank: this one.
+        world_size: ranks.
+        random: what the workers of this rank draw from.
+        workers: of each rank.
+
+    Raises:
+        ValueError: nothing tells how the data are divided among ranks.
+
+    """
+    sampler = _divided_by(loader) if isinstance(loader, DataLoader) else None
+    if not isinstance(loader, DataLoader) or sampler is None:
+        raise ValueError(
+            f"virtual_workers={workers} divides the training data among {workers * world_size} "
+            f"workers, and {type(loader).__name__} does not tell how it is divided among ranks: "
+            "give a DataLoader of a map-style dataset and leave use_distributed_sampler=True, or "
+            "give its sampler or batch_sampler the attributes num_replicas and rank"
+        )
+    first = rank * workers
+    own = [
+        _for_worker(loader, sampler, number, workers * world_size)
+        for number in range(first, first + workers)
+    ]
+    return WorkerLoaders(own, random)
+
+
+def _divided_by(loader: DataLoader[Any]) -> Any:
+    """The sampler that picks this rank's part, or None."""
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    for sampler in (loader.batch_sampler, loader.sampler, inner):
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+            return sampler
+    return None
+
+
+def _for_worker(
+    loader: DataLoader[Any], sampler: Any, worker: int, workers: int
+) -> DataLoader[Any]:
+    own, made = copy(sampler), copy(loader)
+    if isinstance(own, DistributedSampler):
+        DistributedSampler.__init__(
+            own, sampler.dataset, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
+        )
+    else:
+        own.num_replicas, own.rank = workers, worker
+    # A DataLoader refuses to have them set.
+    if loader.batch_sampler is sampler:
+        made.__dict__["batch_sampler"] = own
+    else:
+        made.__dict__["sampler"] = own
+        if loader.batch_sampler is not None:
+            made.__dict__["batch_sampler"] = copy(loader.batch_sampler)
+            made.batch_sampler.__dict__["sampler"] = own
+    _auto_add_worker_init_fn(made, worker)
+    return made

@@ -1,0 +1,56 @@
+"""The part of a synchronous strategy by which a rank plays several workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
+
+from lightning_hier.comm.agreement import raise_everywhere
+from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
+from lightning_hier.strategies.virtual_workers.checks import virtual_problem
+from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, divide_among_workers
+
+
+class PlayingStrategy(CheckpointedStrategy):
+    """A strategy whose ranks play ``virtual_workers`` in turns while they train.
+
+    Lightning trains on one batch after the other; where a rank plays several workers each of these
+    is a batch of each worker.
+    """
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:
+            raise_everywhere(virtual_problem(trainer), self.root_device)
+        super().setup(trainer)
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        """The loader; in training, one for each worker that this rank plays."""
+        loader = super().process_dataloader(dataloader)
+        if self.virtual_workers == 1 or not self._module.trainer.training:
+            return loader
+        return divide_among_workers(
+            loader,
+            self.global_rank,
+            self.world_size,
+            self._fit_session.played.random,
+            workers=self.virtual_workers,
+        )
+
+    @override
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        """The batch on the rank's device; where it is one of each worker, each as its worker."""
+        move = super().batch_to_device
+        if not isinstance(batch, WorkerBatches):
+            return move(batch, device, dataloader_idx)
+        convert = self.precision_plugin.convert_input  # Lightning's has left them as they are
+        return batch.map(
+            lambda own: move(convert(own), device, dataloader_idx), self._fit_session.played.random
+        )

@@ -1,0 +1,67 @@
+"""The same workers on other numbers of ranks, in turns where there are fewer, learn the same."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer, weights
+
+WORKERS = 8
+
+# A bias before BatchNorm has no gradient but rounding, of which a small eps would make whole steps.
+_EPS = {"eps": 1e-4}
+
+SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "averaging": ("ModelAveragingStrategy", {}, "SGD", {"momentum": 0.9}),
+    "averaged_momentum": (
+        "ModelAveragingStrategy", {"local_momentum": "average"}, "SGD", {"momentum": 0.9},
+    ),
+    "bmuf": ("BMUFStrategy", {}, "SGD", {"momentum": 0.9}),
+    "bmuf_keep": ("BMUFStrategy", {"local_momentum": "keep"}, "SGD", {"momentum": 0.9}),
+    "bmuf_adam": ("BMUFAdamStrategy", {}, "AdamW", _EPS),
+    "bmuf_nadam": ("BMUFAdamStrategy", {"moments": "corrected"}, "NAdam", _EPS),
+}  # fmt: skip
+
+
+class _Net(Net):
+    """With BatchNorm, an optimizer of choice and a learning rate that moves at every step."""
+
+    def __init__(self, kind: str, options: dict[str, Any]) -> None:
+        super().__init__(batchnorm=True)
+        self.kind, self.options = kind, options
+
+    def configure_optimizers(self) -> Any:
+        optimizer = getattr(torch.optim, self.kind)(self.parameters(), lr=0.02, **self.options)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
+    name, options, kind, optimizer_options = SYSTEMS[system]
+    ranks = int(os.environ["WORLD_SIZE"])
+    strategy = getattr(lh, name)(block_size=3, virtual_workers=WORKERS // ranks, **options)
+    model = _Net(kind, optimizer_options)
+    data = loader(7, ranks=WORKERS)
+    data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
+    trainer = make_trainer(strategy, precision="64-true", max_epochs=3, **settings)
+    trainer.fit(model, data)
+    buffers = [own.double().reshape(-1) for own in model.buffers()]
+    return torch.cat([weights(model), *buffers]), trainer.global_step
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_workers_on_fewer_ranks_learn_the_same(system: str) -> None:
+    """Up to the order of additions, in float64, over blocks that end within epochs."""
+    expected, steps = run_ranks(_trained, WORKERS, system)[0]
+    assert steps == 21
+    for ranks in (1, 2, 4):
+        for found, taken in run_ranks(_trained, ranks, system):
+            assert taken == steps
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
