@@ -93,6 +93,17 @@ def test_gradients_that_are_accumulated_belong_to_their_model() -> None:
     assert found == [[[1.0, 1.0]], [[2.0, 2.0]]]
 
 
+def test_what_is_frozen_for_a_while_still_takes_turns() -> None:
+    module = nn.Linear(2, 1)
+    models = LocalModels(module, [], number=2)
+    models.open()
+    module.bias.requires_grad_(False)
+    for number in models.each():
+        with torch.no_grad():
+            module.bias.fill_(float(number))
+    assert [float(module.bias) for _ in models.each()] == [0.0, 1.0]
+
+
 def test_weights_that_share_memory_still_do() -> None:
     """As those of an LSTM on a GPU."""
     memory = torch.arange(6.0)

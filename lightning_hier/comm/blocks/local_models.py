@@ -51,6 +51,7 @@ class LocalModels:
         self.number = number
         self.current = 0
         self._away: dict[int, _Away] = {}
+        self._parameters: list[Parameter] = []
 
     @property
     def is_last(self) -> bool:
@@ -64,6 +65,8 @@ class LocalModels:
         """
         if self.number == 1 or self._away:
             return
+        # Of these, whatever is frozen for a while: modules with several optimizers do that.
+        self._parameters = [own for own in self._module.parameters() if own.requires_grad]
         for other in range(self.number):
             if other != self.current:
                 self._away[other] = _cloned(self._put_away())
@@ -113,14 +116,11 @@ class LocalModels:
         before = self.current
         return (number for number in self.each() if number != before)
 
-    def _tensors(self) -> list[Tensor]:
-        trainable = [own for own in self._module.parameters() if own.requires_grad]
-        return [*trainable, *self._module.buffers()]
-
     def _put_away(self) -> _Away:
+        tensors: list[Tensor] = [*self._parameters, *self._module.buffers()]
         return _Away(
-            {own: own.data for own in self._tensors()},
-            {own: own.grad for own in self._module.parameters() if own.requires_grad},
+            {own: own.data for own in tensors},
+            {own: own.grad for own in self._parameters},
             [_entries(optimizer) for optimizer in self._optimizers],
         )
 
