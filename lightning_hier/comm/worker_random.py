@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+
+from lightning_hier.comm.random_state import random_state, set_random_state
 
 
 class WorkerRandom:
@@ -40,6 +42,20 @@ class WorkerRandom:
         finally:
             self._away[worker] = self._read()
             self._write(first)
+
+    def states(self) -> list[dict[str, Any]]:
+        """Of each worker, as :func:`random_state` gives them."""
+        found = []
+        for worker in range(1 + len(self._away)):
+            with self.of(worker):
+                found.append(random_state(self._device))
+        return found
+
+    def set_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """Put each worker's generators into what :meth:`states` gave."""
+        for worker, state in enumerate(states):
+            with self.of(worker):
+                set_random_state(state, self._device)
 
     def _read(self) -> Any:
         on_device = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None

@@ -10,17 +10,18 @@ left to Lightning, which restores it.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 
-from lightning_hier.comm.random_state import random_state, set_random_state
+from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies.validation import IsolatedValidation
 
 RandomState = dict[str, Any]
+RandomStates = list[RandomState]
 
 
 class DataPosition:
@@ -28,21 +29,21 @@ class DataPosition:
 
     Args:
         trainer: about to fit.
-        device: of this rank.
+        generators: of the workers of this rank.
         validation: knows the random state of training while it validates.
 
     """
 
     def __init__(
-        self, trainer: pl.Trainer, device: torch.device, validation: IsolatedValidation
+        self, trainer: pl.Trainer, generators: WorkerRandom, validation: IsolatedValidation
     ) -> None:
         self._trainer = trainer
         self._fit_loop: Any = trainer.fit_loop
-        self._device = device
+        self._generators = generators
         self._validation = validation
-        self._begun: RandomState = {}
-        self._resumed: tuple[RandomState, RandomState] | None = None
-        self._ended: RandomState | None = None
+        self._begun: RandomStates = []
+        self._resumed: tuple[RandomStates, RandomStates] | None = None
+        self._ended: RandomStates | None = None
 
     def install(self) -> None:
         """Wrap the two methods in which Lightning begins the data of an epoch."""
@@ -52,13 +53,13 @@ class DataPosition:
         def setup_data() -> None:
             self._leave_epoch_that_ended()
             # The first epoch's data begin here, and those of a loader that is made anew.
-            before, random = self._iterator(), random_state(self._device)
+            before, random = self._iterator(), self._generators.states()
             set_up()
             if self._iterator() is not before:
                 self._begun = random
 
         def on_run_start(fetcher: Any) -> None:
-            before, random = self._iterator(), random_state(self._device)
+            before, random = self._iterator(), self._generators.states()
             start(fetcher)
             renewed = self._iterator() is not before
             if self._resumed is not None:
@@ -78,29 +79,35 @@ class DataPosition:
 
     def remove(self) -> None:
         """Give the loops their own methods back."""
-        self._ended = self.state()["now"]
+        self._ended = self._now()
         self._fit_loop.__dict__.pop("setup_data", None)
         self._fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
         self._fit_loop.epoch_loop.__dict__.pop("reset", None)
 
-    def state(self) -> dict[str, RandomState]:
-        """The random states of this moment of training, and of the begin of the epoch's data."""
-        now = self._ended or self._validation.outside or random_state(self._device)
-        return {"now": now, "begun": self._begun}
+    def state(self, worker: int = 0) -> dict[str, RandomState]:
+        """A worker's random states, of this moment and of the begin of the epoch's data."""
+        return {"now": self._now()[worker], "begun": self._begun[worker] if self._begun else {}}
 
-    def load(self, state: dict[str, RandomState]) -> None:
-        """Go on from what :meth:`state` gave, once training starts."""
-        self._resumed = (state["now"], state["begun"])
+    def load(self, states: Sequence[dict[str, RandomState]]) -> None:
+        """Go on from what :meth:`state` gave of each worker, once training starts."""
+        self._resumed = ([own["now"] for own in states], [own["begun"] for own in states])
 
     def rewind(self) -> None:
         """Forget the data that were used, before a state is loaded."""
-        self._begun = {}
+        self._begun = []
         self._resumed = None
 
     def start(self) -> None:
         """Training starts: draw what comes next as the run that was saved would have."""
         if self._resumed is not None:
-            set_random_state(self._resumed[0], self._device)
+            self._generators.set_states(self._resumed[0])
+
+    def _now(self) -> RandomStates:
+        if self._ended is not None:
+            return self._ended
+        states = self._generators.states()
+        outside = self._validation.outside
+        return states if outside is None else [outside, *states[1:]]
 
     def _leave_epoch_that_ended(self) -> None:
         """Have Lightning count the epoch that begins now, where a run was saved at an epoch's end.
@@ -118,7 +125,7 @@ class DataPosition:
         loader = self._fit_loop._combined_loader
         return None if loader is None else loader._iterator
 
-    def _go_on(self, fetcher: Any, random: RandomState, *, renewed: bool) -> None:
+    def _go_on(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
         """Bring the data of the first epoch to where they were, and the random state with them."""
         assert self._resumed is not None
         begun = self._resumed[1]
@@ -126,7 +133,7 @@ class DataPosition:
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
         if not used:
             if not renewed:
-                set_random_state(random, self._device)
+                self._generators.set_states(random)
                 iter(fetcher)
             self._begun = random
             return
@@ -136,8 +143,8 @@ class DataPosition:
             isinstance(loader, _Stateful) for loader in loaders
         ):
             return
-        set_random_state(begun, self._device)
+        self._generators.set_states(begun)
         iter(fetcher)
         for _ in range(used):
             next(fetcher)
-        set_random_state(random, self._device)
+        self._generators.set_states(random)

@@ -233,7 +233,7 @@ class FitSession:
             self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
         self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
         validation = IsolatedValidation(trainer, device)
-        self._position = DataPosition(trainer, device, validation)
+        self._position = DataPosition(trainer, self._played.random, validation)
         before = self._synchroniser.before_step
         changes: list[Any] = [self._termination, validation, self._position]
         if virtual_workers > 1:

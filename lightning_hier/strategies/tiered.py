@@ -129,6 +129,18 @@ class TieredStrategy(PlacedStrategy, ABC):
         """Which rank is in which group."""
         return self.communicators.layout
 
+    @property
+    def worker_layout(self) -> RankLayout:
+        """Which worker is in which group: that of the ranks, if each plays one."""
+        devices, groups = self.layout.sizes
+        return RankLayout((devices, groups * self.virtual_workers))
+
+    @property
+    def _workers(self) -> range:
+        """Numbers of the workers that this rank plays."""
+        first = self.global_rank * self.virtual_workers
+        return range(first, first + self.virtual_workers)
+
     @override
     def setup_environment(self) -> None:
         destroy_groups_at_exit(self)

@@ -132,6 +132,7 @@ def stop_and_go_on(
     loader: dict[str, Any] | None = None,
     make_model: Callable[..., Any] = DropoutNet,
     make_callbacks: Callable[[], list[Callback]] = list,
+    workers: int = 1,
     **settings: Any,
 ) -> list[str]:
     """Train once through, saving on the way; then go on from there elsewhere in random numbers.
@@ -140,7 +141,7 @@ def stop_and_go_on(
     """
     rank = int(os.environ["RANK"])
     settings = {"max_epochs": 3, **settings}
-    batches = 5
+    batches = 5 * workers  # of each rank
     validation = DataLoader(NoisyData(8), batch_size=4)
 
     def train(model: Any, seed: int, path: Path | None, *callbacks: Callback) -> dict[str, Any]:

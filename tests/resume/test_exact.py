@@ -50,6 +50,12 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(lh.BMUFAdamStrategy, block_size=4, across_dtype="bfloat16"),
         "Adam",
     ),
+    "bmuf_virtual": (
+        2,
+        partial(lh.BMUFStrategy, block_size=4, local_momentum="keep", virtual_workers=2),
+        "SGD",
+    ),
+    "bmuf_adam_virtual": (2, partial(lh.BMUFAdamStrategy, block_size=4, virtual_workers=3), "Adam"),
     "bmuf_all_reduce": (
         3,
         partial(
@@ -65,7 +71,8 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
 
 def _check(name: str, tmp_path: Path, hook: str, number: int, **settings: Any) -> None:
     world_size, strategy, optimizer = STRATEGIES[name]
-    settings = {"optimizer": optimizer, **settings}
+    workers = strategy.keywords.get("virtual_workers", 1)
+    settings = {"optimizer": optimizer, "workers": workers, **settings}
     found = run_ranks(stop_and_go_on, world_size, strategy, hook, number, tmp_path, **settings)
     assert found == [[]] * world_size
 
@@ -116,9 +123,10 @@ def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
     assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
 
 
+@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_virtual"])
 @pytest.mark.parametrize("number", [2, 3])
-def test_in_a_validation_within_an_epoch(number: int, tmp_path: Path) -> None:
-    _check("bmuf_gtc", tmp_path, "on_validation_end", number, val_check_interval=2)
+def test_in_a_validation_within_an_epoch(name: str, number: int, tmp_path: Path) -> None:
+    _check(name, tmp_path, "on_validation_end", number, val_check_interval=2)
 
 
 def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
@@ -142,8 +150,9 @@ def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
     assert found == [[]] * 3
 
 
-def test_in_a_step_that_is_accumulated(tmp_path: Path) -> None:
-    _check("bmuf_gtc", tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2)
+@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_virtual"])
+def test_in_a_step_that_is_accumulated(name: str, tmp_path: Path) -> None:
+    _check(name, tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2)
 
 
 def test_with_workers_that_load_data(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ class Synchroniser:
         trainable = self._trained.parameters
         tensors = [p for p in self._module.parameters() if p in trainable]
         every: list[Tensor] = [*tensors, *self._module.buffers()]
-        return {tensor: self._aside.local(tensor) for tensor in every}
+        aside = self._models.current == 0  # no other local model is ever aside
+        return {own: self._aside.local(own) if aside else own.detach() for own in every}
 
     @property
     def blocks(self) -> Sequence[ModelBlock] | None:

@@ -146,8 +146,6 @@ def what_changes(
         for name, old in saved.section["kinds"].items()
         if kinds[name] != old
     ]
-    if kinds["virtual_workers"] > 1:
-        said.append(f"{kinds['virtual_workers']} virtual workers, whose local models are not saved")
     steps = max(count["in_block"] for count in saved.section["steps"])
     given_up = ["block momentum 'auto' follows the number of groups"]
     if steps and saved.section["counts"] is not None:

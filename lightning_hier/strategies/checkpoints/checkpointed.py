@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from lightning_hier.strategies.checkpoints.changed_world import (
     what_changes,
 )
 from lightning_hier.strategies.checkpoints.rank_files import (
+    Part,
     RankFiles,
     remove_rank_files,
     section_of,
 )
 from lightning_hier.strategies.checkpoints.resuming import SavedRun
+from lightning_hier.strategies.checkpoints.run_state import State
 from lightning_hier.strategies.checkpoints.saving import save_run
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.tiered import TieredStrategy
@@ -77,10 +79,8 @@ class CheckpointedStrategy(TieredStrategy):
                 checkpoint,
                 filepath,
                 shared=self._shared(session),
-                of_group=lambda: self._of_group(session),
-                of_rank=self._of_rank(session),
-                layout=self.layout,
-                rank=self.global_rank,
+                states=self._states(session),
+                layout=self.worker_layout,
                 removes=self.local_rank == 0,
                 io=self.checkpoint_io,
                 write=lambda whole: write(whole, filepath, storage_options),
@@ -116,9 +116,8 @@ class CheckpointedStrategy(TieredStrategy):
             return
         saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
         saved.require_complete(self.root_device)
-        # Local models of several workers on a rank are not saved.
-        same = section["kinds"] == self._kinds(self._fit_session) and self.virtual_workers == 1
-        if same and saved.sizes == self.layout.sizes:
+        same = section["kinds"] == self._kinds(self._fit_session)
+        if same and saved.sizes == self.worker_layout.sizes:
             self._go_on(saved)
         else:
             self._go_on_elsewhere(saved, checkpoint)
@@ -132,8 +131,7 @@ class CheckpointedStrategy(TieredStrategy):
             # As at the begin of a run: other buckets, and perhaps a warm-up once more.
             self._wrap_again()
         self._wrap_trained(saved)
-        rank = saved.of_rank(self.global_rank)
-        group = saved.of_group(self.layout.coordinates(self.global_rank)[1])
+        rank, group = self._saved_of(saved, 0)
         order = [state.parameters[name] for name in saved.section["ready_order"]]
         if isinstance(self.model, DistributedDataParallel) and self.root_device.type == "cpu":
             session.rehearse(self.model, order)
@@ -142,9 +140,22 @@ class CheckpointedStrategy(TieredStrategy):
         session.follow_steps()
         if rank["precision"]:
             self.precision_plugin.load_state_dict(rank["precision"])
-        session.position.load(rank["random"])
+        random, gradients = [rank["random"]], [rank["gradients"]]
+        models = session.played.models
+        models.open()
+        for number in models.others():
+            rank, group = self._saved_of(saved, number)
+            state.load_local(group, rank)
+            random.append(rank["random"])
+            gradients.append(rank["gradients"])
+        session.position.load(random)
+
+        def set_gradients() -> None:
+            for number in models.each():
+                state.set_gradients(gradients[number])
+
         # Lightning empties the gradients before it trains.
-        session.on_start.append(lambda: state.set_gradients(rank["gradients"]))
+        session.on_start.append(set_gradients)
         rank_zero_info("Resuming where the run was saved, with the state of every rank.")
 
     def _go_on_elsewhere(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
@@ -158,7 +169,12 @@ class CheckpointedStrategy(TieredStrategy):
         if compresses:
             take_residuals(saved, state, session.worker.memory, self.layout, self.global_rank)
         kinds = self._kinds(session)
-        rank_zero_warn(what_changes(saved, self.layout, kinds, keeps_residuals=compresses))
+        rank_zero_warn(what_changes(saved, self.worker_layout, kinds, keeps_residuals=compresses))
+
+    def _saved_of(self, saved: SavedRun, number: int) -> tuple[State, State]:
+        """What a worker of this rank has saved, and its group."""
+        worker = self._workers[number]
+        return saved.of_rank(worker), saved.of_group(self.worker_layout.coordinates(worker)[1])
 
     def _wrap_trained(self, saved: SavedRun) -> None:
         """Have DDP know the parameters that had been unfrozen when the run was saved.
@@ -191,7 +207,6 @@ class CheckpointedStrategy(TieredStrategy):
             "lanes": self.communicators.route.lanes if shortened else None,
             "carrier": type(session.synchroniser.carrier).__name__,
             "warmup_steps": self.warmup_steps,
-            "virtual_workers": self.virtual_workers,
         }
 
     def _shared(self, session: FitSession) -> dict[str, Any]:
@@ -202,16 +217,27 @@ class CheckpointedStrategy(TieredStrategy):
             "ready_order": [names[own] for own in session.ready_order],
         }
 
+    def _states(self, session: FitSession) -> Iterator[tuple[Part, int, State]]:
+        """What this rank saves, each with its local model in the module."""
+        models = session.played.models
+        with models.opened():
+            for number in models.each():
+                worker = self._workers[number]
+                position, group = self.worker_layout.coordinates(worker)
+                yield "rank", worker, self._of_rank(session, number)
+                if position == 0:
+                    yield "group", group, self._of_group(session)
+
     def _of_group(self, session: FitSession) -> dict[str, Any]:
         return {**session.state.of_group(), "averages": session.averaged_weights.of_group()}
 
-    def _of_rank(self, session: FitSession) -> dict[str, Any]:
+    def _of_rank(self, session: FitSession, number: int) -> dict[str, Any]:
         loop = self._module.trainer.fit_loop.epoch_loop
         accumulates = self._session is not None and loop._should_accumulate()
         return {
             **session.state.of_rank(),
             "averages": session.averaged_weights.of_rank(),
-            "random": session.position.state(),
+            "random": session.position.state(number),
             "precision": self.precision_plugin.state_dict(),
             "gradients": session.state.gradients() if accumulates else {},
         }

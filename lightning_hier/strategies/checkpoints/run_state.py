@@ -103,6 +103,16 @@ class RunState:
                 block.load(parts, self.by_parameter(counts))
         self._worker.memory.load(rank["memory"], self.parameters)
         self._worker.loss_scale = rank["loss_scale"]
+        self._load_values(group, rank)
+
+    @torch.no_grad()
+    def load_local(self, group: State, rank: State) -> None:
+        """Give the local model that is in the module, in place, what its worker has saved."""
+        for optimizer, state in zip(self._optimizers, group["optimizers"], strict=True):
+            copy_optimizer_(optimizer, state)
+        self._load_values(group, rank)
+
+    def _load_values(self, group: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
             own = self.parameters[name] if name in self.parameters else buffers[name]
@@ -144,6 +154,24 @@ class RunState:
 
     def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
         return {self.names[own]: values for own, values in counts.items()}
+
+
+def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Copy ``state`` into the tensors that ``optimizer`` has, so that who holds them sees it."""
+    parameters = [own for group in optimizer.param_groups for own in group["params"]]
+    for index, parameter in enumerate(parameters):
+        saved = state["state"].get(index)
+        if saved is None:
+            optimizer.state.pop(parameter, None)
+            continue
+        own = optimizer.state[parameter]
+        for name in own.keys() - saved.keys():
+            del own[name]
+        for name, value in saved.items():
+            if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
+                own[name].copy_(value)
+            else:
+                own[name] = value.to(parameter.device) if isinstance(value, Tensor) else value
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.strategies.checkpoints.rank_files import FORMAT, SECTION, RankFiles
+from lightning_hier.strategies.checkpoints.rank_files import FORMAT, SECTION, Part, RankFiles
 
 
 def save_run(
@@ -21,10 +22,8 @@ def save_run(
     path: str | Path,
     *,
     shared: dict[str, Any],
-    of_group: Callable[[], dict[str, Any]],
-    of_rank: dict[str, Any],
+    states: Iterable[tuple[Part, int, dict[str, Any]]],
     layout: RankLayout,
-    rank: int,
     removes: bool,
     io: CheckpointIO,
     write: Callable[[dict[str, Any]], None],
@@ -38,10 +37,9 @@ def save_run(
         checkpoint: what Lightning saves; gets this package's section.
         path: of the checkpoint.
         shared: what is small and the same on all ranks.
-        of_group: gives what the ranks of a group have in common; called on the first one.
-        of_rank: what differs from rank to rank.
-        layout: ranks and groups.
-        rank: this one.
+        states: what this rank saves: of each worker that it plays what differs from worker to
+            worker, and of each group whose first worker it plays what the group has in common.
+        layout: workers and groups.
         removes: whether this rank removes what an older save under this name has left.
         io: writes files.
         write: writes the checkpoint itself, on rank 0.
@@ -55,12 +53,10 @@ def save_run(
     _finish_earlier(io)
     save = gather_json(f"{time.time_ns():020d}", device)[0]
     files = RankFiles(path, save)
-    problem = _problem(lambda: io.save_checkpoint(of_rank, files.path("rank", rank)))
-    if rank % devices == 0:
-        own = rank // devices
-        problem = problem or _problem(
-            lambda: io.save_checkpoint(of_group(), files.path("group", own))
-        )
+    problem = None
+    for part, number, state in states:
+        write_part = partial(io.save_checkpoint, state, files.path(part, number))
+        problem = problem or _problem(write_part)
     raise_everywhere(problem, device, error=OSError)
     checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
     raise_everywhere(_problem(lambda: write(checkpoint)), device, error=OSError)
