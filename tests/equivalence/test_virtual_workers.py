@@ -56,7 +56,13 @@ def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
     return torch.cat([weights(model), *buffers]), trainer.global_step
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+QUICK = ("bmuf", "bmuf_adam")
+
+
+@pytest.mark.parametrize(
+    "system",
+    [own if own in QUICK else pytest.param(own, marks=pytest.mark.slow) for own in SYSTEMS],
+)
 def test_workers_on_fewer_ranks_learn_the_same(system: str) -> None:
     """Up to the order of additions, in float64, over blocks that end within epochs."""
     expected, steps = run_ranks(_trained, WORKERS, system)[0]

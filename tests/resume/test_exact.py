@@ -94,7 +94,7 @@ def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_validation_end"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_at_the_end_of_an_epoch(name: str, hook: str, number: int, tmp_path: Path) -> None:
     _check(name, tmp_path, hook, number)
 
@@ -117,14 +117,16 @@ def _stop_again_and_again(stops: list[int], folder: Path) -> list[str]:
     return differences(through, resumed)
 
 
-@pytest.mark.parametrize("stops", [[5, 3], [4, 1, 5, 2], [2, 2, 2, 2]])
+@pytest.mark.parametrize(
+    "stops", [[4, 1, 5, 2], *(pytest.param(s, marks=pytest.mark.slow) for s in ([5, 3], [2] * 4))]
+)
 def test_again_and_again(stops: list[int], tmp_path: Path) -> None:
     """So many steps after each start; epochs have five: at an epoch's end, then in the next."""
     assert run_ranks(_stop_again_and_again, 2, stops, tmp_path) == [[]] * 2
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_virtual"])
-@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("name", ["bmuf_gtc", pytest.param("bmuf_virtual", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_in_a_validation_within_an_epoch(name: str, number: int, tmp_path: Path) -> None:
     _check(name, tmp_path, "on_validation_end", number, val_check_interval=2)
 
@@ -133,7 +135,7 @@ def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, "on_train_epoch_end", 1, limit_val_batches=0)
 
 
-@pytest.mark.parametrize("number", [1, 3, 6])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
 def test_during_the_warm_up_and_at_its_end(number: int, tmp_path: Path) -> None:
     """Four ranks: how a sum of three and more is rounded depends on DDP's buckets."""
     strategy = partial(

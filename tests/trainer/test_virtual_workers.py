@@ -83,7 +83,9 @@ def _fit(settings: dict[str, Any], by_hand: bool) -> dict[str, Any]:
         ({"val_check_interval": 2}, False),
         ({"accumulate_grad_batches": 2}, False),
         ({}, True),
-        ({"precision": "64-true", "gradient_clip_val": 0.1}, False),
+        pytest.param(
+            {"precision": "64-true", "gradient_clip_val": 0.1}, False, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_is_that_of_a_rank_for_each_worker(settings: dict[str, Any], by_hand: bool) -> None:
@@ -116,8 +118,18 @@ class _Transfers(Net):
         return batch
 
 
+class _TwoOptimizers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(own.parameters(), lr=0.1) for own in self.layers[::2]]
+
+
 def _mistake(what: str) -> None:
-    model: Net = _Transfers() if what == "hook" else Net()
+    models = {"hook": _Transfers, "optimizers": _TwoOptimizers}
+    model: Net = models.get(what, Net)()
     data: Any = DataLoader(_Stream()) if what == "stream" else loader(3)
     choices: dict[str, dict[str, Any]] = {
         "precision": {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]},
@@ -134,6 +146,7 @@ def _mistake(what: str) -> None:
         ("hook", "on_before_batch_transfer (use on_after_batch_transfer)"),
         ("precision", "precision='16-mixed' (use 'bf16-mixed')"),
         ("ema", "can't be combined with EMAWeightAveraging"),
+        ("optimizers", "can't be combined with 2 optimizers"),
     ],
 )
 def test_what_cannot_be_trained_is_an_error_on_every_rank(what: str, says: str) -> None:
@@ -199,7 +212,9 @@ def _resumed(folder: Path) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_on_other_numbers_of_ranks(ranks: int, tmp_path: Path) -> None:
     """Exactly: a job goes on when half of the cluster is gone, or has come back."""
     through = run_ranks(_through, ranks, tmp_path)[0]

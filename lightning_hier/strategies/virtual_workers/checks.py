@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 
@@ -72,3 +74,20 @@ def virtual_problem(trainer: pl.Trainer) -> str | None:
     if not found:
         return None
     return f"virtual_workers above 1 can't be combined with {', '.join(found)}: {_WAY_OUT}"
+
+
+def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
+    """Check how many optimizers there are.
+
+    With several, the block of one may end while the workers that have had their turn have stepped
+    the others too, with a model that was not synchronised in between.
+
+    Raises:
+        ValueError: several.
+
+    """
+    if len(optimizers) > 1:
+        raise ValueError(
+            f"virtual_workers above 1 can't be combined with {len(optimizers)} optimizers: start a "
+            "rank for each worker"
+        )

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
-from lightning_hier.strategies.virtual_workers.checks import virtual_problem
+from lightning_hier.strategies.virtual_workers.checks import check_optimizers, virtual_problem
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, divide_among_workers
 
 
@@ -27,6 +27,8 @@ class PlayingStrategy(CheckpointedStrategy):
         if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:
             raise_everywhere(virtual_problem(trainer), self.root_device)
         super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:
+            check_optimizers(self.optimizers)
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
