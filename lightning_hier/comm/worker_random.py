@@ -23,9 +23,13 @@ class WorkerRandom:
         number: workers of this rank.
         device: of the rank.
 
+    Attributes:
+        number: workers of this rank.
+
     """
 
     def __init__(self, number: int, device: torch.device) -> None:
+        self.number = number
         self._device = device
         self._away: dict[int, Any] = dict.fromkeys(range(1, number), self._read())
 
@@ -43,13 +47,14 @@ class WorkerRandom:
             self._away[worker] = self._read()
             self._write(first)
 
+    def state(self, worker: int) -> dict[str, Any]:
+        """Of a worker, as :func:`random_state` gives it."""
+        with self.of(worker):
+            return random_state(self._device)
+
     def states(self) -> list[dict[str, Any]]:
-        """Of each worker, as :func:`random_state` gives them."""
-        found = []
-        for worker in range(1 + len(self._away)):
-            with self.of(worker):
-                found.append(random_state(self._device))
-        return found
+        """Of each worker."""
+        return [self.state(worker) for worker in range(self.number)]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
         """Put each worker's generators into what :meth:`states` gave."""

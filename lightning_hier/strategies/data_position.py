@@ -79,14 +79,14 @@ class DataPosition:
 
     def remove(self) -> None:
         """Give the loops their own methods back."""
-        self._ended = self._now()
+        self._ended = [self._now(worker) for worker in range(self._generators.number)]
         self._fit_loop.__dict__.pop("setup_data", None)
         self._fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
         self._fit_loop.epoch_loop.__dict__.pop("reset", None)
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:
         """A worker's random states, of this moment and of the begin of the epoch's data."""
-        return {"now": self._now()[worker], "begun": self._begun[worker] if self._begun else {}}
+        return {"now": self._now(worker), "begun": self._begun[worker] if self._begun else {}}
 
     def load(self, states: Sequence[dict[str, RandomState]]) -> None:
         """Go on from what :meth:`state` gave of each worker, once training starts."""
@@ -102,12 +102,11 @@ class DataPosition:
         if self._resumed is not None:
             self._generators.set_states(self._resumed[0])
 
-    def _now(self) -> RandomStates:
+    def _now(self, worker: int) -> RandomState:
         if self._ended is not None:
-            return self._ended
-        states = self._generators.states()
-        outside = self._validation.outside
-        return states if outside is None else [outside, *states[1:]]
+            return self._ended[worker]
+        outside = self._validation.outside if worker == 0 else None  # who alone validates
+        return outside or self._generators.state(worker)
 
     def _leave_epoch_that_ended(self) -> None:
         """Have Lightning count the epoch that begins now, where a run was saved at an epoch's end.
