@@ -73,26 +73,49 @@ def encode(flat: Tensor, memory: TensorMemory, scratch: Scratch) -> int:
     return words.numel()
 
 
+class MiddleOfARun:
+    """A tensor's gradients, threshold and residuals as they are after many steps.
+
+    Args:
+        elements: of the tensor.
+        density: share of them that is to be sent at a step.
+        device: where all lies.
+
+    Attributes:
+        threshold: T.
+        residual: flat.
+
+    """
+
+    def __init__(self, elements: int, density: float, device: str = "cpu") -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        self._elements, self._windows = elements, random.Random(0)
+        pool = torch.randn(elements + _WINDOWS, generator=generator, device=device)
+        self._pool = pool.mul_(_SIGMA)
+        self.threshold = _SIGMA / math.sqrt(density)
+        # The long-run spread of a random walk that goes back by T where it leaves [-T, T].
+        self.residual = torch.rand(elements, generator=generator, device=device)
+        self.residual += torch.rand(elements, generator=generator, device=device)
+        self.residual.sub_(1.0).mul_(self.threshold)
+
+    def gradient(self) -> Tensor:
+        """Of the next step; not to be changed."""
+        start = self._windows.randrange(_WINDOWS)
+        return self._pool[start : start + self._elements]
+
+
 def measure(elements: int, density: float, *, repetitions: int) -> Encoding:
-    """Of a tensor in the middle of a run, its residuals spread as they are after many steps.
+    """Of a tensor in the middle of a run.
 
     A step and a copy take turns, in processor time, and the least of each is kept: what else the
     machine does can only add to either. The copied memory is as warm as that which was encoded.
     """
-    generator = torch.Generator().manual_seed(0)
-    windows = random.Random(0)
-    pool = torch.randn(elements + _WINDOWS, generator=generator).mul_(_SIGMA)
-    threshold = _SIGMA / math.sqrt(density)
-    # The long-run spread of a random walk that goes back by T where it leaves [-T, T].
-    residual = torch.rand(elements, generator=generator)
-    residual += torch.rand(elements, generator=generator)
-    residual.sub_(1.0).mul_(threshold)
-    memory, scratch = TensorMemory(residual, threshold), Scratch()
+    run = MiddleOfARun(elements, density)
+    memory, scratch = TensorMemory(run.residual, run.threshold), Scratch()
     flat, copied = torch.empty(elements), torch.empty(elements)
     taken, copies, words = [], [], []
     for _ in range(repetitions):
-        start = windows.randrange(_WINDOWS)
-        flat.copy_(pool[start : start + elements])
+        flat.copy_(run.gradient())
         begun = time.thread_time()
         words.append(encode(flat, memory, scratch))
         encoded = time.thread_time()

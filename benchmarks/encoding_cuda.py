@@ -9,9 +9,7 @@ a pass that used the device's memory as well as a copy does would take 1.5 times
 from __future__ import annotations
 
 import argparse
-import math
 import platform
-import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ import triton
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.encoding import MiddleOfARun
 from examples.tables import markdown
 from lightning_hier.algorithms.decoding import SignedWords
 from lightning_hier.algorithms.encoding import Scratch, encode_, encode_by_torch_, settle_
@@ -29,8 +28,6 @@ from lightning_hier.algorithms.encoding import Scratch, encode_, encode_by_torch
 SIZES = (10**6, 6_500_000, 24_300_000, 10**8)
 DENSITIES = (1e-3, 1e-2, 1e-1)
 
-_SIGMA = 1e-3
-_WINDOWS = 1 << 16
 _TENSORS_OF_A_PASS = 3
 _TENSORS_OF_A_COPY = 2
 
@@ -82,25 +79,21 @@ class Passes:
 
 
 def measure(elements: int, density: float, workers: int, *, repetitions: int) -> Passes:
-    """Of a tensor in the middle of a run, its residuals spread as they are after many steps."""
+    """Of a tensor in the middle of a run."""
     device = torch.device("cuda")
     torch.manual_seed(0)
-    windows = random.Random(0)
-    pool = torch.randn(elements + _WINDOWS, device=device).mul_(_SIGMA)
-    threshold = _SIGMA / math.sqrt(density)
-    # The long-run spread of a random walk that goes back by T where it leaves [-T, T].
-    residual = torch.rand(elements, device=device).add_(torch.rand(elements, device=device))
-    residual.sub_(1.0).mul_(threshold)
+    run = MiddleOfARun(elements, density, "cuda")
+    residual, threshold = run.residual, run.threshold
     flat, copied = torch.empty(2, elements, device=device)
     others = [_random_words(elements, density, device) for _ in range(workers - 1)]
     scratch, sent = Scratch(), []
     found: list[tuple[float, ...]] = []
     for _ in range(repetitions):
-        flat.copy_(_window(pool, elements, windows))
+        flat.copy_(run.gradient())
         by_torch = _elapsed_s(lambda: encode_by_torch_(flat, residual, threshold))
         rounds = []
         for clock in (_elapsed_s, _kernels_s):
-            flat.copy_(_window(pool, elements, windows))
+            flat.copy_(run.gradient())
             words: list[Tensor] = []
             rounds.append(
                 clock(lambda: words.append(encode_(flat, residual, threshold, scratch)[0]))  # noqa: B023
@@ -138,11 +131,6 @@ def _kernels_s(call: Callable[[], object]) -> float:
         torch.cuda.synchronize()
     events = [event for event in seen.events() if event.device_type.name == "CUDA"]
     return 1e-6 * sum(event.device_time_total for event in events)
-
-
-def _window(pool: Tensor, elements: int, windows: random.Random) -> Tensor:
-    start = windows.randrange(_WINDOWS)
-    return pool[start : start + elements]
 
 
 def _random_words(elements: int, density: float, device: torch.device) -> Tensor:

@@ -19,16 +19,15 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
@@ -36,12 +35,15 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import lightning_hier as lh
+from benchmarks.hosts import loopback_hosts
+from benchmarks.joined import joined
+from benchmarks.launch import run_module
 from examples.quiet import silence_lightning
 from examples.tables import markdown
 
 _BLOCK, _WARM_UP, _WINDOW = 50, 50, 100
 _FRAMES, _SEQUENCES, _FEATURES, _SENONES = 20, 64, 192, 3183
-_PORT = 29555
+_LIMIT_S = 1800.0
 
 
 def _systems(backend: str) -> dict[str, Callable[[], Strategy]]:
@@ -81,14 +83,19 @@ class _LSTM(pl.LightningModule):
 class _Window(pl.Callback):
     """Seconds of the steps between warm-up and end, with the card's queue empty at both."""
 
-    step_s = 0.0
+    def __init__(self) -> None:
+        self._marks: list[float] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         if trainer.global_step in (_WARM_UP, _WARM_UP + _WINDOW):
             torch.cuda.synchronize()
-            self.step_s = (time.perf_counter() - self.step_s) / (
-                1 if trainer.global_step == _WARM_UP else _WINDOW
-            )
+            self._marks.append(time.perf_counter())
+
+    @property
+    def step_s(self) -> float:
+        """Of a step."""
+        begun, ended = self._marks
+        return (ended - begun) / _WINDOW
 
 
 def _run(name: str, strategy: Strategy) -> float:
@@ -110,15 +117,13 @@ def rank(repetitions: int) -> dict[str, list[float]]:
     """All systems by turns; seconds of a step of each."""
     silence_lightning()
     backend = "nccl" if os.environ["WORLD_SIZE"] == "1" else "gloo"
-    dist.init_process_group(backend)
     systems = _systems(backend)
-    _run("alone", systems["alone"]())  # what is made at the first use of the card
     found: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(repetitions):
-        for name, strategy in systems.items():
-            found[name].append(_run(name, strategy()))
-    dist.barrier()
-    dist.destroy_process_group()
+    with joined(backend):
+        _run("alone", systems["alone"]())  # what is made at the first use of the card
+        for _ in range(repetitions):
+            for name, strategy in systems.items():
+                found[name].append(_run(name, strategy()))
     return found
 
 
@@ -138,27 +143,15 @@ def table(found: dict[str, list[float]]) -> str:
 
 
 def _ranks(number: int, repetitions: int) -> dict[str, list[float]]:
-    """Start the ranks; what the first has found."""
-    shared = {
-        **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_PORT + number),
-        "WORLD_SIZE": str(number), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
-        "GROUP_WORLD_SIZE": str(number), "TORCHELASTIC_RUN_ID": "cuda", "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.training_cuda", "--as-rank"]
-    command += ["--repetitions", str(repetitions)]
-    started = [
-        subprocess.Popen(
-            command,
-            env={**shared, "RANK": str(own), "GROUP_RANK": str(own), "NODE_RANK": str(own)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for own in range(number)
-    ]
-    outputs = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        raise RuntimeError("a rank has failed: its error stands above")
-    found: dict[str, list[float]] = json.loads(outputs[0].splitlines()[-1])
+    """Start the ranks, a host each; what the first has found."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        arguments = ("--repetitions", str(repetitions), "--as-rank", str(out))
+        run_module(
+            loopback_hosts(number), 1, "benchmarks.training_cuda", *arguments,
+            folder=Path(folder), limit_s=_LIMIT_S,
+        )  # fmt: skip
+        found: dict[str, list[float]] = json.loads(out.read_text())
     return found
 
 
@@ -166,10 +159,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--as-rank", action="store_true", help="be one of the ranks")
+    parser.add_argument("--as-rank", type=Path, help="be a rank; the first writes this file")
     options = parser.parse_args()
     if options.as_rank:
-        print(json.dumps(rank(options.repetitions)))
+        found = rank(options.repetitions)
+        if os.environ["RANK"] == "0":
+            options.as_rank.write_text(json.dumps(found))
         return
     print(
         f"{torch.cuda.get_device_name()}, Python {platform.python_version()}, torch "
