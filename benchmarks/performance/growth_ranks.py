@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import Parameter
 
 from benchmarks.performance.on_rank import report
 from lightning_hier import BMUF, GTC
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gtc_hook import GTCReducer
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
@@ -47,25 +47,6 @@ class Point:
     def told(self) -> dict[str, float]:
         """For the store, and for the ranks."""
         return asdict(self)
-
-
-class OneBucket:
-    """A DDP bucket that holds one tensor."""
-
-    def __init__(self, parameter: Parameter, flat: Tensor) -> None:
-        self._parameter, self._flat = parameter, flat
-
-    def buffer(self) -> Tensor:
-        return self._flat
-
-    def parameters(self) -> list[Parameter]:
-        return [self._parameter]
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
 
 
 def _communicators(group_size: int) -> Communicators:
@@ -100,8 +81,8 @@ def gtc(point: Point) -> dict[str, float]:
     parameter = Parameter(flat)  # of which only the length is read
     memory = GradientMemory({parameter: TensorMemory(residual, threshold)})
     config = GTC(threshold=threshold, density=point.density)
-    reducer = GTCReducer(communicators.group, config, memory)
-    bucket: Any = OneBucket(parameter, flat)
+    reducer = GTCReducer(communicators.group, config, [memory])
+    bucket = GradientBucket([parameter], [flat], [()])
     seconds = _least(
         lambda: reducer.reduce(bucket).wait(),
         lambda: flat.normal_(0.0, _SIGMA, generator=generator),

@@ -16,11 +16,53 @@ GroupSize = int | Literal["node", "world"]
 """Ranks of a group as a user names them: a number, the devices of one host, or all ranks."""
 
 
-def ranks_per_group(group_size: GroupSize, ranks_per_host: int, world_size: int) -> int:
-    """The number of ranks that a group size stands for."""
+def workers_per_group(group_size: GroupSize, per_host: int, in_all: int) -> int:
+    """The number of workers that a group size stands for."""
     if group_size == "node":
-        return ranks_per_host
-    return world_size if group_size == "world" else group_size
+        return per_host
+    return in_all if group_size == "world" else group_size
+
+
+@dataclass(frozen=True)
+class Casting:
+    """How the workers of groups are played by ranks, each by one, in order.
+
+    Attributes:
+        group_size: workers of one group.
+        workers_per_rank: that every rank plays.
+
+    """
+
+    group_size: int
+    workers_per_rank: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: a group would begin or end in the middle of a rank that has others too.
+
+        """
+        if self.group_size % self.workers_per_rank and self.workers_per_rank % self.group_size:
+            raise ValueError(
+                f"virtual_workers must divide group_size or be a multiple of it, got "
+                f"virtual_workers={self.workers_per_rank} with group_size={self.group_size}"
+            )
+
+    @property
+    def per_model(self) -> int:
+        """Workers of one rank that share a model."""
+        return min(self.group_size, self.workers_per_rank)
+
+    @property
+    def models_per_rank(self) -> int:
+        """Models that every rank trains, each of another group."""
+        return self.workers_per_rank // self.per_model
+
+    @property
+    def ranks_per_group(self) -> int:
+        """Ranks that share a model."""
+        return self.group_size // self.per_model
 
 
 @dataclass(frozen=True)
@@ -40,8 +82,8 @@ class RankLayout:
             raise ValueError(f"every tier needs a size of at least 1, got {self.sizes}")
 
     @classmethod
-    def two_tiers(cls, group_size: int, world_size: int) -> RankLayout:
-        """Groups of ``group_size`` ranks; the world must divide into them.
+    def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
+        """Groups of ``group_size`` ranks, or whatever they are ``of``; the world must divide.
 
         Raises:
             ValueError: it does not; the message lists the sizes that do.
@@ -50,8 +92,8 @@ class RankLayout:
         if group_size < 1 or world_size % group_size:
             sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
             raise ValueError(
-                f"group_size must divide the number of ranks, got group_size={group_size} with "
-                f"{world_size} ranks; sizes that do: {', '.join(map(str, sizes))}"
+                f"group_size must divide the number of {of}, got group_size={group_size} with "
+                f"{world_size} {of}; sizes that do: {', '.join(map(str, sizes))}"
             )
         return cls((group_size, world_size // group_size))
 

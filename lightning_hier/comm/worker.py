@@ -100,12 +100,9 @@ class StepCount:
 class Worker:
     """One worker: its residuals and its step counts, one for each optimizer.
 
-    A rank plays one worker. Everything that differs between two workers of the same rank is
-    reachable from here, so that a rank can put one worker away and play another.
-
     Attributes:
         memory: residuals and thresholds.
-        steps: one count for each optimizer.
+        steps: one count for each optimizer, which the workers of a rank share.
         loss_scale: scale of fp16 gradients when the model was last known to be healthy; None
             where gradients are not scaled.
 
@@ -115,6 +112,12 @@ class Worker:
     steps: list[StepCount] = field(default_factory=list)
     loss_scale: float | None = None
 
+    @classmethod
+    def several(cls, number: int) -> list[Worker]:
+        """So many workers that one rank plays, who take their steps together."""
+        first = cls()
+        return [first, *(cls(steps=first.steps) for _ in range(1, number))]
+
     @property
     def begun(self) -> bool:
         """Whether a step has been taken, in this run or in the one that it goes on from."""
@@ -122,4 +125,4 @@ class Worker:
 
     def count_optimizers(self, number: int) -> None:
         """Start the counts of so many optimizers at zero."""
-        self.steps = [StepCount() for _ in range(number)]
+        self.steps[:] = [StepCount() for _ in range(number)]

@@ -112,11 +112,9 @@ def check_virtual_workers(virtual_workers: object) -> None:
         )
 
 
-def layout_problem(
-    group_size: int, world_size: int, block_sync: BlockSync | None, *, virtual_workers: int = 1
-) -> str | None:
-    """What about groups that divide the ranks can't be trained, or None."""
-    groups = world_size // group_size * virtual_workers
+def layout_problem(group_size: int, workers: int, block_sync: BlockSync | None) -> str | None:
+    """What about groups that divide the workers can't be trained, or None."""
+    groups = workers // group_size
     if block_sync is not None:
         try:
             block_sync.filter_for(groups)

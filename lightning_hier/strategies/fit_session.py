@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
-from torch.nn import Module, Parameter
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
@@ -16,27 +15,27 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.joining import Joining
+from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
-from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
-from lightning_hier.comm.gradients.reached import ReachedParameters
-from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
-from lightning_hier.comm.gradients.reducers import build_hook
 from lightning_hier.comm.worker import Worker
+from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.loss_scale import LossScale
+from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
-from lightning_hier.strategies.virtual_workers.turns import Played, Turns
+from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
+from lightning_hier.strategies.virtual_workers.played import Played
+from lightning_hier.strategies.virtual_workers.turns import Turns
 
 
 class FitSession:
-    """The worker that this rank plays, the hook in DDP, the synchroniser, and changes to a Trainer.
+    """The workers that this rank plays, the synchroniser, and changes to a Trainer.
 
     Made when DDP is about to wrap the module and closed at teardown, so that nothing of one ``fit``
     reaches the next.
@@ -44,23 +43,23 @@ class FitSession:
     Args:
         communicators: channels of this rank.
         warmup_steps: first steps, with averages over the whole world.
+        virtual_workers: that this rank plays in turns.
 
     Attributes:
-        worker: that this rank plays.
-        reduced: the parameters whose gradients DDP reduces.
+        workers: that this rank plays.
+        reduction: of their gradients.
         on_start: to be called when training starts.
 
     """
 
-    def __init__(self, communicators: Communicators, *, warmup_steps: int) -> None:
+    def __init__(
+        self, communicators: Communicators, warmup_steps: int, virtual_workers: int
+    ) -> None:
         self._communicators = communicators
         self._warmup_steps = warmup_steps
-        self.worker = Worker()
+        self.workers = Worker.several(virtual_workers)
+        self.reduction = Reduction(communicators, self.workers)
         self._played: Played | None = None
-        self._hook: GradientHook | None = None
-        self._wrapped: DistributedDataParallel | None = None
-        self._needs_hook = False
-        self.reduced: list[Parameter] = []
         self._synchroniser: Synchroniser | None = None
         self._termination: QuietTermination | None = None
         self._position: DataPosition | None = None
@@ -112,76 +111,34 @@ class FitSession:
         return self._averaged_weights
 
     @property
-    def ready_order(self) -> list[Parameter]:
-        """Parameters in the order in which the first step has made their gradients."""
-        return [] if self._hook is None else self._hook.ready_order.parameters
+    def worker(self) -> Worker:
+        """The first that this rank plays, often the only one."""
+        return self.workers[0]
 
     def start(self) -> None:
         """Training starts now."""
         for act in self.on_start:
             act()
         self.on_start.clear()
-        self._spare_reducer()
+        self.reduction.spare_ddp()
         self.position.start()
 
     def rewind(self) -> None:
         """Forget what this session has trained, before a state is loaded."""
         self.synchroniser.rewind()
-        self.worker.memory.tensors.clear()
+        for worker in self.workers:
+            worker.memory.tensors.clear()
         self.position.rewind()
 
     def follow_steps(self) -> None:
         """Leave the warm-up if the steps of a resumed run are past it."""
         if not self.synchroniser.warming:
-            self._end_warm_up()
+            self.reduction.end_warm_up()
 
-    def rehearse(self, model: DistributedDataParallel, order: list[Parameter]) -> None:
-        """Have DDP form its buckets as a run had them whose gradients came in ``order``."""
-        if self._hook is None or not order or set(order) != set(self.reduced):
-            return
-        self._hook.rehearsing = True
-        rehearse(model, order)
-        self._hook.rehearsing = False
-        self._hook.ready_order.parameters = list(order)
-
-    def attach_hook(
-        self,
-        model: DistributedDataParallel,
-        config: GradientSync,
-        *,
-        grad_scale: Callable[[], float],
-        find_unused: bool,
-    ) -> None:
-        """Register the gradient hook with a module that DDP has just wrapped, perhaps anew."""
-        if self._hook is not None:
-            self._hook.close()
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        self.reduced = parameters
-        warming = self._synchroniser.warming if self._synchroniser else self._warmup_steps > 0
-        self._hook = build_hook(
-            config,
-            self._communicators,
-            self.worker,
-            warming=warming,
-            grad_scale=grad_scale,
-            ready_order=ReadyOrder(parameters),
-            reached=ReachedParameters(parameters) if find_unused else None,
-        )
-        model.register_comm_hook(self._hook, gradient_hook)
-        self._wrapped, self._needs_hook = model, isinstance(config, CommHook)
-        self._spare_reducer()
-
-    def _spare_reducer(self) -> None:
-        """Have DDP reduce gradients only where there is somebody to reduce them with.
-
-        In a group of one rank its reducer would copy every gradient twice at every step for
-        nothing. A hook of the user's runs all the same; so does ours while it has residuals of a
-        run of larger groups to hand back.
-        """
-        if self._wrapped is not None and self._hook is not None:
-            alone = self._communicators.group.size == 1 and not self._hook.warming
-            idle = alone and not self._needs_hook and not self.worker.memory.tensors
-            self._wrapped.require_backward_grad_sync = not idle
+    @property
+    def warming(self) -> bool:
+        """Whether gradients are averaged over the whole world at present."""
+        return self._synchroniser.warming if self._synchroniser else self._warmup_steps > 0
 
     def begin(
         self,
@@ -193,7 +150,6 @@ class FitSession:
         one_host: bool,
         on_nonfinite: OnNonfinite = "error",
         scaler: Any = None,
-        virtual_workers: int = 1,
     ) -> None:
         """Start counting steps and quieten the Trainer. A collective of the world.
 
@@ -205,7 +161,6 @@ class FitSession:
             one_host: whether all ranks are on one host.
             on_nonfinite: what becomes of groups whose models are not finite.
             scaler: the GradScaler of this rank, if it scales gradients.
-            virtual_workers: that this rank plays in turns.
 
         Raises:
             ValueError: on every rank, if optimizers differ or do not suit ``block_sync``.
@@ -216,33 +171,51 @@ class FitSession:
         require_same(checks.optimizer_settings(optimizers), device)
         checks.warn_of_optimizers(optimizers, block_sync, self._communicators.models)
         self.worker.count_optimizers(len(optimizers))
-        self._played = Played.of(module, optimizers, virtual_workers, device)
+        models = LocalModels(module, optimizers, self._communicators.models_per_rank)
+        self._played = Played(models, WorkerRandom(len(self.workers), device))
         self._synchroniser = Synchroniser(
             module,
             optimizers,
             block_sync,
             communicators=self._communicators,
             worker=self.worker,
-            models=self._played.models,
+            models=models,
             warmup_steps=self._warmup_steps,
             cards=None if one_host else fewest_network_cards(device),
             on_nonfinite=on_nonfinite,
         )
-        self._synchroniser.on_warm = self._end_warm_up
+        self._synchroniser.on_warm = self.reduction.end_warm_up
         if scaler is not None:
             self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
         self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
         validation = IsolatedValidation(trainer, device)
         self._position = DataPosition(trainer, self._played.random, validation)
-        before = self._synchroniser.before_step
         changes: list[Any] = [self._termination, validation, self._position]
-        if virtual_workers > 1:
-            changes.append(Turns(trainer, self._played, before))
+        if len(self.workers) > 1:
+            buffers = FirstBuffers(module, self._communicators.group)
+            turns = Turns(trainer, self._played, self.reduction, buffers)
+            turns.before = self._synchroniser.before_step
+            changes.append(turns)
         for change in changes:
             change.install()
             self._at_end.callback(change.remove)
-        self._state = RunState(module, optimizers, self._synchroniser, self.worker)
+        self._state = RunState(module, optimizers, self._synchroniser, self.workers)
         self._averaged_weights = AveragedWeights(trainer, self._communicators)
+
+    @contextmanager
+    def accumulated(self, workers: Sequence[int], number: int) -> Iterator[None]:
+        """Have ``.grad`` hold what a worker has of a step that is still accumulated.
+
+        Args:
+            workers: of this rank, whose model is in the module.
+            number: one of them.
+
+        """
+        if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
+            yield  # its gradients are put away with its model
+            return
+        with self.reduction.in_turns.of(number):
+            yield
 
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""
@@ -277,9 +250,7 @@ class FitSession:
 
     def metrics(self) -> dict[str, float]:
         """What hook and blocks have to log, by name."""
-        found: dict[str, float] = {}
-        if self._hook is not None:
-            found |= self._hook.metrics()
+        found = self.reduction.metrics()
         if self._synchroniser is not None:
             found |= self._synchroniser.log.metrics(self.worker.steps)
         return found
@@ -287,10 +258,4 @@ class FitSession:
     def close(self) -> None:
         """Take back what was changed about the Trainer and attached to parameters."""
         self._at_end.close()
-        if self._hook is not None:
-            self._hook.close()
-
-    def _end_warm_up(self) -> None:
-        if self._hook is not None:
-            self._hook.end_warm_up()
-            self._spare_reducer()
+        self.reduction.close()

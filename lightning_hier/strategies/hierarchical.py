@@ -33,7 +33,7 @@ from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
-from lightning_hier.strategies.virtual_workers.checks import check_combination
+from lightning_hier.strategies.virtual_workers.checks import check_combination, combination_problem
 from lightning_hier.strategies.virtual_workers.strategy import PlayingStrategy
 
 
@@ -41,17 +41,18 @@ class HierarchicalStrategy(PlayingStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
-        group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
-            ``"world"`` (all ranks, one group). It must divide the number of ranks.
+        group_size: workers of one group: a number, ``"node"`` (those of one host) or ``"world"``
+            (all, one group). It must divide their number.
         gradient_sync: how gradients are averaged inside a group at every step: ``AllReduce()``,
             ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
         block_sync: how the models of the groups are brought together after every block:
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the
             whole world; blocks begin after them.
-        virtual_workers: workers that every rank plays in turns, each with its own model, optimizer
-            state, random numbers and part of the data. The run is, up to the order of additions,
-            that on so many times as many ranks. Needs groups of one worker.
+        virtual_workers: workers that every rank plays in turns, each with its own residuals, random
+            numbers and part of the data; those of different groups have models and optimizer
+            states of their own. The run is, up to the order of additions, that on so many times as
+            many ranks. It must divide the workers of a group, or be a multiple of them.
         on_nonfinite: what becomes of a group whose model, or optimizer state that travels with it,
             holds NaN or inf at a synchronisation. ``"error"``: one error on every rank, before any
             model is sent. ``"exclude"``: a warning; the mean is over the other groups, and this one
@@ -114,11 +115,8 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def _problem(self) -> str | None:
-        return checks.layout_problem(
-            self._ranks_per_group(),
-            self.world_size,
-            self.block_sync,
-            virtual_workers=self.virtual_workers,
+        return combination_problem(self, self._casting) or checks.layout_problem(
+            self._group_size(), self._all_workers, self.block_sync
         )
 
     @override
@@ -143,7 +141,6 @@ class HierarchicalStrategy(PlayingStrategy):
                 one_host=one_host,
                 on_nonfinite=self.on_nonfinite,
                 scaler=self._scaler,
-                virtual_workers=self.virtual_workers,
             )
             first = [
                 session.end_of_data(join=self.uneven_batches == "join"),
@@ -157,7 +154,7 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        self._session = FitSession(self.communicators, warmup_steps=self.warmup_steps)
+        self._session = FitSession(self.communicators, self.warmup_steps, self.virtual_workers)
         self._ended = None
         # DDP equalises the ranks of a group only.
         share_initial_model(self._module, self.communicators)
@@ -173,9 +170,11 @@ class HierarchicalStrategy(PlayingStrategy):
         # Lightning's own method registers hooks on CUDA only.
         if not isinstance(self.model, DistributedDataParallel):
             raise TypeError(f"expected a model wrapped in DDP, got {type(self.model).__name__}")
-        self._fit_session.attach_hook(
+        session = self._fit_session
+        session.reduction.attach(
             self.model,
             self.gradient_sync,
+            warming=session.warming,
             grad_scale=self._grad_scale,
             find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
         )
@@ -198,12 +197,12 @@ class HierarchicalStrategy(PlayingStrategy):
             warming = self._fit_session.synchroniser.warming
             return join_problem(
                 counts,
-                group_size=self._ranks_per_group(),
+                group_size=self._group_size(),
                 warmup_steps=self.warmup_steps if warming else 0,
                 accumulated=self._module.trainer.accumulate_grad_batches,
             )
         problem = super()._batches_problem(counts)
-        groups = self.layout.sizes[1]
+        groups = self.worker_layout.sizes[1]
         if problem is None or groups == 1:
             return problem
         return f"{problem}, or pass uneven_batches='join'"

@@ -190,7 +190,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         from lightning_hier.parameter_server.ports import open_ports
         from lightning_hier.strategies.server_session import ServerSession
 
-        size = self._ranks_per_group()
+        size = self._group_size()
 
         def tier_of(rank: int) -> Tier:
             return "group" if rank // size == self.global_rank // size else "across"

@@ -26,7 +26,7 @@ from lightning_hier.comm.agreement import (
 )
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.leaving import destroy_groups_at_exit
-from lightning_hier.comm.tiers import GroupSize, RankLayout, ranks_per_group
+from lightning_hier.comm.tiers import Casting, GroupSize, RankLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.batch_counts import uneven_problem
@@ -40,8 +40,8 @@ class TieredStrategy(PlacedStrategy, ABC):
     """A strategy whose ranks make up groups.
 
     Args:
-        group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
-            ``"world"``. It must divide the number of ranks.
+        group_size: workers of one group: a number, ``"node"`` (those of one host) or ``"world"``.
+            It must divide the number of workers.
         warmup_steps: first so many steps of every optimizer average gradients exactly over all
             ranks.
         virtual_workers: workers that every rank plays in turns.
@@ -100,7 +100,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "class": type(self).__name__,
             "ranks": self.world_size,
             "hosts": self.world_size // self.num_processes,
-            "groups": self.layout.sizes[1],
+            "groups": self.worker_layout.sizes[1],
             "ranks_per_group": self.layout.sizes[0],
             "warmup_steps": self.warmup_steps,
             "virtual_workers": self.virtual_workers,
@@ -132,8 +132,8 @@ class TieredStrategy(PlacedStrategy, ABC):
     @property
     def worker_layout(self) -> RankLayout:
         """Which worker is in which group: that of the ranks, if each plays one."""
-        devices, groups = self.layout.sizes
-        return RankLayout((devices, groups * self.virtual_workers))
+        of = "ranks" if self.virtual_workers == 1 else "workers"
+        return RankLayout.two_tiers(self._group_size(), self._all_workers, of)
 
     @property
     def _workers(self) -> range:
@@ -151,18 +151,18 @@ class TieredStrategy(PlacedStrategy, ABC):
         raise_everywhere(self._division_problem() or self._problem(), self.root_device)
         own = {
             "strategy": type(self).__name__,
-            "group_size": self._ranks_per_group(),
+            "group_size": self._group_size(),
             "warmup_steps": self.warmup_steps,
             "virtual_workers": self.virtual_workers,
         }
         require_same(own | comparable(self._settings()), self.root_device)
         self._communicators = Communicators.build(
-            RankLayout.two_tiers(self._ranks_per_group(), self.world_size),
+            RankLayout.two_tiers(self._casting.ranks_per_group, self.world_size),
             device=self.root_device,
             timeout=self._limit,
             traffic=self.traffic,
             host_of=self._host_of_ranks(),
-            models_per_rank=self.virtual_workers,
+            models_per_rank=self._casting.models_per_rank,
         )
 
     @property
@@ -217,13 +217,24 @@ class TieredStrategy(PlacedStrategy, ABC):
         if self.group_size == "node" and uneven_hosts is not None:
             return uneven_hosts
         try:
-            RankLayout.two_tiers(self._ranks_per_group(), self.world_size)
+            _ = self.worker_layout, self._casting
         except ValueError as error:
             return str(error)
         return None
 
-    def _ranks_per_group(self) -> int:
-        return ranks_per_group(self.group_size, self.num_processes, self.world_size)
+    def _group_size(self) -> int:
+        """Workers of one group."""
+        per_host = self.num_processes * self.virtual_workers
+        return workers_per_group(self.group_size, per_host, self._all_workers)
+
+    @property
+    def _all_workers(self) -> int:
+        return self.world_size * self.virtual_workers
+
+    @property
+    def _casting(self) -> Casting:
+        """How ranks play the workers of groups."""
+        return Casting(self._group_size(), self.virtual_workers)
 
     def _index(self, optimizer: Optimizer) -> int:
         """Place of an optimizer, as the module or as Lightning holds it, among the strategy's."""

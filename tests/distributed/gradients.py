@@ -124,7 +124,7 @@ def start(
     hook = build_hook(
         config,
         communicators,
-        worker,
+        [worker],
         warming=False,
         grad_scale=grad_scale,
         ready_order=ReadyOrder(list(module.parameters())),

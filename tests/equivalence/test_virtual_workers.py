@@ -15,6 +15,9 @@ from tests.trainer.fitting import Net, loader, make_trainer, weights
 
 WORKERS = 8
 
+# All tensors compressed: Net's are small.
+_SPARSE = {"density": 0.1, "dense_below": 0}
+
 # A bias before BatchNorm has no gradient but rounding, of which a small eps would make whole steps.
 _EPS = {"eps": 1e-4}
 
@@ -27,6 +30,15 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "bmuf_keep": ("BMUFStrategy", {"local_momentum": "keep"}, "SGD", {"momentum": 0.9}),
     "bmuf_adam": ("BMUFAdamStrategy", {}, "AdamW", _EPS),
     "bmuf_nadam": ("BMUFAdamStrategy", {"moments": "corrected"}, "NAdam", _EPS),
+    "bmuf_warm": ("BMUFStrategy", {"warmup_steps": 4}, "SGD", {"momentum": 0.9}),
+    "gtc": ("GTCStrategy", _SPARSE, "SGD", {"momentum": 0.9}),
+    "gtc_warm": ("GTCStrategy", {**_SPARSE, "warmup_steps": 4}, "SGD", {"momentum": 0.9}),
+    "gtc_fixed": ("GTCStrategy", {**_SPARSE, "threshold": 0.02}, "SGD", {"momentum": 0.9}),
+    "bmuf_gtc": ("BMUFGTCStrategy", {**_SPARSE, "group_size": 2}, "SGD", {"momentum": 0.9}),
+    "bmuf_gtc_four": (
+        "BMUFGTCStrategy", {**_SPARSE, "group_size": 4, "warmup_steps": 2}, "AdamW", _EPS,
+    ),
+    "all_reduce": ("HierarchicalStrategy", {"group_size": 4}, "SGD", {"momentum": 0.9}),
 }  # fmt: skip
 
 
@@ -46,7 +58,12 @@ class _Net(Net):
 def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
     name, options, kind, optimizer_options = SYSTEMS[system]
     ranks = int(os.environ["WORLD_SIZE"])
-    strategy = getattr(lh, name)(block_size=3, virtual_workers=WORKERS // ranks, **options)
+    block: dict[str, Any] = (
+        {"block_sync": lh.BMUF(block_size=3)} if name == "HierarchicalStrategy" else {}
+    )
+    if not block and name != "GTCStrategy":
+        block = {"block_size": 3}
+    strategy = getattr(lh, name)(virtual_workers=WORKERS // ranks, **block, **options)
     model = _Net(kind, optimizer_options)
     data = loader(7, ranks=WORKERS)
     data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)

@@ -56,6 +56,23 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         "SGD",
     ),
     "bmuf_adam_virtual": (2, partial(lh.BMUFAdamStrategy, block_size=4, virtual_workers=3), "Adam"),
+    "bmuf_gtc_virtual": (  # two models on a rank, two workers each
+        2,
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=4,
+            density=0.2,
+            dense_below=10,
+            virtual_workers=4,
+        ),
+        "SGD",
+    ),
+    "gtc_virtual": (
+        2,
+        partial(lh.GTCStrategy, density=0.2, dense_below=10, virtual_workers=2),
+        "SGD",
+    ),
     "bmuf_all_reduce": (
         3,
         partial(
@@ -135,14 +152,22 @@ def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, "on_train_epoch_end", 1, limit_val_batches=0)
 
 
+@pytest.mark.parametrize("ranks", [4, 2])
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
-def test_during_the_warm_up_and_at_its_end(number: int, tmp_path: Path) -> None:
-    """Four ranks: how a sum of three and more is rounded depends on DDP's buckets."""
+def test_during_the_warm_up_and_at_its_end(number: int, ranks: int, tmp_path: Path) -> None:
+    """Four workers: how a sum of three and more is rounded depends on DDP's buckets."""
     strategy = partial(
-        lh.BMUFGTCStrategy, group_size=2, block_size=4, warmup_steps=6, density=0.2, dense_below=10
+        lh.BMUFGTCStrategy,
+        group_size=2,
+        block_size=4,
+        warmup_steps=6,
+        density=0.2,
+        dense_below=10,
+        virtual_workers=4 // ranks,
     )
-    found = run_ranks(stop_and_go_on, 4, strategy, "on_train_batch_end", number, tmp_path)
-    assert found == [[]] * 4
+    arguments = (strategy, "on_train_batch_end", number, tmp_path)
+    found = run_ranks(stop_and_go_on, ranks, *arguments, workers=4 // ranks)
+    assert found == [[]] * ranks
 
 
 def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
@@ -152,7 +177,7 @@ def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
     assert found == [[]] * 3
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_virtual"])
+@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_virtual", "bmuf_gtc_virtual"])
 def test_in_a_step_that_is_accumulated(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2)
 

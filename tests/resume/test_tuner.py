@@ -48,7 +48,7 @@ class _Tuned(DropoutNet):
                     "residuals": len(session.worker.memory.tensors),
                     "blocks": session.synchroniser.blocks,
                     "shown": session.synchroniser.shown,
-                    "warming": session._hook.warming,
+                    "warming": session.reduction._hook.warming,
                     "momentum": len(self.trainer.optimizers[0].state),
                     "random": torch.get_rng_state(),
                 }

@@ -54,9 +54,14 @@ class LocalModels:
         self._parameters: list[Parameter] = []
 
     @property
+    def in_play(self) -> int:
+        """How many there are at present: one, until they are opened."""
+        return 1 + len(self._away)
+
+    @property
     def is_last(self) -> bool:
         """Whether the model in the module is the last of a round."""
-        return self.current == self.number - 1
+        return self.current == self.in_play - 1
 
     def open(self) -> None:
         """Make all models, and their optimizers' state, equal to that in the module.
@@ -72,10 +77,11 @@ class LocalModels:
                 self._away[other] = _cloned(self._put_away())
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Have all models there for a while, and afterwards no more than before."""
+    def opened(self, *, needed: bool = True) -> Iterator[None]:
+        """Have all models there for a while, if ``needed``, and afterwards no more than before."""
         there = bool(self._away)
-        self.open()
+        if needed:
+            self.open()
         try:
             yield
         finally:

@@ -181,6 +181,7 @@ class ModelPart:
             "dtype": str(self._share.dtype),
             "elements": self._share.elements,
             "start": min(self._share.start, self._share.elements),
+            "carried_start": self._share.carried_start,
             "filter": asdict(self._filter),
             "global_model": self.global_model,
             "update": self.update,

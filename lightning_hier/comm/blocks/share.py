@@ -101,6 +101,11 @@ class Share:
         return slice(low, high)
 
     @property
+    def carried_start(self) -> int:
+        """Where this rank's share of what is carried begins in all of that."""
+        return max(int(self.start) - len(self._model), 0)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of all of it."""
         return self._buffer.dtype

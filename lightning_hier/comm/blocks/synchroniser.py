@@ -150,7 +150,6 @@ class Synchroniser:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
         self.statuses.out_after = -1
         self._open_blocks()
-        self._models.open()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
@@ -218,7 +217,7 @@ class Synchroniser:
         blocks = self._present_blocks()
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
         self._aside.put(own if blocks else self._module.buffers())
-        with self._models.opened():
+        with self._models.opened(needed=bool(blocks)):
             self._write_global(place, blocks)
 
     def _present_blocks(self) -> list[ModelBlock] | None:
@@ -267,8 +266,9 @@ class Synchroniser:
         self.on_warm()
 
     def _open_blocks(self) -> None:
-        if self._blocks is None and not self.warming:
-            self._blocks = self._new_blocks()
+        if not self.warming:
+            self._blocks = self._blocks or self._new_blocks()
+            self._models.open()
 
     @torch.no_grad()
     def end_block(self, optimizer: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
@@ -17,10 +18,17 @@ Future = torch.futures.Future[Tensor]
 
 
 class Reducer(Protocol):
-    """Turns the gradients of one bucket into their mean over some ranks."""
+    """Turns the gradients of one bucket into their mean over the workers of some ranks.
 
-    def reduce(self, bucket: GradBucket) -> Future:
-        """Start reducing ``bucket``, in place; the future holds its buffer."""
+    Attributes:
+        channel: these ranks.
+
+    """
+
+    channel: Channel
+
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Start reducing ``bucket``, in place; the future holds its first buffer."""
 
     def metrics(self) -> dict[str, float]:
         """What there is to log, by name."""
@@ -53,12 +61,21 @@ class GradientHook:
         self._in_group = in_group
         self._reached = reached
 
-    def reduce(self, bucket: GradBucket) -> Future:
-        """Reduce one bucket by the reducer in force."""
+    @property
+    def channel(self) -> Channel:
+        """The ranks over which gradients are averaged at present."""
+        return self._reducer.channel
+
+    def reduce_of_ddp(self, bucket: GradBucket) -> Future:
+        """Reduce one bucket that DDP hands over."""
         if self.rehearsing:
             return finished(bucket.buffer())
-        future = (self._warm_up if self.warming else self._in_group).reduce(bucket)
-        if bucket.is_last():
+        return self.reduce(GradientBucket.from_ddp(bucket, self._reached))
+
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Reduce one bucket by the reducer in force."""
+        future = self._reducer.reduce(bucket)
+        if bucket.is_last:
             self.ready_order.end_step()
             if self._reached is not None:
                 self._reached.clear()
@@ -78,10 +95,14 @@ class GradientHook:
         """What the group's reducer has to log."""
         return self._in_group.metrics()
 
+    @property
+    def _reducer(self) -> Reducer:
+        return self._warm_up if self.warming else self._in_group
+
 
 def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
     """Communication hook in the form of ``DistributedDataParallel.register_comm_hook``."""
-    return state.reduce(bucket)
+    return state.reduce_of_ddp(bucket)
 
 
 def finished(result: Tensor) -> Future:
@@ -97,20 +118,24 @@ def open_future(like: Tensor) -> Future:
 
 
 class AllReducer:
-    """Exact mean over the ranks of a channel."""
+    """Exact mean over the workers of the ranks of a channel."""
 
     def __init__(self, channel: Channel) -> None:
         """Average over ``channel``."""
-        self._channel = channel
+        self.channel = channel
 
-    def reduce(self, bucket: GradBucket) -> Future:
+    def reduce(self, bucket: GradientBucket) -> Future:
         """Divide first, then sum: this keeps half precision in range, and gloo has no mean."""
-        buffer = bucket.buffer()
-        if self._channel.size == 1:
-            return finished(buffer)
-        buffer.div_(self._channel.size)
-        pending = self._channel.all_reduce_(buffer, "gradients")
-        return pending.future(nothing_left=bucket.is_last())
+        mean, *others = bucket.buffers
+        workers = self.channel.size * len(bucket.buffers)
+        if workers > 1:
+            mean.div_(workers)
+        for other in others:
+            mean.add_(other.div_(workers))
+        if self.channel.size == 1:
+            return finished(mean)
+        pending = self.channel.all_reduce_(mean, "gradients")
+        return pending.future(nothing_left=bucket.is_last)
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""
@@ -122,7 +147,7 @@ class HookReducer:
 
     def __init__(self, channel: Channel, config: CommHook) -> None:
         """Give the hook's state the group of ``channel`` where it names none."""
-        self._channel = channel
+        self.channel = channel
         self._hook = config.hook
         self._bytes_per_element = config.bytes_per_element
         self._state: Any = config.state
@@ -131,22 +156,23 @@ class HookReducer:
         elif getattr(self._state, "process_group", channel) is None:
             self._state.process_group = channel.group
 
-    def reduce(self, bucket: GradBucket) -> Future:
+    def reduce(self, bucket: GradientBucket) -> Future:
         """Call the hook; count what it says to send for each element."""
+        assert bucket.of_ddp is not None, "hooks of users run in DDP alone"
         begun = time.perf_counter()
-        buffer = bucket.buffer()
+        buffer = bucket.of_ddp.buffer()
         size = self._bytes_per_element or buffer.itemsize
         elements = buffer.numel()
-        is_last = bucket.is_last()
+        is_last = bucket.is_last
 
         def done(future: Future) -> Tensor:
             result = future.value()
             if is_last:  # nothing is left to compute meanwhile
-                self._channel.count_wait(time.perf_counter() - handed_over)
-            self._channel.count_ring("gradients", elements * size, time.perf_counter() - begun)
+                self.channel.count_wait(time.perf_counter() - handed_over)
+            self.channel.count_ring("gradients", elements * size, time.perf_counter() - begun)
             return result[0] if isinstance(result, list) else result
 
-        future = self._hook(self._state, bucket)
+        future = self._hook(self._state, bucket.of_ddp)
         handed_over = time.perf_counter()
         return future.then(done)
 

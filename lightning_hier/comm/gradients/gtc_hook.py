@@ -1,4 +1,4 @@
-"""Gradient threshold compression as a reducer of DDP buckets.
+"""Gradient threshold compression as a reducer of buckets.
 
 A step goes through each bucket in three moves, all issued from the thread in which DDP calls the
 hook and in the order of the buckets, because collectives that are issued from the completion of
@@ -20,22 +20,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
-from torch.nn import Parameter
 
 from lightning_hier.algorithms.encoding import Scratch
 from lightning_hier.algorithms.threshold import first_threshold, next_threshold
 from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import Future, finished, open_future
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.gradients.gtc_payload import Payload, Selection
-from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.worker import GradientMemory
 
 # A tensor of which this share is sent at a fixed threshold gets more gradient than it can send.
@@ -58,11 +55,11 @@ class Density:
 
 @dataclass
 class _Bucket:
-    """One bucket between its begin and its finish."""
+    """One bucket between its begin and its finish; ``rows`` has the selections of each worker."""
 
     buffer: Tensor
     scale: float
-    selections: list[Selection]
+    rows: list[list[Selection]]
     facts: Tensor
     facts_pending: Pending
     exact: list[Tensor]
@@ -76,14 +73,12 @@ class GTCReducer:
     """Reduces the gradients of a group by threshold compression.
 
     Args:
-        channel: the group. A group of one rank sends nothing and keeps its exact gradient.
+        channel: the ranks of the group. A group of one worker sends nothing and keeps its exact
+            gradient.
         config: thresholds.
-        memory: residuals and thresholds of the worker that this rank plays.
+        memories: residuals and thresholds of each worker that this rank plays.
         grad_scale: the factor by which gradients are scaled at this moment (fp16 loss scaling).
             Residuals and thresholds are kept unscaled, so that they outlive a change of scale.
-        reached: where parameters may be without gradient in a step: those that have some. DDP does
-            not write back the gradient of a parameter that no rank used, so nothing may be sent for
-            it. None: all have.
 
     """
 
@@ -91,106 +86,121 @@ class GTCReducer:
         self,
         channel: Channel,
         config: GTC,
-        memory: GradientMemory,
+        memories: Sequence[GradientMemory],
         *,
         grad_scale: Callable[[], float] = lambda: 1.0,
-        reached: ReachedParameters | None = None,
     ) -> None:
-        self._channel = channel
+        self.channel = channel
         self._config = config
-        self._memory = memory
+        self._memories = memories
         self._grad_scale = grad_scale
-        self._reached = reached
         self._scratch = Scratch()
         self._open: list[_Bucket] = []
         self._warned = False
         self.density = Density()
 
-    def reduce(self, bucket: GradBucket) -> Future:
+    def reduce(self, bucket: GradientBucket) -> Future:
         """Begin this bucket, send the one before it, and finish all with the last one."""
-        if self._channel.size == 1:
+        if self.channel.size * len(bucket.buffers) == 1:
             self._return_residuals(bucket)
-            return finished(bucket.buffer())
-        if bucket.index() == 0:
+            return finished(bucket.buffers[0])
+        if bucket.is_first:
             self._open.clear()  # a backward pass that was cut off leaves its buckets behind
         begun = self._begin(bucket)
         self._open.append(begun)
         if len(self._open) > 1:
             self._send(self._open[-2])
-        if bucket.is_last():
+        if bucket.is_last:
             self._send(self._open[-1])
             self._finish()
         return begun.future
 
     def metrics(self) -> dict[str, float]:
-        """Density since the last reading and the norm of the residuals, of this rank."""
-        found = {"hier/gtc/residual_norm": self._memory.residual_norm()}
+        """Density since the last reading and the norm of the residuals, of this rank's workers."""
+        norms = [memory.residual_norm() for memory in self._memories]
+        found = {"hier/gtc/residual_norm": math.hypot(*norms)}
         density = self.density.read()
         return found if math.isnan(density) else found | {"hier/gtc/density": density}
 
-    def _return_residuals(self, bucket: GradBucket) -> None:
+    def _return_residuals(self, bucket: GradientBucket) -> None:
         """Add what a run of larger groups has left unsent to the exact gradient, once."""
-        if not self._memory.tensors:
+        tensors = self._memories[bucket.workers[0]].tensors
+        if not tensors:
             return
-        offset = 0
-        for parameter in cast(list[Parameter], bucket.parameters()):
-            flat = bucket.buffer()[offset : offset + parameter.numel()]
-            offset += parameter.numel()
-            memory = self._memory.tensors.pop(parameter, None)
+        pieces = bucket.pieces(bucket.buffers[0])
+        for parameter, flat in zip(bucket.parameters, pieces, strict=True):
+            memory = tensors.pop(parameter, None)
             if memory is not None:
                 flat.add_(memory.residual, alpha=self._grad_scale())
 
-    def _begin(self, bucket: GradBucket) -> _Bucket:
-        buffer = bucket.buffer()
+    def _begin(self, bucket: GradientBucket) -> _Bucket:
         scale = self._grad_scale()
-        exact: list[Tensor] = []
-        selections: list[Selection] = []
-        offset = 0
-        for parameter in cast(list[Parameter], bucket.parameters()):
-            flat = buffer[offset : offset + parameter.numel()]
-            offset += parameter.numel()
-            if parameter.numel() < self._config.dense_below:
-                exact.append(flat)
-            else:
-                fixed = None if self._config.threshold == "auto" else self._config.threshold
-                memory = self._memory.of(parameter, flat, fixed)
-                absent = self._reached is not None and parameter not in self._reached
-                selections.append(
-                    Selection.of(flat, memory, self._scratch, absent=absent, scale=scale)
-                )
+        mean = bucket.buffers[0]
+        exact = self._exact(bucket, mean)
         exact_flat = None
-        if exact:
-            exact_flat = torch.cat(exact)
-            if scale != 1.0:
-                exact_flat.div_(scale)
-            exact_flat.div_(self._channel.size)
-        finite = all(selection.finite for selection in selections) and (
-            exact_flat is None or bool(exact_flat.isfinite().all())
-        )
-        own = [0.0 if finite else 1.0]
-        own += [fact for selection in selections for fact in selection.facts]
-        own_facts = torch.tensor(own, dtype=torch.float64, device=buffer.device)
-        facts = own_facts.new_empty(self._channel.size * len(own))
+        rows, facts = [], []
+        for turn, buffer in enumerate(bucket.buffers):
+            row = self._select(bucket, turn, scale)
+            finite = all(selection.finite for selection in row)
+            if exact:
+                own = torch.cat(self._exact(bucket, buffer))
+                finite = self._unscale_(own, scale, workers=len(bucket.buffers)) and finite
+                exact_flat = own if exact_flat is None else exact_flat.add_(own)
+            rows.append(row)
+            facts.append(0.0 if finite else 1.0)
+            facts += [fact for selection in row for fact in selection.facts]
+        own_facts = torch.tensor(facts, dtype=torch.float64, device=mean.device)
+        every = own_facts.new_empty(self.channel.size * len(facts))
         return _Bucket(
-            buffer=buffer,
+            buffer=mean,
             scale=scale,
-            selections=selections,
-            facts=facts,
-            facts_pending=self._channel.all_gather(facts, own_facts, "gradient_counts"),
+            rows=rows,
+            facts=every,
+            facts_pending=self.channel.all_gather(every, own_facts, "gradient_counts"),
             exact=exact,
             exact_flat=exact_flat,
             exact_pending=None
             if exact_flat is None
-            else self._channel.all_reduce_(exact_flat, "gradients"),
-            future=open_future(buffer),
+            else self.channel.all_reduce_(exact_flat, "gradients"),
+            future=open_future(mean),
         )
+
+    def _select(self, bucket: GradientBucket, turn: int, scale: float) -> list[Selection]:
+        """What one of the workers would send of the tensors that are compressed."""
+        memory, absent = self._memories[bucket.workers[turn]], bucket.absent[turn]
+        fixed = None if self._config.threshold == "auto" else self._config.threshold
+        return [
+            Selection.of(
+                flat,
+                memory.of(parameter, flat, fixed),
+                self._scratch,
+                absent=parameter in absent,
+                scale=scale,
+            )
+            for parameter, flat in zip(
+                bucket.parameters, bucket.pieces(bucket.buffers[turn]), strict=True
+            )
+            if flat.numel() >= self._config.dense_below
+        ]
+
+    def _exact(self, bucket: GradientBucket, buffer: Tensor) -> list[Tensor]:
+        """The tensors of a buffer that are not compressed, flat."""
+        pieces = bucket.pieces(buffer)
+        return [flat for flat in pieces if flat.numel() < self._config.dense_below]
+
+    def _unscale_(self, flat: Tensor, scale: float, *, workers: int) -> bool:
+        """Turn a gradient, in place, into its share of the mean; tell whether it is finite."""
+        if scale != 1.0:
+            flat.div_(scale)
+        flat.div_(self.channel.size * workers)
+        return bool(flat.isfinite().all())
 
     def _send(self, bucket: _Bucket) -> None:
         bucket.facts_pending.wait()
-        facts = bucket.facts.view(self._channel.size, -1).cpu()
+        facts = bucket.facts.view(self.channel.size * len(bucket.rows), -1).cpu()
         bucket.facts = facts
         if not self._failed(bucket):
-            bucket.payload = Payload(bucket.selections, facts[:, 1:], self._channel)
+            bucket.payload = Payload(bucket.rows, facts[:, 1:], self.channel)
 
     @staticmethod
     def _failed(bucket: _Bucket) -> bool:
@@ -218,9 +228,10 @@ class GTCReducer:
             torch._foreach_copy_(bucket.exact, list(bucket.exact_flat.split(sizes)))
         if bucket.payload is not None:
             bucket.payload.settle(bucket.scale)
-        for selection in bucket.selections:
-            self._count(selection)
-            self._move_threshold(selection)
+        for row in bucket.rows:
+            for selection in row:
+                self._count(selection)
+                self._move_threshold(selection, workers=len(bucket.facts))
 
     def _count(self, selection: Selection) -> None:
         if selection.skipped or selection.memory.threshold is None:
@@ -228,11 +239,11 @@ class GTCReducer:
         self.density.sent += sum(words.numel() for words in selection.words)
         self.density.elements += selection.flat.numel()
 
-    def _move_threshold(self, selection: Selection) -> None:
+    def _move_threshold(self, selection: Selection, *, workers: int) -> None:
         memory = selection.memory
         if selection.skipped:
             return
-        elements = selection.flat.numel() * self._channel.size
+        elements = selection.flat.numel() * workers
         if self._config.threshold != "auto":
             self._warn_if_saturated(selection.sent / elements, memory.threshold)
         elif memory.threshold is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import (
@@ -21,7 +21,7 @@ from lightning_hier.comm.worker import Worker
 def build_hook(
     config: GradientSync,
     communicators: Communicators,
-    worker: Worker,
+    workers: Sequence[Worker],
     *,
     warming: bool,
     grad_scale: Callable[[], float],
@@ -33,7 +33,7 @@ def build_hook(
     Args:
         config: the choice.
         communicators: channels of this rank.
-        worker: owner of residuals and thresholds.
+        workers: that this rank plays, owners of residuals and thresholds.
         warming: whether the first steps average over the whole world.
         grad_scale: the present factor of fp16 loss scaling.
         ready_order: will note the order of the first step's gradients.
@@ -43,7 +43,8 @@ def build_hook(
     group = communicators.group
     in_group: Reducer
     if isinstance(config, GTC):
-        in_group = GTCReducer(group, config, worker.memory, grad_scale=grad_scale, reached=reached)
+        memories = [worker.memory for worker in workers]
+        in_group = GTCReducer(group, config, memories, grad_scale=grad_scale)
     elif isinstance(config, CommHook):
         in_group = HookReducer(group, config)
     else:

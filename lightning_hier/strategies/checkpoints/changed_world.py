@@ -21,7 +21,8 @@ from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.worker import GradientMemory
 from lightning_hier.strategies.checkpoints.resuming import SavedRun
-from lightning_hier.strategies.checkpoints.run_state import RunState, State
+from lightning_hier.strategies.checkpoints.run_state import RunState
+from lightning_hier.strategies.checkpoints.shares import joined
 
 
 @torch.no_grad()
@@ -50,7 +51,7 @@ def resume_elsewhere(
     state.load_optimizers(checkpoint["optimizer_states"])
     if not opens_blocks or saved.section["counts"] is None:
         return
-    shares = [saved.of_rank(rank)["blocks"] for rank in range(saved.sizes[0])]
+    shares = saved.blocks_of(0)
     pending = [steps["in_block"] > 0 for steps in saved.section["steps"]]
     for index, block in enumerate(state.open_blocks(saved.section)):
         parts = [[blocks[index][i] for blocks in shares] for i in range(len(shares[0][index]))]
@@ -59,10 +60,10 @@ def resume_elsewhere(
 
 
 def _models(
-    block: ModelBlock, parts: Sequence[Sequence[State]], *, pending: bool
+    block: ModelBlock, parts: Sequence[Sequence[Mapping[str, Any]]], *, pending: bool
 ) -> list[tuple[Tensor, Tensor]]:
     """W and Delta of each dtype, whole, as if the block had ended with the present model."""
-    before = {shares[0]["dtype"]: _joined(shares) for shares in parts}
+    before = {shares[0]["dtype"]: _whole(shares) for shares in parts}
     models = []
     for own in block.state():
         now = _present(block, own["dtype"])
@@ -82,20 +83,14 @@ def _models(
     return models
 
 
-def _joined(shares: Sequence[State]) -> tuple[Tensor, Tensor, BlockFilter]:
+def _whole(shares: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, BlockFilter]:
     """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept.
 
     What was on its way while the next block was trained has arrived.
     """
-    ordered = sorted(shares, key=lambda share: int(share["start"]))
-
-    def whole(name: str) -> Tensor | None:
-        own = [share[name] for share in ordered if share.get(name) is not None]
-        return torch.cat(own) if own else None
-
-    block_filter = BlockFilter(**ordered[0]["filter"])
-    model = torch.cat([share["global_model"] for share in ordered])
-    update, travelling = whole("update"), whole("travelling")
+    block_filter = BlockFilter(**shares[0]["filter"])
+    model = torch.cat([share["global_model"] for share in shares])
+    update, travelling = joined(shares, "update"), joined(shares, "travelling")
     if travelling is not None:
         block_filter.advance_by_(travelling, model, update)
     return model, torch.zeros_like(model) if update is None else update, block_filter
@@ -112,14 +107,14 @@ def _present(block: ModelBlock, dtype: str) -> Tensor:
 def take_residuals(
     saved: SavedRun, state: RunState, memory: GradientMemory, layout: RankLayout, rank: int
 ) -> None:
-    """Give this rank its part of the residuals that all ranks had; reads the files of those ranks.
+    """Give a worker its part of the residuals that all had; reads the files of those workers.
 
     Args:
         saved: the run.
         state: of this rank's run.
-        memory: of the worker that this rank plays.
-        layout: of the present ranks.
-        rank: this one.
+        memory: of a worker that this rank plays.
+        layout: of the present workers.
+        rank: number of this one.
 
     """
     share = layout.world_size / saved.ranks

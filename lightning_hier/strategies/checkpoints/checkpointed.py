@@ -116,13 +116,13 @@ class CheckpointedStrategy(TieredStrategy):
             return
         saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
         saved.require_complete(self.root_device)
-        same = section["kinds"] == self._kinds(self._fit_session)
-        if same and saved.sizes == self.worker_layout.sizes:
-            self._go_on(saved)
+        kinds = self._kinds(self._fit_session)
+        if saved.goes_on(self.worker_layout.sizes, kinds):
+            self._go_on(saved, kinds)
         else:
             self._go_on_elsewhere(saved, checkpoint)
 
-    def _go_on(self, saved: SavedRun) -> None:
+    def _go_on(self, saved: SavedRun, kinds: Mapping[str, Any]) -> None:
         session, state = self._fit_session, self._fit_session.state
         trained = session.worker.begun
         session.rewind()
@@ -131,28 +131,35 @@ class CheckpointedStrategy(TieredStrategy):
             # As at the begin of a run: other buckets, and perhaps a warm-up once more.
             self._wrap_again()
         self._wrap_trained(saved)
-        rank, group = self._saved_of(saved, 0)
+        group = self._group(0)
+        first, of_group = saved.of_rank(self._workers[0]), saved.of_group(group)
         order = [state.parameters[name] for name in saved.section["ready_order"]]
         if isinstance(self.model, DistributedDataParallel) and self.root_device.type == "cpu":
-            session.rehearse(self.model, order)
-        state.load(saved.section, group, rank)
-        session.averaged_weights.load(group["averages"], rank["averages"])
+            session.reduction.rehearse(self.model, order)
+        state.load(saved.section, of_group, first, saved.shares_for(group, kinds))
+        session.averaged_weights.load(of_group["averages"], first["averages"])
         session.follow_steps()
-        if rank["precision"]:
-            self.precision_plugin.load_state_dict(rank["precision"])
-        random, gradients = [rank["random"]], [rank["gradients"]]
-        models = session.played.models
-        models.open()
-        for number in models.others():
-            rank, group = self._saved_of(saved, number)
-            state.load_local(group, rank)
-            random.append(rank["random"])
-            gradients.append(rank["gradients"])
+        if first["precision"]:
+            self.precision_plugin.load_state_dict(first["precision"])
+        played = session.played
+        if not session.warming:
+            played.models.open()
+        random, gradients = [], []
+        for workers in played.each():
+            for number in workers:
+                rank = saved.of_rank(self._workers[number]) if number else first
+                if number == workers[0] and number:
+                    state.load_local(saved.of_group(self._group(number)), rank)
+                state.load_worker(number, rank)
+                random.append(rank["random"])
+                gradients.append(rank["gradients"])
         session.position.load(random)
 
         def set_gradients() -> None:
-            for number in models.each():
-                state.set_gradients(gradients[number])
+            for workers in played.each():
+                for number in workers:
+                    with session.accumulated(workers, number):
+                        state.set_gradients(gradients[number])
 
         # Lightning empties the gradients before it trains.
         session.on_start.append(set_gradients)
@@ -165,16 +172,18 @@ class CheckpointedStrategy(TieredStrategy):
         session.follow_steps()
         opens = self.block_sync is not None and not session.synchroniser.warming
         resume_elsewhere(saved, checkpoint, state, opens_blocks=opens)
-        compresses = isinstance(self.gradient_sync, GTC)
+        # A group of one worker has none, and only in DDP can it be given what is left of others.
+        alone = self.virtual_workers > 1 and self._group_size() == 1
+        compresses = isinstance(self.gradient_sync, GTC) and not alone
         if compresses:
-            take_residuals(saved, state, session.worker.memory, self.layout, self.global_rank)
+            for worker, number in zip(session.workers, self._workers, strict=True):
+                take_residuals(saved, state, worker.memory, self.worker_layout, number)
         kinds = self._kinds(session)
         rank_zero_warn(what_changes(saved, self.worker_layout, kinds, keeps_residuals=compresses))
 
-    def _saved_of(self, saved: SavedRun, number: int) -> tuple[State, State]:
-        """What a worker of this rank has saved, and its group."""
-        worker = self._workers[number]
-        return saved.of_rank(worker), saved.of_group(self.worker_layout.coordinates(worker)[1])
+    def _group(self, number: int) -> int:
+        """Of a worker of this rank."""
+        return self.worker_layout.coordinates(self._workers[number])[1]
 
     def _wrap_trained(self, saved: SavedRun) -> None:
         """Have DDP know the parameters that had been unfrozen when the run was saved.
@@ -186,7 +195,7 @@ class CheckpointedStrategy(TieredStrategy):
         if any(isinstance(callback, BaseFinetuning) for callback in callbacks):
             self._fit_session.state.thaw(saved.section)
         trained = {self._fit_session.state.parameters[name] for name in saved.section["trainable"]}
-        if not trained <= set(self._fit_session.reduced):
+        if not trained <= set(self._fit_session.reduction.reduced):
             self._wrap_again()
 
     def _wrap_again(self) -> None:
@@ -207,6 +216,8 @@ class CheckpointedStrategy(TieredStrategy):
             "lanes": self.communicators.route.lanes if shortened else None,
             "carrier": type(session.synchroniser.carrier).__name__,
             "warmup_steps": self.warmup_steps,
+            # Of which each has its share of the global model.
+            "ranks_per_group": self.layout.sizes[0],
         }
 
     def _shared(self, session: FitSession) -> dict[str, Any]:
@@ -214,28 +225,29 @@ class CheckpointedStrategy(TieredStrategy):
         return {
             **session.state.shared(),
             "kinds": self._kinds(session),
-            "ready_order": [names[own] for own in session.ready_order],
+            "ready_order": [names[own] for own in session.reduction.ready_order],
         }
 
     def _states(self, session: FitSession) -> Iterator[tuple[Part, int, State]]:
         """What this rank saves, each with its local model in the module."""
-        models = session.played.models
-        with models.opened():
-            for number in models.each():
-                worker = self._workers[number]
-                position, group = self.worker_layout.coordinates(worker)
-                yield "rank", worker, self._of_rank(session, number)
+        played = session.played
+        with played.models.opened():
+            for workers in played.each():
+                position, group = self.worker_layout.coordinates(self._workers[workers[0]])
+                for number in workers:
+                    with session.accumulated(workers, number):
+                        yield "rank", self._workers[number], self._of_worker(session, number)
                 if position == 0:
                     yield "group", group, self._of_group(session)
 
     def _of_group(self, session: FitSession) -> dict[str, Any]:
         return {**session.state.of_group(), "averages": session.averaged_weights.of_group()}
 
-    def _of_rank(self, session: FitSession, number: int) -> dict[str, Any]:
+    def _of_worker(self, session: FitSession, number: int) -> dict[str, Any]:
         loop = self._module.trainer.fit_loop.epoch_loop
         accumulates = self._session is not None and loop._should_accumulate()
         return {
-            **session.state.of_rank(),
+            **session.state.of_worker(number, with_blocks=number % session.played.per_model == 0),
             "averages": session.averaged_weights.of_rank(),
             "random": session.position.state(number),
             "precision": self.precision_plugin.state_dict(),

@@ -12,6 +12,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
 from lightning_hier.strategies.checkpoints.run_state import State
+from lightning_hier.strategies.checkpoints.shares import Shares, can_be_cut
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,35 @@ class SavedRun:
     def of_group(self, group: int) -> State:
         """What a group has saved, on the CPU."""
         return self._read(self.files.path("group", group))
+
+    def blocks_of(self, group: int) -> Shares:
+        """What each rank of a group has saved of its blocks, in order; empty where there are none.
+
+        Of the workers that a rank plays with one model the first has it.
+        """
+        first = group * self.sizes[0]
+        workers = range(first, first + self.sizes[0])
+        blocks = [self.of_rank(worker)["blocks"] for worker in workers]
+        return [own for own in blocks if own is not None]
+
+    def goes_on(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
+        """Whether a run of such groups and kinds goes on exactly.
+
+        How many ranks play the workers of a group, and how they divide the model among them, does
+        not matter where their shares can be cut anew.
+        """
+        differ = self._differing(kinds)
+        return self.sizes == sizes and (
+            not differ or (differ <= {"carrier", "ranks_per_group"} and can_be_cut(kinds))
+        )
+
+    def shares_for(self, group: int, kinds: Mapping[str, Any]) -> Shares | None:
+        """Shares of a group's ranks, where they have to be cut anew; None: they are the same."""
+        return self.blocks_of(group) if self._differing(kinds) else None
+
+    def _differing(self, kinds: Mapping[str, Any]) -> set[str]:
+        saved = self.section["kinds"]
+        return {name for name in kinds if kinds[name] != saved.get(name)}
 
     def require_complete(self, device: torch.device) -> None:
         """Check that all ranks go on from one save, and that all its files can be seen.

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.strategies.checkpoints.shares import Shares, cut_for
 
 State = dict[str, Any]
 
@@ -26,7 +27,7 @@ class RunState:
         module: the model; what it names names the state.
         optimizers: of the user.
         synchroniser: of the blocks.
-        worker: that this rank plays.
+        workers: that this rank plays.
 
     Attributes:
         parameters: of the module, by name.
@@ -39,12 +40,13 @@ class RunState:
         module: Module,
         optimizers: Sequence[Optimizer],
         synchroniser: Synchroniser,
-        worker: Worker,
+        workers: Sequence[Worker],
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
         self._synchroniser = synchroniser
-        self._worker = worker
+        self._workers = workers
+        self._steps = workers[0].steps
         self.parameters: dict[str, Parameter] = dict(module.named_parameters())
         self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
 
@@ -53,7 +55,7 @@ class RunState:
         blocks = self._synchroniser.blocks
         local = self._synchroniser.local_values()
         return {
-            "steps": [asdict(count) for count in self._worker.steps],
+            "steps": [asdict(count) for count in self._steps],
             "frozen": [name for name, own in self.parameters.items() if not own.requires_grad],
             "trainable": [self.names[own] for own in local if isinstance(own, Parameter)],
             "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
@@ -69,15 +71,22 @@ class RunState:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
         }
 
-    def of_rank(self) -> State:
-        """Shares of the global model and its update, residuals, local buffers, a loss scale."""
-        blocks = self._synchroniser.blocks
+    def of_worker(self, number: int, *, with_blocks: bool) -> State:
+        """Shares of the global model and its update, residuals, local buffers, a loss scale.
+
+        Args:
+            number: of the worker, among those of this rank; its model is in the module.
+            with_blocks: whether the shares are to be saved with it.
+
+        """
+        blocks = self._synchroniser.blocks if with_blocks else None
+        worker = self._workers[number]
         local = self._synchroniser.local_values()
         buffers = {name: local[own] for name, own in self._module.named_buffers()}
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
-            "memory": self._worker.memory.state(self.names),
-            "loss_scale": self._worker.loss_scale,
+            "memory": worker.memory.state(self.names),
+            "loss_scale": worker.loss_scale,
             "buffers": buffers,
         }
 
@@ -92,22 +101,37 @@ class RunState:
             own.grad = gradient.to(own.device, copy=True)
 
     @torch.no_grad()
-    def load(self, shared: Mapping[str, Any], group: State, rank: State) -> None:
-        """Go on exactly where a run of the same groups was stopped; the module becomes local."""
+    def load(
+        self, shared: Mapping[str, Any], group: State, rank: State, shares: Shares | None
+    ) -> None:
+        """Go on exactly where a run of the same groups was stopped; the module becomes local.
+
+        Args:
+            shared: as by :meth:`shared`.
+            group: as by :meth:`of_group`.
+            rank: as by :meth:`of_worker`, of the first worker of this rank.
+            shares: what each rank of the group has saved of its blocks, in order, if they had not
+                the shares of the present ranks; else None.
+
+        """
         self.load_steps(shared)
         self.load_optimizers(group["optimizers"])
-        if rank["blocks"] is not None:
-            for block, parts, counts in zip(
-                self.open_blocks(shared), rank["blocks"], shared["counts"], strict=True
-            ):
+        if shared["counts"] is not None:
+            blocks = self.open_blocks(shared)
+            own = rank["blocks"] if shares is None else cut_for(blocks, shares)
+            for block, parts, counts in zip(blocks, own, shared["counts"], strict=True):
                 block.load(parts, self.by_parameter(counts))
-        self._worker.memory.load(rank["memory"], self.parameters)
-        self._worker.loss_scale = rank["loss_scale"]
         self._load_values(group, rank)
+
+    def load_worker(self, number: int, rank: State) -> None:
+        """Give a worker of this rank what it has saved of its own."""
+        worker = self._workers[number]
+        worker.memory.load(rank["memory"], self.parameters)
+        worker.loss_scale = rank["loss_scale"]
 
     @torch.no_grad()
     def load_local(self, group: State, rank: State) -> None:
-        """Give the local model that is in the module, in place, what its worker has saved."""
+        """Give the local model that is in the module, in place, what its first worker has saved."""
         for optimizer, state in zip(self._optimizers, group["optimizers"], strict=True):
             copy_optimizer_(optimizer, state)
         self._load_values(group, rank)
@@ -129,12 +153,12 @@ class RunState:
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
         """Take over the counts of steps."""
-        for own, saved in zip(self._worker.steps, shared["steps"], strict=True):
+        for own, saved in zip(self._steps, shared["steps"], strict=True):
             vars(own).update(vars(StepCount(**saved)))
 
     def begin_blocks_anew(self) -> None:
         """Forget the steps since the last synchronisation."""
-        for count in self._worker.steps:
+        for count in self._steps:
             count.in_block = 0
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:

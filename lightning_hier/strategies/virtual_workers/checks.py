@@ -11,6 +11,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
+from lightning_hier.comm.tiers import Casting
 
 _WAY_OUT = "leave that out, or start a rank for each worker"
 
@@ -20,45 +22,66 @@ class Settings(Protocol):
 
     virtual_workers: int
     group_size: Any
-    warmup_steps: int
     on_nonfinite: Any
     uneven_batches: Any
+    gradient_sync: GradientSync
     block_sync: BlockSync | None
+    _ddp_kwargs: Any
 
 
 def check_combination(strategy: Settings) -> None:
-    """Check the settings of a strategy.
+    """Check the settings of a strategy as far as they tell by themselves.
 
     Raises:
         ValueError: some of them can't be combined with several workers on a rank.
 
     """
-    if strategy.virtual_workers == 1:
-        return
-    if strategy.group_size != 1:
-        raise ValueError(
-            f"virtual_workers={strategy.virtual_workers} needs groups of one worker, got "
-            f"group_size={strategy.group_size!r}: pass group_size=1 with a block_sync, as the "
-            "strategies model_averaging, bmuf and bmuf_adam do, or start a rank for each worker"
-        )
+    if not isinstance(strategy.group_size, int):
+        return  # that depends on the ranks
+    casting = Casting(strategy.group_size, strategy.virtual_workers)
+    problem = combination_problem(strategy, casting)
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def combination_problem(strategy: Settings, casting: Casting) -> str | None:
+    """Which settings of a strategy can't be combined with several workers on a rank, or None.
+
+    Args:
+        strategy: has the settings.
+        casting: how its ranks play workers.
+
+    """
     found = []
-    if strategy.warmup_steps:
-        found.append(f"warmup_steps={strategy.warmup_steps}")
-    if strategy.on_nonfinite != "error":
-        found.append(f"on_nonfinite={strategy.on_nonfinite!r}")
-    if strategy.uneven_batches != "error":
-        found.append(f"uneven_batches={strategy.uneven_batches!r}")
-    if strategy.block_sync is not None and strategy.block_sync.overlap:
+    if casting.workers_per_rank > 1:
+        if strategy.uneven_batches != "error":
+            found.append(f"uneven_batches={strategy.uneven_batches!r}")
+        if strategy.on_nonfinite != "error":
+            found.append(f"on_nonfinite={strategy.on_nonfinite!r}")
+    overlaps = strategy.block_sync is not None and strategy.block_sync.overlap
+    if casting.models_per_rank > 1 and overlaps:
         found.append("overlap=True")
-    if found:
-        raise ValueError(
-            f"virtual_workers={strategy.virtual_workers} can't be combined with "
-            f"{', '.join(found)}: {_WAY_OUT}"
-        )
+    if casting.per_model > 1:
+        if isinstance(strategy.gradient_sync, CommHook):
+            found.append("gradient_sync=CommHook(...), which needs DDP")
+        if not strategy._ddp_kwargs.get("broadcast_buffers", True):
+            found.append("broadcast_buffers=False")
+    if not found:
+        return None
+    return (
+        f"virtual_workers={casting.workers_per_rank} with group_size={casting.group_size} can't be "
+        f"combined with {', '.join(found)}: {_WAY_OUT}"
+    )
 
 
-def virtual_problem(trainer: pl.Trainer) -> str | None:
-    """What about Trainer and module can't be trained with several workers on a rank, or None."""
+def virtual_problem(trainer: pl.Trainer, *, shares: bool) -> str | None:
+    """What about Trainer and module can't be trained with several workers on a rank, or None.
+
+    Args:
+        trainer: about to fit.
+        shares: whether some of the workers share a model, be it in the warm-up.
+
+    """
     found = []
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         found.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
@@ -71,9 +94,21 @@ def virtual_problem(trainer: pl.Trainer) -> str | None:
         datamodule is not None and is_overridden(hook, datamodule, pl.LightningDataModule)
     ):
         found.append(f"{hook} (use on_after_batch_transfer)")
+    if shares:
+        found += _of_shared(trainer)
     if not found:
         return None
     return f"virtual_workers above 1 can't be combined with {', '.join(found)}: {_WAY_OUT}"
+
+
+def _of_shared(trainer: pl.Trainer) -> list[str]:
+    """What can't be trained where several workers of a rank share a model."""
+    found = []
+    if not trainer.lightning_module.automatic_optimization:
+        found.append("manual optimization in groups of several workers or a warm-up")
+    if trainer._accelerator_connector._layer_sync is not None:
+        found.append("sync_batchnorm=True in groups of several workers or a warm-up")
+    return found
 
 
 def check_optimizers(optimizers: Sequence[Optimizer]) -> None:

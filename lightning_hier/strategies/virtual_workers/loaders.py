@@ -19,6 +19,10 @@ class WorkerBatches:
         """Hold them. No list, so that nobody takes them for one batch with several parts."""
         self.batches = list(batches)
 
+    def of(self, workers: range) -> WorkerBatches:
+        """Those of workers that follow each other."""
+        return WorkerBatches(self.batches[workers.start : workers.stop])
+
     def map(self, change: Callable[[Any], Any], random: WorkerRandom) -> WorkerBatches:
         """Each changed by a function that draws as its worker."""
         changed = []

@@ -1,0 +1,54 @@
+"""The buffers of workers that share a model: those of the first, as under DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from lightning_hier.comm.broadcast import broadcast_tensors_
+from lightning_hier.comm.channel import Channel
+
+
+class FirstBuffers:
+    """Has all workers of a group begin a forward pass with the buffers of the group's first.
+
+    DDP copies them from the first rank before every forward pass; what the others make of theirs in
+    between is lost, there and here.
+
+    Args:
+        module: whose buffers.
+        group: the ranks whose workers share the model.
+
+    """
+
+    def __init__(self, module: Module, group: Channel) -> None:
+        self._module = module
+        self._group = group
+        self._begun: list[Tensor] = []
+
+    def begin(self) -> None:
+        """Begin a batch of every worker. A collective of the group."""
+        own = list(self._module.buffers())
+        broadcast_tensors_(own, self._group, "buffers")
+        self._begun = [buffer.clone() for buffer in own]
+
+    @contextmanager
+    def of_another(self) -> Iterator[None]:
+        """Lend one of the others what the first began with; put back what that one has left."""
+        own = list(self._module.buffers())
+        first = [buffer.clone() for buffer in own]
+        _copy_(own, self._begun)
+        try:
+            yield
+        finally:
+            _copy_(own, first)
+
+
+@torch.no_grad()
+def _copy_(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.copy_(value)

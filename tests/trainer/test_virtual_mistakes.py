@@ -1,0 +1,145 @@
+"""What cannot be combined with several workers on a rank: each one clear error before training."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer
+
+
+class _Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class _Transfers(Net):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+class _TwoOptimizers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(own.parameters(), lr=0.1) for own in self.layers[::2]]
+
+
+class _ByHand(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+_BMUF = partial(lh.BMUFStrategy, virtual_workers=2)
+_GTC = partial(lh.GTCStrategy, virtual_workers=2)
+_SCALED = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
+
+# Strategy, model and settings of the Trainer.
+MISTAKES: dict[str, tuple[Any, type[Net], dict[str, Any]]] = {
+    "stream": (_BMUF, Net, {}),
+    "hook": (_BMUF, _Transfers, {}),
+    "precision": (_BMUF, Net, _SCALED),
+    "ema": (_BMUF, Net, {"callbacks": [EMAWeightAveraging()]}),
+    "optimizers": (_BMUF, _TwoOptimizers, {}),
+    "by_hand": (_GTC, _ByHand, {}),
+    "by_hand_warm": (partial(_BMUF, warmup_steps=2), _ByHand, {}),
+    "sync_batchnorm": (_GTC, Net, {"sync_batchnorm": True}),
+    "group_size": (partial(lh.BMUFGTCStrategy, group_size=8, virtual_workers=2), Net, {}),
+}
+
+
+def _mistake(what: str) -> None:
+    strategy, model, settings = MISTAKES[what]
+    data: Any = DataLoader(_Stream()) if what == "stream" else loader(3)
+    make_trainer(strategy(), **settings).fit(model(), data)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("by_hand", "manual optimization in groups of several workers"),
+        ("by_hand_warm", "manual optimization in groups of several workers or a warm-up"),
+        ("sync_batchnorm", "sync_batchnorm=True in groups of several workers"),
+        (
+            "group_size",
+            "the number of workers, got group_size=8 with 4 workers; sizes that do: 1, 2, 4",
+        ),
+        ("stream", "virtual_workers=2 divides the training data among 4 workers, and DataLoader"),
+        ("hook", "on_before_batch_transfer (use on_after_batch_transfer)"),
+        ("precision", "precision='16-mixed' (use 'bf16-mixed')"),
+        ("ema", "can't be combined with EMAWeightAveraging"),
+        ("optimizers", "can't be combined with 2 optimizers"),
+    ],
+)
+def test_what_cannot_be_trained_is_an_error_on_every_rank(what: str, says: str) -> None:
+    for error in run_ranks(_mistake, 2, what, expect_failure=True):
+        assert error.startswith("ValueError") and says in error
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: lh.BMUFStrategy(virtual_workers=0), "at least 1, got 0"),
+        (lambda: lh.BMUFStrategy(virtual_workers=2, overlap=True), "overlap=True"),
+        (lambda: lh.BMUFStrategy(virtual_workers=2, on_nonfinite="exclude"), "'exclude'"),
+        (lambda: lh.BMUFStrategy(virtual_workers=2, uneven_batches="join"), "'join'"),
+        (
+            lambda: lh.BMUFGTCStrategy(group_size=2, virtual_workers=4, overlap=True),
+            "virtual_workers=4 with group_size=2 can't be combined with overlap=True",
+        ),
+        (
+            lambda: lh.BMUFGTCStrategy(group_size=2, virtual_workers=3),
+            "must divide group_size or be a multiple of it, got virtual_workers=3",
+        ),
+        (
+            lambda: lh.HierarchicalStrategy(
+                group_size=2, block_sync=lh.BMUF(), virtual_workers=2, broadcast_buffers=False
+            ),
+            "broadcast_buffers=False",
+        ),
+        (
+            lambda: lh.HierarchicalStrategy(
+                group_size=2, gradient_sync=lh.CommHook(print), virtual_workers=2
+            ),
+            "CommHook",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_combined(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+class _Thaws(Net):
+    """All but the last layer is frozen until an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__()
+        self.epoch = epoch
+        self.layers[0].requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        self.layers[0].requires_grad_(self.current_epoch >= self.epoch)
+
+
+def _thaw(epoch: int) -> None:
+    strategy = lh.BMUFStrategy(virtual_workers=2, find_unused_parameters=True)
+    make_trainer(strategy, max_epochs=2).fit(_Thaws(epoch), loader(3, ranks=4))
+
+
+def test_parameters_cannot_be_unfrozen_once_workers_have_trained() -> None:
+    run_ranks(_thaw, 2, 0)
+    for error in run_ranks(_thaw, 2, 1, expect_failure=True):
+        assert "can't be combined with unfreezing" in error
