@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -49,6 +50,7 @@ _SCALED = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("c
 # Strategy, model and settings of the Trainer.
 MISTAKES: dict[str, tuple[Any, type[Net], dict[str, Any]]] = {
     "stream": (_BMUF, Net, {}),
+    "sampler": (_BMUF, Net, {}),
     "hook": (_BMUF, _Transfers, {}),
     "precision": (_BMUF, Net, _SCALED),
     "ema": (_BMUF, Net, {"callbacks": [EMAWeightAveraging()]}),
@@ -60,9 +62,20 @@ MISTAKES: dict[str, tuple[Any, type[Net], dict[str, Any]]] = {
 }
 
 
+class _Dealt(DistributedSampler[Any]):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, num_replicas=2, rank=int(os.environ["RANK"]))
+
+
+DATA: dict[str, Any] = {
+    "stream": lambda: DataLoader(_Stream()),
+    "sampler": lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
+}
+
+
 def _mistake(what: str) -> None:
     strategy, model, settings = MISTAKES[what]
-    data: Any = DataLoader(_Stream()) if what == "stream" else loader(3)
+    data = DATA.get(what, lambda: loader(3))()
     make_trainer(strategy(), **settings).fit(model(), data)
 
 
@@ -77,6 +90,7 @@ def _mistake(what: str) -> None:
             "the number of workers, got group_size=8 with 4 workers; sizes that do: 1, 2, 4",
         ),
         ("stream", "virtual_workers=2 divides the training data among 4 workers, and DataLoader"),
+        ("sampler", "_Dealt divides the training data when it is made"),
         ("hook", "on_before_batch_transfer (use on_after_batch_transfer)"),
         ("precision", "precision='16-mixed' (use 'bf16-mixed')"),
         ("ema", "can't be combined with EMAWeightAveraging"),

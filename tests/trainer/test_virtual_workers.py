@@ -12,7 +12,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -137,6 +137,44 @@ def _describe() -> tuple[dict[str, Any], int]:
 def test_eta_follows_the_workers_and_not_the_ranks() -> None:
     ((described, ranks),) = run_ranks(_describe, 1)
     assert (described["virtual_workers"], ranks) == (WORKERS, 1)
+
+
+class _DividesWhenMade(DistributedSampler[Any]):
+    """Long items first, dealt out to the ranks when it is made, as samplers by length do."""
+
+    def __init__(self, dataset: Any, rank: int, ranks: int) -> None:
+        super().__init__(dataset, num_replicas=ranks, rank=rank)
+        order = sorted(range(len(dataset)), key=lambda item: float(dataset[item][0].sum()))
+        self.own = order[rank::ranks]
+
+    def __iter__(self) -> Any:
+        return iter(self.own[self.epoch :] + self.own[: self.epoch])
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+class _Data(pl.LightningDataModule):
+    def train_dataloader(self) -> DataLoader[Any]:
+        trainer: Any = self.trainer
+        dataset = _doubles(5).dataset
+        sampler = _DividesWhenMade(dataset, trainer.global_rank, trainer.world_size)
+        return DataLoader(dataset, batch_size=4, sampler=sampler)
+
+
+def _with_own_sampler() -> Tensor:
+    pl.seed_everything(7, verbose=False)
+    model = _Dropout()
+    trainer = make_trainer(_bmuf_gtc(), max_epochs=2, use_distributed_sampler=False)
+    trainer.fit(model, _Data())
+    return weights(model)
+
+
+def test_a_sampler_that_divides_when_it_is_made_is_made_for_each_worker() -> None:
+    expected = run_ranks(_with_own_sampler, WORKERS)[0]
+    for ranks in (1, 2):
+        for found in run_ranks(_with_own_sampler, ranks):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 def _averaging_momentum() -> lh.BMUFGTCStrategy:

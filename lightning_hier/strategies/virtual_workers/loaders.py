@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any
 
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hier.comm.worker_random import WorkerRandom
@@ -77,16 +78,20 @@ class _Samplers:
 
 
 def divide_among_workers(
-    loader: object, rank: int, world_size: int, random: WorkerRandom, *, workers: int
+    loader: object,
+    workers: range,
+    total: int,
+    random: WorkerRandom,
+    request: Callable[[int], object] | None,
 ) -> WorkerLoaders:
     """Give every worker of a rank the data that a rank of its own would have.
 
     Args:
         loader: of this rank, whose sampler says which part of the data it is.
-        rank: this one.
-        world_size: ranks.
+        workers: numbers of the workers of this rank.
+        total: number of all workers.
         random: what the workers of this rank draw from.
-        workers: of each rank.
+        request: asks the module or its data for the loader of one worker, where they make it.
 
     Raises:
         ValueError: nothing tells how the data are divided among ranks.
@@ -95,17 +100,45 @@ def divide_among_workers(
     sampler = _divided_by(loader) if isinstance(loader, DataLoader) else None
     if not isinstance(loader, DataLoader) or sampler is None:
         raise ValueError(
-            f"virtual_workers={workers} divides the training data among {workers * world_size} "
-            f"workers, and {type(loader).__name__} does not tell how it is divided among ranks: "
-            "give a DataLoader of a map-style dataset and leave use_distributed_sampler=True, or "
-            "give its sampler or batch_sampler the attributes num_replicas and rank"
+            f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
+            f"{type(loader).__name__} does not tell how it is divided among ranks: give a "
+            "DataLoader of a map-style dataset and leave use_distributed_sampler=True, or give its "
+            "sampler or batch_sampler the attributes num_replicas and rank, by which it divides "
+            "them whenever it is iterated over"
         )
-    first = rank * workers
-    own = [
-        _for_worker(loader, sampler, number, workers * world_size)
-        for number in range(first, first + workers)
-    ]
+    own = []
+    for turn, number in enumerate(workers):
+        if _divides_when_made(sampler):
+            with random.of(turn):
+                own.append(_requested(request, number, total, sampler))
+        else:
+            own.append(_for_worker(loader, sampler, number, total))
     return WorkerLoaders(own, random)
+
+
+def _divides_when_made(sampler: object) -> bool:
+    """Whether a sampler may have divided the data already, so that it can't be told to anew."""
+    if not isinstance(sampler, DistributedSampler):
+        return False
+    plain = type(sampler).__init__ is DistributedSampler.__init__
+    return not plain and not isinstance(sampler, DistributedSamplerWrapper)
+
+
+def _requested(
+    request: Callable[[int], object] | None, number: int, total: int, sampler: object
+) -> DataLoader[Any]:
+    loader = None if request is None else request(number)
+    own = _divided_by(loader) if isinstance(loader, DataLoader) else None
+    if own is None or (own.num_replicas, own.rank) != (total, number):
+        raise ValueError(
+            f"the sampler {type(sampler).__name__} divides the training data when it is made, so "
+            f"it has to be made for each of {total} workers: have one loader made in "
+            "train_dataloader of the LightningModule or LightningDataModule, with the rank and the "
+            "number of ranks from trainer.global_rank and trainer.world_size"
+        )
+    assert isinstance(loader, DataLoader)
+    _auto_add_worker_init_fn(loader, number)
+    return loader
 
 
 def _divided_by(loader: DataLoader[Any]) -> Any:

@@ -6,7 +6,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from typing_extensions import override
 
 from lightning_hier.comm.agreement import raise_everywhere
@@ -21,6 +23,8 @@ class PlayingStrategy(CheckpointedStrategy):
     Lightning trains on one batch after the other; where a rank plays several workers each of these
     is a batch of each worker.
     """
+
+    _asks_for: int | None = None
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -37,13 +41,37 @@ class PlayingStrategy(CheckpointedStrategy):
         loader = super().process_dataloader(dataloader)
         if self.virtual_workers == 1 or not self._module.trainer.training:
             return loader
+        source = self._module.trainer.fit_loop._data_source
         return divide_among_workers(
             loader,
-            self.global_rank,
-            self.world_size,
+            self._workers,
+            self._all_workers,
             self._fit_session.played.random,
-            workers=self.virtual_workers,
+            self._request_loader if source.is_module() else None,
         )
+
+    def _request_loader(self, number: int) -> object:
+        """Have the user's ``train_dataloader`` make what the rank of one worker would get."""
+        self._asks_for = number
+        try:
+            made = _request_dataloader(self._module.trainer.fit_loop._data_source)
+        finally:
+            self._asks_for = None
+        found = CombinedLoader(made).flattened
+        return found[0] if len(found) == 1 else None
+
+    @property
+    @override
+    def global_rank(self) -> int:
+        """Of this process; while a worker's data are asked for, what its rank would be."""
+        return super().global_rank if self._asks_for is None else self._asks_for
+
+    @property
+    @override
+    def world_size(self) -> int:
+        """Number of ranks; while a worker's data are asked for, that of all workers."""
+        ranks = super().world_size
+        return ranks if self._asks_for is None else ranks * self.virtual_workers
 
     @override
     def batch_to_device(
