@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch.optim.lr_scheduler import LambdaLR
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
-from examples.acoustic.models import LSTMAcousticModel
+from examples.acoustic.fixed_schedule import FixedScheduleLSTM
 from examples.acoustic.systems import ALL
 from examples.quiet import silence_lightning
 from lightning_hier import HierarchicalStrategy
@@ -97,26 +96,6 @@ class Result:
     across_bytes: int
     train_seconds: float
     steps: int
-
-
-class FixedScheduleLSTM(LSTMAcousticModel):
-    """The LSTM under a schedule that does not depend on the loss."""
-
-    schedule_epochs: tuple[int, int] = (10, 5)
-
-    def configure_optimizers(self) -> Any:
-        """SGD with momentum; the rate is held, then halved in each of the last epochs."""
-        epochs, decay_epochs = self.schedule_epochs
-        optimizer = torch.optim.SGD(
-            self.parameters(), lr=self.learning_rate, momentum=self.momentum
-        )
-        held = epochs - decay_epochs
-        scheduler = LambdaLR(optimizer, lambda epoch: 0.5 ** max(0, epoch + 1 - held))
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """None: nothing stops early."""
-        return []
 
 
 def run(settings: Settings) -> Result:

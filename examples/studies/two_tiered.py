@@ -1,0 +1,146 @@
+"""Tables 1, 2 and 3 of two_tiered_bmuf_gtc in small: GTC, BMUF and BMUF_GTC on up to 128 workers.
+
+    python -m examples.studies.two_tiered --data FOLDER/an4_mfcc
+
+One rank plays all workers, so hours, and no more than two cores, are all it takes. Blocks are
+shorter than the paper's 25 to 200 steps by the same factor in all tables: with 128 workers an epoch
+of AN4 has five or six steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from examples.studies.page import options, with_data, write
+from examples.studies.speech import SpeechRun
+from examples.studies.study import Claim, Row, Rows, Study, Table, fewer
+
+SHORTER = 5
+"""By which our blocks are shorter than the paper's."""
+
+BASE = SpeechRun(
+    system="one_worker",
+    model="lstm",
+    model_args={"hidden_dim": 128, "num_layers": 2},
+    block_size=50 // SHORTER,
+)
+
+SYSTEMS = {"gtc": "GTC", "bmuf_nbm": "BMUF", "bmuf_gtc": "BMUF_GTC"}
+
+TABLE_1 = {
+    "gtc": {16: 0.4, 32: -1.4, 64: -2.8, 128: -15.6},
+    "bmuf_nbm": {16: -0.8, 32: -3.5, 64: -8.9, 128: -9.6},
+    "bmuf_gtc": {16: -0.5, 32: 0.1, 64: -3.2, 128: -4.7},
+}
+TABLE_2 = {
+    "bmuf_nbm": {25: -8.1, 50: -9.6, 100: -13.7, 200: -16.6},
+    "bmuf_gtc": {25: -4.4, 50: -4.7, 100: -6.4, 200: -7.5},
+}
+TABLE_3 = {1: -8.1, 2: -7.9, 4: -5.8, 8: -4.4}
+
+
+def tables(base: SpeechRun, *, shrink: int = 1) -> dict[str, Table]:
+    """All three.
+
+    Args:
+        base: what all runs share.
+        shrink: by which numbers of workers are divided, for a look.
+
+    """
+    most = 128 // shrink
+    by_workers = [
+        Row(
+            (SYSTEMS[system], str(number // shrink)),
+            replace(base, system=system, workers=number // shrink),
+            paper,
+        )
+        for system, papers in TABLE_1.items()
+        for number, paper in papers.items()
+    ]
+    by_block = [
+        Row(
+            (SYSTEMS[system], str(size // SHORTER)),
+            replace(base, system=system, workers=most, block_size=size // SHORTER),
+            paper,
+        )
+        for system, papers in TABLE_2.items()
+        for size, paper in papers.items()
+    ]
+    by_group = [
+        Row(
+            (str(size),),
+            replace(
+                base,
+                system="bmuf_gtc" if size > 1 else "bmuf_nbm",
+                workers=most,
+                group_size=size,
+                block_size=25 // SHORTER,
+            ),
+            paper,
+        )
+        for size, paper in TABLE_3.items()
+    ]
+    return {
+        "1": Table("Table 1: number of workers", ("system", "workers"), base, by_workers, claims_1),
+        "2": Table("Table 2: block size", ("system", "block size"), base, by_block, claims_2),
+        "3": Table("Table 3: group size", ("group size",), base, by_group, claims_3),
+    }
+
+
+def claims_1(found: Rows) -> list[Claim]:
+    """What section 3.3.1 says."""
+    numbers = list(dict.fromkeys(number for _, number in found))
+    least, third, most = numbers[0], numbers[-2], numbers[-1]
+    return [
+        fewer(found, (("GTC", third), ("GTC", most)), "GTC degrades from 64 to 128 workers"),
+        fewer(found, (("BMUF", least), ("BMUF", most)), "BMUF degrades from 16 to 128 workers"),
+        fewer(
+            found,
+            (("BMUF_GTC", most), ("BMUF", most)),
+            "BMUF_GTC has fewer errors than BMUF with 128 workers",
+        ),
+        fewer(
+            found,
+            (("BMUF_GTC", most), ("GTC", most)),
+            "BMUF_GTC has fewer errors than GTC with 128 workers",
+        ),
+    ]
+
+
+def claims_2(found: Rows) -> list[Claim]:
+    """What section 3.3.2 says."""
+    sizes = list(dict.fromkeys(size for _, size in found))
+    shortest, longest = sizes[0], sizes[-1]
+    return [
+        fewer(found, (("BMUF", shortest), ("BMUF", longest)), "shorter blocks help BMUF"),
+        fewer(
+            found,
+            (("BMUF_GTC", shortest), ("BMUF_GTC", longest)),
+            "shorter blocks help BMUF_GTC",
+        ),
+        fewer(
+            found,
+            (("BMUF_GTC", longest), ("BMUF", shortest)),
+            "BMUF_GTC with the longest blocks has fewer errors than BMUF with the shortest",
+        ),
+    ]
+
+
+def claims_3(found: Rows) -> list[Claim]:
+    """What section 3.3.3 says."""
+    sizes = [size for (size,) in found]
+    return [fewer(found, ((sizes[-1],), (sizes[0],)), "larger groups have fewer errors")]
+
+
+def main() -> None:
+    """Run or go on with the study, then write its page."""
+    told = options(__doc__ or "", "two_tiered")
+    base = with_data(BASE, told)
+    study = Study(told.out, seeds=1 if told.quick else told.seeds, jobs=told.jobs)
+    title = "Two tiers: Tables 1 to 3 of two_tiered_bmuf_gtc in small"
+    chosen = tables(base, shrink=16 if told.quick else 1)
+    write(study, title, "two_tiered", chosen, told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The papers' tables in small: what is run, how claims are answered, what is written."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("espeakng_loader", reason="the example needs the extra 'examples'")
+
+from examples.studies import bmuf, page, study, two_tiered  # noqa: E402
+from examples.studies.speech import SpeechResult, SpeechRun  # noqa: E402
+from examples.studies.study import Found, Row, Study, fewer  # noqa: E402
+
+
+def _found(*errors: float) -> Found:
+    run = SpeechRun(system="gtc")
+    return Found(Row(("x",), run), errors, errors, tuple(20.0 for _ in errors), 7)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        ((10.0, 11.0, 12.0), (20.0, 21.0, 22.0), "holds"),
+        ((20.0, 21.0, 22.0), (10.0, 11.0, 12.0), "does not hold"),
+        ((10.0, 12.0, 14.0), (11.0, 13.0, 15.0), "cannot be seen at this size"),
+        ((10.0,), (30.0,), "one seed says nothing"),
+    ],
+)
+def test_claims_are_answered_by_means_and_standard_errors(
+    first: Any, second: Any, verdict: str
+) -> None:
+    rows = {("a",): _found(*first), ("b",): _found(*second)}
+    assert fewer(rows, (("a",), ("b",)), "a has fewer").verdict == verdict
+
+
+def test_reduction_is_relative_to_one_worker() -> None:
+    found = _found(15.0, 17.0)
+    assert found.reduction == pytest.approx(20.0)
+    assert found.uncertainty == pytest.approx(100.0 * 1.0 / 20.0)
+
+
+def _told(folder: Path, **changes: Any) -> argparse.Namespace:
+    told = {"data": None, "out": folder, "tables": None, "seeds": 2, "jobs": 1, "quick": False}
+    return argparse.Namespace(**{**told, **changes})
+
+
+def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables share runs: 128 workers in blocks of 10 stand in two of them."""
+    done: Counter[str] = Counter()
+
+    def fake(self: Any, runs: list[SpeechRun]) -> list[SpeechResult]:
+        done.update(repr(run.anywhere()) for run in runs)
+        errors = [0.2 + 0.001 * run.workers + 0.01 * run.seed for run in runs]
+        return [
+            SpeechResult(
+                settings=run.anywhere(),
+                frame_error_rate=error / 2,
+                word_error_rate=error,
+                steps=9,
+                train_seconds=1.0,
+            )
+            for run, error in zip(runs, errors, strict=True)
+        ]
+
+    monkeypatch.setattr(study.RunStore, "results", fake)
+    told = _told(tmp_path, tables=["1", "3"])
+    tables = two_tiered.tables(page.with_data(two_tiered.BASE, told))
+    Study(tmp_path, seeds=2, jobs=2).train(tables.values())
+    # 12 of Table 1, 6 more of Table 2, 2 more of Table 3 and one worker, with two seeds.
+    assert (len(done), set(done.values())) == (2 * (12 + 6 + 2 + 1), {1})
+    page.write(Study(tmp_path, seeds=2, jobs=1), "Title", "two_tiered", tables, told)
+    text = (tmp_path / "report.md").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("| GTC ") and "| 128 " in line]
+    assert "| 33.3 ± 0.7" in line and "| -15.6" in line
+    assert "GTC degrades from 64 to 128 workers" in text and "**holds**" in text
+    assert "Table 2" not in text and "## Table 3: group size" in text
+    rows = list(csv.DictReader((tmp_path / "table_3.csv").open()))
+    assert [row["group size"] for row in rows] == ["1", "1", "2", "2", "4", "4", "8", "8"]
+    assert {row["seed"] for row in rows} == {"0", "1"}
+    assert (tmp_path / "table_1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
+    base = SpeechRun(system="bmuf_nbm", workers=16)
+    assert replace(base, group_size=4, density=0.5).anywhere() == base.anywhere()
+    assert replace(base, block_size=7).anywhere() != base.anywhere()
+    grouped = replace(base, system="bmuf_gtc")
+    assert replace(grouped, group_size=4).anywhere() != grouped.anywhere()
+    noted = replace(base, folder="/elsewhere", corpus_args={"path": "/data/an4"}).anywhere()
+    assert noted["corpus_args"] == {"path": "an4"} and "elsewhere" not in repr(noted)
+    assert SpeechRun(**noted).anywhere() == noted
+
+
+def test_tables_of_bmuf_have_the_paper_s_numbers_of_workers_and_reductions() -> None:
+    tables = bmuf.tables(bmuf.baselines(bmuf.BASE))
+    averaging, *_, last = tables["3"].rows
+    assert averaging.run.workers == 8 and averaging.run.rate_factor == bmuf.AVERAGING_RATE
+    assert (last.labels, last.run.model) == (("BMUF-NBM", "64"), "dnn")
+    assert last.paper == pytest.approx(100 * (14.0 - 13.6) / 14.0)
+    assert {asdict(row.run)["system"] for row in tables["1"].rows} == set(bmuf.SYSTEMS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two_tiered", "bmuf"])
+def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"examples.studies.{name}", "--quick", "--out", str(tmp_path)]
+    for _ in range(2):  # the second time nothing is left to do
+        subprocess.run(command, check=True, capture_output=True)
+        lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+        assert len(lines) == len(set(lines))
+        assert "| one seed" not in (tmp_path / "report.md").read_text()
+        assert "**one seed says nothing**" in (tmp_path / "report.md").read_text()
