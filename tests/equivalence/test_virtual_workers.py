@@ -73,7 +73,7 @@ def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
     return torch.cat([weights(model), *buffers]), trainer.global_step
 
 
-QUICK = ("bmuf", "bmuf_adam")
+QUICK = ("bmuf_gtc",)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,13 @@ def _check(name: str, tmp_path: Path, hook: str, number: int, **settings: Any) -
     assert found == [[]] * world_size
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+SLOW = ("bmuf_average", "bmuf_with_adam", "bmuf_nadam", "bmuf_adam_virtual")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(own, marks=pytest.mark.slow) if own in SLOW else own for own in STRATEGIES],
+)
 def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path, "on_train_batch_end", 7)
 
@@ -103,7 +109,10 @@ BOTH = ["bmuf_gtc", pytest.param("bmuf_adam", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("number", [1, 4, 5, 10])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(1, marks=pytest.mark.slow), 4, 5, pytest.param(10, marks=pytest.mark.slow)],
+)
 def test_after_some_steps(name: str, number: int, tmp_path: Path) -> None:
     """The first one, the end of a block, and the last batch of an epoch."""
     _check(name, tmp_path, "on_train_batch_end", number)
@@ -152,8 +161,14 @@ def test_without_validation_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, "on_train_epoch_end", 1, limit_val_batches=0)
 
 
-@pytest.mark.parametrize("ranks", [4, 2])
-@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 3, 6])
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [
+        (3, 4),
+        (6, 2),
+        *(pytest.param(*own, marks=pytest.mark.slow) for own in ((1, 4), (6, 4), (3, 2))),
+    ],
+)
 def test_during_the_warm_up_and_at_its_end(number: int, ranks: int, tmp_path: Path) -> None:
     """Four workers: how a sum of three and more is rounded depends on DDP's buckets."""
     strategy = partial(
@@ -177,7 +192,9 @@ def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
     assert found == [[]] * 3
 
 
-@pytest.mark.parametrize("name", ["bmuf_gtc", "bmuf_virtual", "bmuf_gtc_virtual"])
+@pytest.mark.parametrize(
+    "name", ["bmuf_gtc", pytest.param("bmuf_virtual", marks=pytest.mark.slow), "bmuf_gtc_virtual"]
+)
 def test_in_a_step_that_is_accumulated(name: str, tmp_path: Path) -> None:
     _check(name, tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2)
 
@@ -187,7 +204,9 @@ def test_with_workers_that_load_data(tmp_path: Path) -> None:
     _check("bmuf", tmp_path, "on_train_batch_end", 7, loader=loader)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("bf16-mixed", marks=pytest.mark.slow), "64-true"]
+)
 def test_in_other_precisions(precision: str, tmp_path: Path) -> None:
     _check("bmuf_gtc", tmp_path, "on_train_batch_end", 7, precision=precision)
 

@@ -111,7 +111,7 @@ def _fit(name: str, settings: dict[str, Any], by_hand: bool) -> dict[str, Any]:
         pytest.param("bmuf", {"accumulate_grad_batches": 2}, False, marks=pytest.mark.slow),
         ("bmuf", {}, True),
         pytest.param("bmuf", CLIPPED, False, marks=pytest.mark.slow),
-        ("bmuf_warm", {}, False),
+        pytest.param("bmuf_warm", {}, False, marks=pytest.mark.slow),
         ("bmuf_gtc_warm", {"accumulate_grad_batches": 2, "val_check_interval": 2}, False),
         pytest.param("bmuf_gtc", CLIPPED, False, marks=pytest.mark.slow),
         pytest.param("gtc", {"accumulate_grad_batches": 2}, False, marks=pytest.mark.slow),
@@ -211,7 +211,13 @@ def _resumed(name: str, folder: Path) -> Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("name", ["bmuf", "bmuf_gtc", "averaging_momentum"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(own, marks=pytest.mark.slow) for own in ("bmuf", "bmuf_gtc")),
+        "averaging_momentum",
+    ],
+)
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
