@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.planner import whole_runs
 from benchmarks.planner.comparison import Comparison, Section
-from lightning_hier.algorithms.planning.blocks import predict_bmuf
 from lightning_hier.algorithms.planning.ddp import predict_ddp
-from lightning_hier.algorithms.planning.gtc import GTCSettings, predict_gtc
 from lightning_hier.algorithms.planning.network import Link, Network, Processor
-from lightning_hier.algorithms.planning.prediction import Prediction
 from lightning_hier.algorithms.planning.psp import PSPSettings, late_wait_s
 from lightning_hier.algorithms.planning.synchronisation import (
     AcrossDtype,
@@ -56,15 +54,6 @@ EXTRA_MODELS: dict[_Setting, float] = {
     ("int8", 1, False): 4.5, ("int8", 2, False): 4.5, ("int8", 2, True): 2.75,
 }  # fmt: skip
 
-WHOLE_RUNS = {False: (0.1784, 0.1571), True: (0.1684, 0.1538)}
-"""Seconds of a step of `bmuf`, block 50, by overlap, and of the ranks without communication."""
-
-DDP_ROW = (1.4078, 0.1589, 118.5e6, 146.2e6)
-"""Seconds of a step, of one without communication, goodput, bytes of a host and step."""
-
-GTC_ROW = (0.6004, 0.1694, 103.3e6, 2.928e6, 0.0099)
-"""The same of `gtc`, and the density that was sent; run while other work kept the cores busy."""
-
 FRAMES = 256
 TWO_STAGE = {
     "devices that wait": {
@@ -91,9 +80,7 @@ def sections() -> list[Section]:
     """All of them."""
     return [
         _synchronisations(),
-        _whole_runs(),
-        _every_step(),
-        _gtc(),
+        *whole_runs.sections(LSTM, HOSTS),
         _memory(),
         *[_two_stage(kind) for kind in TWO_STAGE],
         _late_replies(),
@@ -129,72 +116,6 @@ def _synchronisations() -> Section:
             for setting, found in SYNCHRONISATIONS.items()
         ],
         limit=0.20,
-    )
-
-
-def _whole_runs() -> Section:
-    rows = []
-    for overlap, (found, control) in WHOLE_RUNS.items():
-        work = replace(LSTM, step_s=control)
-        predicted = predict_bmuf(work, HOSTS, BlockSettings(overlap=overlap)).step_s
-        name = f"`bmuf`, block 50{', overlap' if overlap else ''}"
-        rows.append(Comparison(name=name, predicted=1e3 * predicted, found=1e3 * found))
-    return Section(
-        title="Whole runs, 2 x 2, 1 Gbit/s",
-        unit="ms a step",
-        source="[performance](performance.md), one run each",
-        given="the same, and the step of the same ranks without communication in the same run.",
-        rows=rows,
-        limit=0.20,
-    )
-
-
-def _every_step() -> Section:
-    found_s, control_s, goodput, host_bytes = DDP_ROW
-    found = predict_ddp(replace(LSTM, step_s=control_s), _hosts_with(goodput))
-    return Section(
-        title="DDP, 2 x 2, 1 Gbit/s",
-        unit="as said",
-        source="`python -m benchmarks.performance --parts rows --layouts 2x2 --rates 1gbit --works "
-        "emulated --systems ddp`, one run, beside other work",
-        given="the same, with the goodput of that run.",
-        rows=_step_and_bytes(found, found_s, host_bytes),
-        limit=0.20,
-        remark="The link's counter has headers in it: 1.50 models, as a ring of four ranks over "
-        "two hosts needs.",
-    )
-
-
-def _hosts_with(goodput: float) -> Network:
-    return replace(HOSTS, between=replace(HOSTS.between, bytes_per_second=goodput))
-
-
-def _step_and_bytes(predicted: Prediction, found_s: float, host_bytes: float) -> list[Comparison]:
-    return [
-        Comparison(name="ms a step", predicted=1e3 * predicted.step_s, found=1e3 * found_s),
-        Comparison(
-            name="MB a host and step",
-            predicted=predicted.host_bytes / 1e6,
-            found=host_bytes / 1e6,
-        ),
-    ]
-
-
-def _gtc() -> Section:
-    found_s, control_s, goodput, host_bytes, density = GTC_ROW
-    work = replace(LSTM, step_s=control_s)
-    found = predict_gtc(work, _hosts_with(goodput), GTCSettings(density=density))
-    return Section(
-        title="GTC, 2 x 2, 1 Gbit/s, beside other work",
-        unit="as said",
-        source="the same command with `--systems gtc`, one run",
-        given="the same, and the density that was sent.",
-        rows=_step_and_bytes(found, found_s, host_bytes),
-        limit=None,
-        remark="Bytes are met; the time is not. GTC's time is the processor's, and the two cores "
-        "were shared with many other processes in that run: even the bare link carried a seventh "
-        "less than usual. It is to be measured again on a quiet machine before anything is "
-        "concluded about the planner's GTC.",
     )
 
 

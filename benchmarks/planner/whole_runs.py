@@ -1,0 +1,137 @@
+"""Whole runs over emulated hosts: the rows of the performance report, predicted."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.performance.figures import Figures
+from benchmarks.performance.results import Results
+from benchmarks.planner.comparison import Comparison, Section
+from lightning_hier.algorithms.planning.blocks import (
+    predict_bmuf,
+    predict_bmuf_adam,
+    predict_bmuf_gtc,
+    predict_model_averaging,
+)
+from lightning_hier.algorithms.planning.ddp import predict_ddp
+from lightning_hier.algorithms.planning.gtc import GTCSettings, predict_gtc
+from lightning_hier.algorithms.planning.network import Network
+from lightning_hier.algorithms.planning.prediction import Prediction
+from lightning_hier.algorithms.planning.synchronisation import BlockSettings
+from lightning_hier.algorithms.planning.workload import Workload
+
+_STORE = Path("docs/reports/performance/results.jsonl")
+
+_GTC = GTCSettings(density=0.01)
+_PAIRS = BlockSettings(group_size=2)
+
+Predictor = Callable[[Workload, Network], Prediction]
+
+PREDICTORS: dict[str, Predictor] = {
+    "ddp": predict_ddp,
+    "ddp_fp16": lambda work, network: predict_ddp(work, network, shortened=0.5),
+    "gtc": lambda work, network: predict_gtc(work, network, _GTC),
+    "model_averaging": lambda work, network: predict_model_averaging(
+        work, network, BlockSettings(block_momentum=False)
+    ),
+    "bmuf": lambda work, network: predict_bmuf(work, network, BlockSettings()),
+    "bmuf_bf16": lambda work, network: predict_bmuf(
+        work, network, BlockSettings(across_dtype="bfloat16")
+    ),
+    "bmuf_int8": lambda work, network: predict_bmuf(
+        work, network, BlockSettings(across_dtype="int8")
+    ),
+    "bmuf_overlap": lambda work, network: predict_bmuf(work, network, BlockSettings(overlap=True)),
+    "bmuf_int8_overlap": lambda work, network: predict_bmuf(
+        work, network, BlockSettings(across_dtype="int8", overlap=True)
+    ),
+    "bmuf_gtc": lambda work, network: predict_bmuf_gtc(work, network, _PAIRS, _GTC),
+    "bmuf_gtc_overlap": lambda work, network: predict_bmuf_gtc(
+        work, network, replace(_PAIRS, overlap=True), _GTC
+    ),
+    "bmuf_adam": lambda work, network: predict_bmuf_adam(work, network, BlockSettings()),
+}
+"""By the names of ``benchmarks.performance.systems``."""
+
+_KINDS = {"2 x 2, 1gbit, emulated": "1 Gbit/s", "2 x 2, 100mbit, emulated": "100 Mbit/s"}
+
+
+def sections(work: Workload, network: Network) -> list[Section]:
+    """Times of all systems at both rates, and their bytes.
+
+    Args:
+        work: whose rows were measured.
+        network: the emulated hosts; their links are taken from each row.
+
+    """
+    results = Results([json.loads(line) for line in _STORE.read_text().splitlines()])
+    found = []
+    for kind, rate in _KINDS.items():
+        rows = {name: _rows(results, kind, name) for name in PREDICTORS}
+        there = {name: own for name, own in rows.items() if own}
+        if there:
+            found.append(_times(there, work, network, rate))
+            found.append(_bytes(there, work, network, rate))
+    return found
+
+
+def _rows(results: Results, kind: str, name: str) -> list[Figures]:
+    return list(results.figures(kind, name).values())
+
+
+def _predicted(name: str, work: Workload, network: Network, own: Sequence[Figures]) -> Prediction:
+    """With the step of the same ranks without communication, and the link's goodput, of its run."""
+    between = replace(network.between, bytes_per_second=_median(own, lambda row: row.goodput))
+    step_s = _median(own, lambda row: row.control_s)
+    return PREDICTORS[name](replace(work, step_s=step_s), replace(network, between=between))
+
+
+def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rate: str) -> Section:
+    return Section(
+        title=f"Whole runs, 2 x 2, {rate}",
+        unit="ms a step",
+        source=f"[performance](performance.md), {_runs(rows)}",
+        given="as for one synchronisation; the step of the same ranks without communication, and "
+        "the link's goodput, of the same runs.",
+        rows=[
+            Comparison(
+                name=f"`{name}`",
+                predicted=1e3 * _predicted(name, work, network, own).step_s,
+                found=1e3 * _median(own, lambda row: row.step_s),
+            )
+            for name, own in rows.items()
+        ],
+        limit=0.20,
+    )
+
+
+def _bytes(rows: dict[str, list[Figures]], work: Workload, network: Network, rate: str) -> Section:
+    return Section(
+        title=f"Bytes of whole runs, 2 x 2, {rate}",
+        unit="MB a host and step",
+        source=f"[performance](performance.md), {_runs(rows)}",
+        given="nothing but the settings, and the density of GTC, 1%.",
+        rows=[
+            Comparison(
+                name=f"`{name}`",
+                predicted=_predicted(name, work, network, own).host_bytes / 1e6,
+                found=_median(own, lambda row: row.host_bytes) / 1e6,
+            )
+            for name, own in rows.items()
+        ],
+        limit=0.05,
+    )
+
+
+def _runs(rows: dict[str, list[Figures]]) -> str:
+    counts = sorted({len(own) for own in rows.values()})
+    said = " to ".join(map(str, [counts[0], *counts[1:][-1:]]))
+    return "one run" if counts == [1] else f"median of {said} runs"
+
+
+def _median(rows: Sequence[Figures], value: Callable[[Figures], float]) -> float:
+    return statistics.median(value(row) for row in rows)
