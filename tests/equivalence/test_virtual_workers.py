@@ -38,6 +38,10 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "bmuf_gtc_four": (
         "BMUFGTCStrategy", {**_SPARSE, "group_size": 4, "warmup_steps": 2}, "AdamW", _EPS,
     ),
+    "bmuf_overlap": ("BMUFStrategy", {"overlap": True}, "SGD", {"momentum": 0.9}),
+    "bmuf_gtc_overlap": (
+        "BMUFGTCStrategy", {**_SPARSE, "group_size": 2, "overlap": True}, "SGD", {"momentum": 0.9},
+    ),
     "all_reduce": ("HierarchicalStrategy", {"group_size": 4}, "SGD", {"momentum": 0.9}),
 }  # fmt: skip
 

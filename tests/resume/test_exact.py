@@ -68,6 +68,11 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         ),
         "SGD",
     ),
+    "bmuf_overlap_virtual": (
+        2,
+        partial(lh.BMUFStrategy, block_size=4, overlap=True, virtual_workers=3),
+        "SGD",
+    ),
     "gtc_virtual": (
         2,
         partial(lh.GTCStrategy, density=0.2, dense_below=10, virtual_workers=2),

@@ -106,13 +106,8 @@ def test_what_cannot_be_trained_is_an_error_on_every_rank(what: str, says: str) 
     ("make", "says"),
     [
         (lambda: lh.BMUFStrategy(virtual_workers=0), "at least 1, got 0"),
-        (lambda: lh.BMUFStrategy(virtual_workers=2, overlap=True), "overlap=True"),
         (lambda: lh.BMUFStrategy(virtual_workers=2, on_nonfinite="exclude"), "'exclude'"),
         (lambda: lh.BMUFStrategy(virtual_workers=2, uneven_batches="join"), "'join'"),
-        (
-            lambda: lh.BMUFGTCStrategy(group_size=2, virtual_workers=4, overlap=True),
-            "virtual_workers=4 with group_size=2 can't be combined with overlap=True",
-        ),
         (
             lambda: lh.BMUFGTCStrategy(group_size=2, virtual_workers=3),
             "must divide group_size or be a multiple of it, got virtual_workers=3",

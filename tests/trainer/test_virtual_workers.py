@@ -189,7 +189,11 @@ def _averaging_momentum() -> lh.BMUFGTCStrategy:
     )
 
 
-GO_ON = {**STRATEGIES, "averaging_momentum": _averaging_momentum}
+GO_ON = {
+    **STRATEGIES,
+    "averaging_momentum": _averaging_momentum,
+    "overlap": partial(_bmuf, overlap=True),
+}
 
 
 def _through(name: str, folder: Path) -> Tensor:
@@ -214,7 +218,7 @@ def _resumed(name: str, folder: Path) -> Tensor:
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(own, marks=pytest.mark.slow) for own in ("bmuf", "bmuf_gtc")),
+        *(pytest.param(own, marks=pytest.mark.slow) for own in ("bmuf", "overlap", "bmuf_gtc")),
         "averaging_momentum",
     ],
 )

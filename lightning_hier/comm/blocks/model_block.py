@@ -96,6 +96,7 @@ class ModelBlock:
             carrier=carrier,
             route=communicators.route,
             across_dtype=config.across_dtype,
+            models=models,
         )
         kind = OverlappedPart if config.overlap and averaged_models > 1 else ModelPart
         self._parts = [
@@ -133,6 +134,11 @@ class ModelBlock:
             part.load(state)
         self._local_state.set_counts(counts)
 
+    def load_local(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with another local model of this rank, which is in the module."""
+        for part, state in zip(self._parts, parts, strict=True):
+            part.load_local(state)
+
     @torch.no_grad()
     def restart(self, models: Sequence[tuple[Tensor, Tensor]], counts: Counts) -> None:
         """Begin a block where a run of other groups has left off; the tensors become its start.
@@ -157,6 +163,8 @@ class ModelBlock:
         """
         self._unite_buffers()
         verdict = agree(self._gather())
+        for part in (part for _ in self._models.each() for part in self._parts):
+            part.keep_made_()
         self._local_state.collect(verdict)
         found = [part.synchronise_(verdict) for part in self._parts]
         self._equalise_other_buffers()
@@ -191,10 +199,10 @@ class ModelBlock:
     def regrown(self, members: Members) -> ModelBlock:
         """The same block with more members, whose present values are their global ones.
 
-        The state is handed over through the tensors themselves: W is written into them, and what
-        the optimizer's state was when the block began into that, both are read by the new block,
-        then Delta and its like, and at last they get their local values back. What short forms
-        have left over is given up. A collective of the group.
+        The state is handed over through the tensors themselves: W, and into the optimizer's state
+        what it was when the block began, are written and read by the new block, then Delta and its
+        like; at last they get their local values back. Leftovers of short forms are given up. A
+        collective of the group.
 
         Raises:
             ValueError: this rank has several local models.

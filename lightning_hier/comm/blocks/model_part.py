@@ -139,6 +139,9 @@ class ModelPart:
 
         self._each_chunk(average, look, carried=False)
 
+    def keep_made_(self) -> None:
+        """Prepare for :meth:`write_` where a rank has several local models: here nothing."""
+
     def write_(self) -> None:
         """Write what :meth:`synchronise_` has made into the tensors of another local model."""
         self._share.write()
@@ -188,6 +191,9 @@ class ModelPart:
             "previous": self._previous,
             "leftovers": None if self._leftovers is None else self._leftovers.state(),
         }
+
+    def load_local(self, state: Mapping[str, Any]) -> None:
+        """Take over what differs between the local models of a rank, of the present one."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over the state of a part with the same share."""

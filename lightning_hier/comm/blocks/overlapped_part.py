@@ -34,7 +34,8 @@ class OverlappedPart(ModelPart):
     the mean exactly once, one block after it was made. Only tensors that are averaged without a
     filter are synchronised at once.
 
-    This rank keeps its share of two more vectors than W and Delta: of w_k, and of what travels.
+    This rank keeps its share of two more vectors than W and Delta: of w_k, for each of its local
+    models, and of what travels, which is what all of them have made.
     """
 
     def __init__(
@@ -46,11 +47,18 @@ class OverlappedPart(ModelPart):
     ) -> None:
         """Take the present tensors as W and w; nothing travels."""
         super().__init__(filtered, averaged, carried, settings)
-        self._begun_with = self.global_model.clone()
+        self._models = settings.models
+        # The same for all local models until a block of theirs has ended.
+        self._begun = [self.global_model.clone()] * self._models.number
         self._travelling = torch.zeros_like(self.global_model)
         self._under_way = False
         self._work: StagedWork | None = None
-        self._models = 0.0
+        self._squares = 0.0
+
+    @property
+    def _begun_with(self) -> Tensor:
+        """This rank's share of what the local model in the module began its block with."""
+        return self._begun[self._models.current]
 
     def poll(self) -> None:
         """Start what can be started; waits for nobody."""
@@ -73,8 +81,8 @@ class OverlappedPart(ModelPart):
         A collective of the world.
         """
         self.settle()
-        found = Squares(self._models)
-        self._models = verdict.squares / verdict.healthy
+        found = Squares(self._squares)
+        self._squares = verdict.squares / verdict.healthy
 
         def advance(chunk: Chunk) -> None:
             place = chunk.filtered
@@ -85,7 +93,10 @@ class OverlappedPart(ModelPart):
             else:
                 arrived.copy_(self._filter.start_model(own, update))
             begun_with = self._begun_with[place]
-            if verdict.takes_part:
+            if len(self._begun) > 1:
+                for each in self._begun:
+                    each[place].add_(arrived)
+            elif verdict.takes_part:
                 torch.add(arrived, made, out=begun_with)
             else:
                 begun_with.copy_(arrived)
@@ -100,6 +111,25 @@ class OverlappedPart(ModelPart):
             at_once=_AT_ONCE,
         )
         return found
+
+    def keep_made_(self) -> None:
+        """Keep what the local model in the module has made in the place of what it began with.
+
+        Where it is the only one, its tensors have that until they are overwritten.
+        """
+        if len(self._begun) == 1:
+            return
+        made = torch.empty_like(self._begun_with)
+        for piece, values in self._share.read_in_pieces(aside=True):
+            own = values(piece.filtered)
+            self._leave_out_start_(own, piece.filtered)
+            made[piece.filtered].copy_(own)
+        self._begun[self._models.current] = made
+
+    def write_(self) -> None:
+        """Write what another local model begins the next block with into its tensors."""
+        self._share.values[self._share.filtered].copy_(self._begun_with)
+        super().write_()
 
     def look_(self, verdict: Verdict, *, pending: bool) -> None:
         """Write W as if training ended here: all that travels, and all that was made, is in it.
@@ -143,7 +173,7 @@ class OverlappedPart(ModelPart):
     def follow(self, older: ModelPart) -> None:
         """Whether something travels."""
         if isinstance(older, OverlappedPart):
-            self._under_way, self._models = older._under_way, older._models
+            self._under_way, self._squares = older._under_way, older._squares
 
     def state(self) -> dict[str, Any]:
         """This rank's share of the state; the tensors are not copied. Waits for what travels."""
@@ -151,17 +181,21 @@ class OverlappedPart(ModelPart):
         return super().state() | {
             "begun_with": self._begun_with,
             "travelling": self._travelling if self._under_way else None,
-            "models": self._models,
+            "models": self._squares,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over the state of a part with the same share."""
         super().load(state)
-        self._begun_with.copy_(state["begun_with"])
+        self.load_local(state)
         self._under_way = state["travelling"] is not None
         if self._under_way:
             self._travelling.copy_(state["travelling"])
-        self._models = state["models"]
+        self._squares = state["models"]
+
+    def load_local(self, state: Mapping[str, Any]) -> None:
+        """Take over what the local model in the module began its block with."""
+        self._begun[self._models.current] = state["begun_with"].to(self.global_model, copy=True)
 
     def restart_(self, global_model: Tensor, update: Tensor) -> None:
         """Begin a block from a model and an update of the whole world. A collective of the group.
@@ -169,4 +203,5 @@ class OverlappedPart(ModelPart):
         Nothing travels then.
         """
         super().restart_(global_model, update)
-        self._begun_with.copy_(self._filter.start_model(self.global_model, self.update))
+        start = self._filter.start_model(self.global_model, self.update).clone()
+        self._begun = [start] * self._models.number

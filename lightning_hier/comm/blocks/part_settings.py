@@ -11,6 +11,7 @@ from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.health import Verdict
+from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 
 
@@ -45,6 +46,7 @@ class PartSettings:
         carrier: who carries what in a group.
         route: who exchanges with whom.
         across_dtype: in what form.
+        models: local models of this rank.
 
     """
 
@@ -53,6 +55,7 @@ class PartSettings:
     carrier: Carrier
     route: AcrossRoute
     across_dtype: AcrossDtype
+    models: LocalModels
 
 
 def weigh_(piece: Tensor, verdict: Verdict) -> Tensor:

@@ -134,6 +134,9 @@ class RunState:
         """Give the local model that is in the module, in place, what its first worker has saved."""
         for optimizer, state in zip(self._optimizers, group["optimizers"], strict=True):
             copy_optimizer_(optimizer, state)
+        if rank["blocks"] is not None:
+            for block, parts in zip(self._synchroniser.blocks or (), rank["blocks"], strict=True):
+                block.load_local(parts)
         self._load_values(group, rank)
 
     def _load_values(self, group: State, rank: State) -> None:

@@ -58,9 +58,6 @@ def combination_problem(strategy: Settings, casting: Casting) -> str | None:
             found.append(f"uneven_batches={strategy.uneven_batches!r}")
         if strategy.on_nonfinite != "error":
             found.append(f"on_nonfinite={strategy.on_nonfinite!r}")
-    overlaps = strategy.block_sync is not None and strategy.block_sync.overlap
-    if casting.models_per_rank > 1 and overlaps:
-        found.append("overlap=True")
     if casting.per_model > 1:
         if isinstance(strategy.gradient_sync, CommHook):
             found.append("gradient_sync=CommHook(...), which needs DDP")
