@@ -63,9 +63,9 @@ def write(
 
 
 def answers(claims: Sequence[Claim]) -> str:
-    """What the paper says, and whether it holds here."""
+    """What is said, and whether it holds here."""
     rows = [(claim.text, f"**{claim.verdict}**", claim.because) for claim in claims]
-    return markdown(("the paper says", "here", "because"), rows)
+    return markdown(("said", "here", "because"), rows)
 
 
 def draw(path: Path, table: Table, found: Rows) -> None:

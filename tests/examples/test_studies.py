@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'examples'")
 
-from examples.studies import bmuf, page, study, two_tiered  # noqa: E402
+from examples.studies import bmuf, overlap, page, study, two_tiered  # noqa: E402
 from examples.studies.speech import SpeechResult, SpeechRun  # noqa: E402
 from examples.studies.study import Found, Row, Study, fewer  # noqa: E402
 
@@ -110,8 +110,14 @@ def test_tables_of_bmuf_have_the_paper_s_numbers_of_workers_and_reductions() -> 
     assert {asdict(row.run)["system"] for row in tables["1"].rows} == set(bmuf.SYSTEMS)
 
 
+def test_overlap_is_compared_at_the_rate_of_its_system() -> None:
+    rows = {row.labels: row.run for row in overlap.table(two_tiered.BASE).rows}
+    assert rows[("MA", "16")].rate_factor == rows[("MA, overlap", "16")].rate_factor != 1.0
+    assert rows[("BMUF, overlap", "4")].system == "bmuf_nbm_overlap"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two_tiered", "bmuf"])
+@pytest.mark.parametrize("name", ["two_tiered", "bmuf", "overlap"])
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"examples.studies.{name}", "--quick", "--out", str(tmp_path)]
     for _ in range(2):  # the second time nothing is left to do
