@@ -14,6 +14,9 @@ from benchmarks.performance.systems import SYSTEMS
 
 Points = Sequence[tuple[float, float]]
 
+# What links carry besides, such as ARP, is no row's.
+_LEAST_MB = 0.1
+
 _COLOURS = {"limit": "#7f7f7f", "peer": "#4c78a8", "ours": "#e45756"}
 
 
@@ -74,10 +77,15 @@ def _draw_kind(results: Results, kind: str, path: Path) -> None:
             [max(row) - middle for middle, row in zip(middles, rows, strict=True)],
         ]
         axes.barh(titles, middles, xerr=ranges, color=colours)
-        axes.set(xscale="log", xlabel=label)
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel=label, xlim=(max(min(middles) / 2.0, _LEAST_MB), None))
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(axis="x", alpha=0.3)
     both[0].invert_yaxis()
-    figure.suptitle(kind)
+    names = {"limit": "no communication", "peer": "peers", "ours": "lightning_hier"}
+    bars = [plt.Rectangle((0, 0), 1, 1, color=_COLOURS[family]) for family in names]
+    both[1].legend(bars, names.values())
+    figure.suptitle(kind, y=0.93)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
 
