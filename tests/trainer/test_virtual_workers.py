@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -50,6 +50,7 @@ STRATEGIES: dict[str, Any] = {
     "bmuf_gtc": _bmuf_gtc,
     "bmuf_gtc_warm": partial(_bmuf_gtc, warmup_steps=3),
     "gtc": _gtc,
+    "gtc_averaged": _gtc,
 }
 
 
@@ -93,7 +94,8 @@ def _doubles(batches: int) -> DataLoader[Any]:
 def _fit(name: str, settings: dict[str, Any], by_hand: bool) -> dict[str, Any]:
     pl.seed_everything(7, verbose=False)
     model = _Dropout(by_hand=by_hand)
-    trainer = make_trainer(STRATEGIES[name](), max_epochs=2, **settings)
+    averages = [EMAWeightAveraging(decay=0.8)] if name == "gtc_averaged" else []
+    trainer = make_trainer(STRATEGIES[name](), max_epochs=2, callbacks=averages, **settings)
     trainer.fit(model, _doubles(8), _doubles(2))
     return {
         "weights": weights(model),
@@ -115,6 +117,7 @@ def _fit(name: str, settings: dict[str, Any], by_hand: bool) -> dict[str, Any]:
         ("bmuf_gtc_warm", {"accumulate_grad_batches": 2, "val_check_interval": 2}, False),
         pytest.param("bmuf_gtc", CLIPPED, False, marks=pytest.mark.slow),
         pytest.param("gtc", {"accumulate_grad_batches": 2}, False, marks=pytest.mark.slow),
+        pytest.param("gtc_averaged", {"val_check_interval": 2}, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_is_that_of_a_rank_for_each_worker(

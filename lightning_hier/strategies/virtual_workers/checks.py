@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
@@ -71,27 +71,29 @@ def combination_problem(strategy: Settings, casting: Casting) -> str | None:
     )
 
 
-def virtual_problem(trainer: pl.Trainer, *, shares: bool) -> str | None:
+def virtual_problem(trainer: pl.Trainer, casting: Casting, *, warms_up: bool) -> str | None:
     """What about Trainer and module can't be trained with several workers on a rank, or None.
 
     Args:
         trainer: about to fit.
-        shares: whether some of the workers share a model, be it in the warm-up.
+        casting: how ranks play workers.
+        warms_up: whether there is a warm-up, in which all workers share a model.
 
     """
     found = []
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         found.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, (WeightAveraging, StochasticWeightAveraging)):
-            found.append(type(callback).__name__)
+    if casting.models_per_rank > 1:
+        callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        averages = (WeightAveraging, StochasticWeightAveraging)  # of the one model in the module
+        found += [type(own).__name__ for own in callbacks if isinstance(own, averages)]
     hook = "on_before_batch_transfer"
     datamodule = getattr(trainer, "datamodule", None)
     if is_overridden(hook, trainer.lightning_module, pl.LightningModule) or (
         datamodule is not None and is_overridden(hook, datamodule, pl.LightningDataModule)
     ):
         found.append(f"{hook} (use on_after_batch_transfer)")
-    if shares:
+    if casting.per_model > 1 or warms_up:
         found += _of_shared(trainer)
     if not found:
         return None

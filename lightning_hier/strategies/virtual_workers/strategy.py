@@ -29,8 +29,8 @@ class PlayingStrategy(CheckpointedStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:
-            shares = self._casting.per_model > 1 or self.warmup_steps > 0
-            raise_everywhere(virtual_problem(trainer, shares=shares), self.root_device)
+            problem = virtual_problem(trainer, self._casting, warms_up=self.warmup_steps > 0)
+            raise_everywhere(problem, self.root_device)
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:
             check_optimizers(self.optimizers)
