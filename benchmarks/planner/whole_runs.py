@@ -96,7 +96,8 @@ def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rat
         unit="ms a step",
         source=f"[performance](performance.md), {_runs(rows)}",
         given="as for one synchronisation; the step of the same ranks without communication, and "
-        "the link's goodput, of the same runs.",
+        "the link's goodput, of the same runs. That DDP's buckets cost GTC 3.5 copies of the "
+        "gradient was fitted to its rows at both rates together.",
         rows=[
             Comparison(
                 name=f"`{name}`",

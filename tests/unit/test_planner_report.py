@@ -19,6 +19,7 @@ LIMITS = {
     "BMUF-Adam, OCR": 0.10,
     "One synchronisation, 2 x 2, 1 Gbit/s": 0.20,
     "Whole runs, 2 x 2, 1 Gbit/s": 0.20,
+    "Whole runs, 2 x 2, 100 Mbit/s": 0.20,
 }
 
 

@@ -17,8 +17,9 @@ from lightning_hier.algorithms.planning.workload import Workload
 
 # Copies of the gradient that encoding and the residual take, and more of them for each element
 # that is sent (docs/reports/performance.md: 2.5 at 0.1%, 2.8 at 1%, 4.8 at 7%); half of that when
-# a bucket begins and half when the step ends. Beside it DDP copies buckets.
-_ENCODE, _ENCODE_SENT, _BUCKETS = 2.5, 34.0, 2.0
+# a bucket begins and half when the step ends. Beside it DDP copies gradients into buckets and back,
+# and gradients are made in fresh memory: so many copies, fitted to whole runs (reports/planner.md).
+_ENCODE, _ENCODE_SENT, _BUCKETS = 2.5, 34.0, 3.5
 # An element that has come is added somewhere in the chunk: about so many elements copied in a row.
 _DECODE = 8.0
 _WORD_BYTES, _FACT_BYTES = 4, 8
