@@ -75,7 +75,7 @@ def test_emulated_hosts_leave_nothing_behind_after_an_error(tmp_path: Path) -> N
 
 
 @pytest.mark.needs_netns
-@pytest.mark.parametrize("group_size", ["node", "2"])
+@pytest.mark.parametrize("group_size", [pytest.param("node", marks=pytest.mark.slow), "2"])
 def test_no_gradient_crosses_the_hosts_link_within_a_block(tmp_path: Path, group_size: str) -> None:
     with hosts(2) as found:
         run_module(

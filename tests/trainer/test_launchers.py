@@ -13,21 +13,29 @@ import torch
 from tests.conftest import REPOSITORY
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ["-m", "tests.trainer.launched_run"],
-        [
-            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("-m", "tests.trainer.launched_run"),
-        ],
+LAUNCHERS = {
+    "lightning": ["-m", "tests.trainer.launched_run"],
+    "torchrun": [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "tests.trainer.launched_run"),
     ],
-    ids=["lightning", "torchrun"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [
+        ("bmuf_gtc", "lightning"),
+        ("bmuf_gtc", "torchrun"),
+        pytest.param("psp", "lightning", marks=pytest.mark.slow),
+        ("psp", "torchrun"),
+        ("two_stage_asgd", "lightning"),
+        pytest.param("two_stage_asgd", "torchrun", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("name", ["bmuf_gtc", "psp", "two_stage_asgd"])
-def test_two_ranks_end_with_the_same_model(launcher: list[str], name: str, tmp_path: Path) -> None:
+def test_two_ranks_end_with_the_same_model(name: str, launcher: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path), name],
+        [sys.executable, *LAUNCHERS[launcher], str(tmp_path), name],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

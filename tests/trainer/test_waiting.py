@@ -50,7 +50,7 @@ def _mark_what_is_handed_over(mark: Path) -> None:
 
     def marking(self: GradientHook, bucket: Any) -> Any:
         future = reduce(self, bucket)
-        if bucket.is_last() and not _late_rank():
+        if bucket.is_last and not _late_rank():
             leave_mark(mark.parent, mark.name)
         return future
 
