@@ -12,7 +12,6 @@ import torch
 
 from tests.conftest import REPOSITORY
 
-
 LAUNCHERS = {
     "lightning": ["-m", "tests.trainer.launched_run"],
     "torchrun": [
