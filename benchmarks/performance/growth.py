@@ -88,16 +88,19 @@ def measure(store: Store, folder: Path) -> None:
 def curves(lines: Sequence[dict[str, Any]]) -> Curves:
     """By what grows, then by what is counted."""
 
-    def points(cause: str, **fixed: float) -> dict[str, list[tuple[float, float]]]:
+    def points(
+        cause: str, less: float = 0.0, **fixed: float
+    ) -> dict[str, list[tuple[float, float]]]:
         own = [line for line in lines if all(line[name] == value for name, value in fixed.items())]
         return {
-            _TITLES[counted]: sorted({(float(line[cause]), line[counted]) for line in own})
+            _TITLES[counted]: sorted({(line[cause] - less, line[counted]) for line in own})
             for counted in _COUNTED
         }
 
     return {
         "elements": points("elements", ranks=2, density=0.01),
-        "ranks": points("ranks", elements=10**6, density=0.01),
+        # Whom a rank has to send to; from 2 ranks to 4 they are three times as many.
+        "other ranks": points("ranks", less=1.0, elements=10**6, density=0.01),
         "density": points("density", elements=10**7, ranks=2),
     }
 
