@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 
@@ -19,6 +20,12 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 def percent(share: float) -> str:
     """A share in percent with one decimal."""
     return f"{100 * share:.1f}%"
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and standard deviation; of one value the value."""
+    around = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{around}"
 
 
 def megabytes(number: int) -> str:

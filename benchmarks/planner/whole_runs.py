@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.performance.figures import Figures
 from benchmarks.performance.results import Results
+from benchmarks.performance.store import Store
 from benchmarks.planner.comparison import Comparison, Section
 from lightning_hier.algorithms.planning.blocks import (
     predict_bmuf,
@@ -24,7 +24,7 @@ from lightning_hier.algorithms.planning.prediction import Prediction
 from lightning_hier.algorithms.planning.synchronisation import BlockSettings
 from lightning_hier.algorithms.planning.workload import Workload
 
-_STORE = Path("docs/reports/performance/results.jsonl")
+_STORE = Path(__file__).resolve().parents[2] / "docs/reports/performance/results.jsonl"
 
 _GTC = GTCSettings(density=0.01)
 _PAIRS = BlockSettings(group_size=2)
@@ -68,7 +68,7 @@ def sections(work: Workload, network: Network) -> list[Section]:
         network: the emulated hosts; their links are taken from each row.
 
     """
-    results = Results([json.loads(line) for line in _STORE.read_text().splitlines()])
+    results = Results(Store(_STORE).lines())
     found = []
     for kind, rate in _KINDS.items():
         rows = {name: _rows(results, kind, name) for name in PREDICTORS}

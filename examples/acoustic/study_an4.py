@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from examples.acoustic.launch import launch
 from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.systems import ALL, SYSTEMS
-from examples.tables import markdown, megabytes
+from examples.tables import markdown, megabytes, spread
 
 FIRST_RATE = 0.5
 HEADER = (
@@ -93,17 +92,12 @@ def row(system: str, rate: float, results: Sequence[Result]) -> tuple[str, ...]:
     return (
         ALL[system].title,
         f"{rate:g}",
-        _spread([100 * result.frame_error_rate for result in results]),
-        _spread([100 * result.word_error_rate for result in results]),
+        spread([100 * result.frame_error_rate for result in results]),
+        spread([100 * result.word_error_rate for result in results]),
         str(results[0].steps),
         "-" if single else megabytes(results[0].group_bytes),
         megabytes(results[0].across_bytes) if across else "-",
     )
-
-
-def _spread(values: Sequence[float]) -> str:
-    around = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{around}"
 
 
 def report(rows: Sequence[tuple[str, ...]], base: Settings, seeds: int, command: str) -> str:

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from examples.image.lone_ranks import run_apart
 from examples.image.runs import Result, Settings
-from examples.image.study_stragglers import spread
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown
+from examples.tables import markdown, spread
 
 COMPARED = ("three_quarters", "three_quarters_and_pull")
 KILLED_RANK = 2

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples.image.runs import Result, Settings
-from examples.image.study_stragglers import spread
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown
+from examples.tables import markdown, spread
 
 COMPARED = ("all_reduce", "all", "three_quarters_and_pull")
 BYTES_OF_AN_ELEMENT = 4

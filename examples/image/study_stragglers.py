@@ -25,7 +25,7 @@ from pathlib import Path
 from examples.image.runs import Result, Settings
 from examples.image.systems import SYSTEMS
 from examples.run_store import RunStore
-from examples.tables import markdown
+from examples.tables import markdown, spread
 
 PAPER_RANKS = 32
 PAPER_SHARE = 0.0016
@@ -110,12 +110,6 @@ def _line(
         spread([100 * result.used_share for result in own], 1),
         spread([statistics.mean(result.of_ranks("waited_s")) for result in own], 1),
     )
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    """Mean and standard deviation."""
-    around = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{around}"
 
 
 def main() -> None:

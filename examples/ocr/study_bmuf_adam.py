@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import platform
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 
 from examples.ocr.run_store import RunStore
 from examples.ocr.run_systems import TITLES, Result, Settings
-from examples.tables import markdown
+from examples.tables import markdown, spread
 
 HEADER = (
     "moments",
@@ -94,17 +93,12 @@ def line(results: Sequence[Result]) -> tuple[str, ...]:
         str(settings.workers),
         f"{settings.beta1:g}",
         f"{settings.learning_rate:g}",
-        _spread([100 * result.test_cer for result in results]),
-        _spread([100 * result.test_wer for result in results]),
-        _spread([100 * result.valid_cer for result in results]),
+        spread([100 * result.test_cer for result in results]),
+        spread([100 * result.test_wer for result in results]),
+        spread([100 * result.valid_cer for result in results]),
         str(results[0].steps),
         f"{results[0].model_bytes / 1e6:.0f}" if settings.ranks > 1 else "-",
     )
-
-
-def _spread(values: Sequence[float]) -> str:
-    around = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{around}"
 
 
 def table(store: RunStore, base: Settings, workers: Sequence[int], seeds: Sequence[int]) -> str:

@@ -12,8 +12,8 @@ import lightning
 import torch
 
 from examples.studies.speech import SpeechRun
-from examples.studies.study import Claim, Found, Rows, Study, Table, lines, spread, write_csv
-from examples.tables import markdown
+from examples.studies.study import Claim, Found, Rows, Study, Table, lines, write_csv
+from examples.tables import markdown, spread
 
 _SETTINGS = (
     "model", "model_args", "pretraining_epochs", "epochs", "decay_epochs", "learning_rate",

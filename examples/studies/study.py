@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from examples.run_store import RunStore
 from examples.studies.speech import SpeechResult, SpeechRun
-from examples.tables import markdown
+from examples.tables import markdown, spread
 
 Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one seed says nothing"]
 
@@ -202,12 +202,6 @@ def write_csv(path: Path, table: Table, found: Rows) -> None:
         for labels, own in found.items():
             for seed, errors in enumerate(zip(own.frame_errors, own.word_errors, strict=True)):
                 writer.writerow([*labels, seed, *(error / 100.0 for error in errors), own.steps])
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation."""
-    around = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{around}"
 
 
 def _error(values: Sequence[float]) -> float:

@@ -136,14 +136,17 @@ class GTCReducer:
     def _begin(self, bucket: GradientBucket) -> _Bucket:
         scale = self._grad_scale()
         mean = bucket.buffers[0]
-        exact = self._exact(bucket, mean)
+        exact: list[Tensor] = []
         exact_flat = None
         rows, facts = [], []
         for turn, buffer in enumerate(bucket.buffers):
-            row = self._select(bucket, turn, scale)
+            pieces = bucket.pieces(buffer)
+            row = self._select(bucket, turn, pieces, scale)
             finite = all(selection.finite for selection in row)
-            if exact:
-                own = torch.cat(self._exact(bucket, buffer))
+            small = [flat for flat in pieces if flat.numel() < self._config.dense_below]
+            exact = exact or small
+            if small:
+                own = torch.cat(small)
                 finite = self._unscale_(own, scale, workers=len(bucket.buffers)) and finite
                 exact_flat = own if exact_flat is None else exact_flat.add_(own)
             rows.append(row)
@@ -165,7 +168,9 @@ class GTCReducer:
             future=open_future(mean),
         )
 
-    def _select(self, bucket: GradientBucket, turn: int, scale: float) -> list[Selection]:
+    def _select(
+        self, bucket: GradientBucket, turn: int, pieces: Sequence[Tensor], scale: float
+    ) -> list[Selection]:
         """What one of the workers would send of the tensors that are compressed."""
         memory, absent = self._memories[bucket.workers[turn]], bucket.absent[turn]
         fixed = None if self._config.threshold == "auto" else self._config.threshold
@@ -177,16 +182,9 @@ class GTCReducer:
                 absent=parameter in absent,
                 scale=scale,
             )
-            for parameter, flat in zip(
-                bucket.parameters, bucket.pieces(bucket.buffers[turn]), strict=True
-            )
+            for parameter, flat in zip(bucket.parameters, pieces, strict=True)
             if flat.numel() >= self._config.dense_below
         ]
-
-    def _exact(self, bucket: GradientBucket, buffer: Tensor) -> list[Tensor]:
-        """The tensors of a buffer that are not compressed, flat."""
-        pieces = bucket.pieces(buffer)
-        return [flat for flat in pieces if flat.numel() < self._config.dense_below]
 
     def _unscale_(self, flat: Tensor, scale: float, *, workers: int) -> bool:
         """Turn a gradient, in place, into its share of the mean; tell whether it is finite."""

@@ -105,27 +105,27 @@ def _present(block: ModelBlock, dtype: str) -> Tensor:
 
 
 def take_residuals(
-    saved: SavedRun, state: RunState, memory: GradientMemory, layout: RankLayout, rank: int
+    saved: SavedRun, state: RunState, memories: Mapping[int, GradientMemory], total: int
 ) -> None:
-    """Give a worker its part of the residuals that all had; reads the files of those workers.
+    """Give each worker its part of the residuals that all had; reads the files of those workers.
 
     Args:
         saved: the run.
         state: of this rank's run.
-        memory: of a worker that this rank plays.
-        layout: of the present workers.
-        rank: number of this one.
+        memories: of the workers that this rank plays, by their numbers.
+        total: number of all present workers.
 
     """
-    share = layout.world_size / saved.ranks
+    share = total / saved.ranks
     first = saved.of_rank(0)["memory"]
-    total = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
-    for before in range(rank, saved.ranks, layout.world_size):
-        residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
-        for name, residual in residuals.items():
-            total[name].add_(residual, alpha=share)
-    # The ranks of a group need the same thresholds, and groups may differ.
-    memory.load({"residuals": total, "thresholds": first["thresholds"]}, state.parameters)
+    for worker, memory in memories.items():
+        sums = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
+        for before in range(worker, saved.ranks, total):
+            residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
+            for name, residual in residuals.items():
+                sums[name].add_(residual, alpha=share)
+        # The workers of a group need the same thresholds, and groups may differ.
+        memory.load({"residuals": sums, "thresholds": first["thresholds"]}, state.parameters)
 
 
 def what_changes(

@@ -176,8 +176,9 @@ class CheckpointedStrategy(TieredStrategy):
         alone = self.virtual_workers > 1 and self._group_size() == 1
         compresses = isinstance(self.gradient_sync, GTC) and not alone
         if compresses:
-            for worker, number in zip(session.workers, self._workers, strict=True):
-                take_residuals(saved, state, worker.memory, self.worker_layout, number)
+            own = [worker.memory for worker in session.workers]
+            memories = dict(zip(self._workers, own, strict=True))
+            take_residuals(saved, state, memories, self._all_workers)
         kinds = self._kinds(session)
         rank_zero_warn(what_changes(saved, self.worker_layout, kinds, keeps_residuals=compresses))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
+from lightning_hier.comm.blocks.aside import Aside
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.channel import Channel
 
@@ -40,15 +41,11 @@ class FirstBuffers:
     def of_another(self) -> Iterator[None]:
         """Lend one of the others what the first began with; put back what that one has left."""
         own = list(self._module.buffers())
-        first = [buffer.clone() for buffer in own]
-        _copy_(own, self._begun)
+        first = Aside()
+        first.put(own)
+        if own:
+            torch._foreach_copy_(own, self._begun)
         try:
             yield
         finally:
-            _copy_(own, first)
-
-
-@torch.no_grad()
-def _copy_(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for buffer, value in zip(buffers, values, strict=True):
-        buffer.copy_(value)
+            first.restore()
