@@ -51,7 +51,8 @@ class Settings:
         height: pixels.
         augment: whether training images are changed a little in each epoch.
         model_args: arguments of ``DarkNetDBLSTM.small``.
-        workers: N, ranks.
+        workers: N.
+        virtual_workers: that each rank plays. It makes no other run.
         block_size: tau, steps between two synchronisations of models.
         warmup_epochs: part of an epoch that is trained by synchronous Adam first.
         epochs: passes over the data, warm-up included.
@@ -73,6 +74,7 @@ class Settings:
     augment: bool = True
     model_args: dict[str, Any] = field(default_factory=dict)
     workers: int = 4
+    virtual_workers: int = 1
     block_size: int = 8
     warmup_epochs: float = 0.5
     epochs: int = 6
@@ -85,15 +87,21 @@ class Settings:
     show: bool = False
 
     def anywhere(self) -> dict[str, Any]:
-        """The settings as they are noted: without the folders of one machine."""
+        """The settings as they are noted: without the folders of one machine, and without what
+        makes no other run.
+        """
         path = self.corpus_args.get("path")
         named = {} if path is None else {"path": Path(path).name}
-        return {**asdict(self), "corpus_args": {**self.corpus_args, **named}, "log_dir": ""}
+        noted = {**asdict(self), "corpus_args": {**self.corpus_args, **named}, "log_dir": ""}
+        if self.system in ("adam", "sync_adam"):
+            noted["block_size"] = type(self).block_size
+        del noted["virtual_workers"]
+        return noted
 
     @property
     def ranks(self) -> int:
         """Processes that the run takes."""
-        return 1 if self.system == "adam" else self.workers
+        return 1 if self.system == "adam" else self.workers // self.virtual_workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +166,10 @@ def strategy(settings: Settings, steps_per_epoch: int) -> HierarchicalStrategy |
     if settings.system == "adam":
         return "auto"
     if settings.system == "sync_adam":
-        return HierarchicalStrategy(group_size="world")
+        return HierarchicalStrategy(group_size="world", virtual_workers=settings.virtual_workers)
     return HierarchicalStrategy(
         group_size=1,
+        virtual_workers=settings.virtual_workers,
         block_sync=BMUFAdam(block_size=settings.block_size, moments=settings.system),
         warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
     )
@@ -189,7 +198,8 @@ def run(settings: Settings) -> Result:
         **settings.model_args,
     )
     losses, read = ValidLosses(), ReadLines(lines=8 if settings.show else 0)
-    steps_per_epoch = len(data.train) // (settings.batch_lines * settings.ranks)
+    workers = settings.ranks * settings.virtual_workers
+    steps_per_epoch = len(data.train) // (settings.batch_lines * workers)
     version = f"{settings.workers}_workers_beta_{settings.beta1:g}_seed_{settings.seed}"
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from examples.studies.page import options, with_data, write
-from examples.studies.speech import SpeechRun
-from examples.studies.study import Claim, Row, Rows, Study, Table, fewer
+from examples.studies.page import options, write
+from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
+from examples.studies.study import Claim, Row, Rows, Table, fewer
 
 BASE = SpeechRun(system="one_worker", block_size=10)
 
@@ -103,7 +103,7 @@ def _rows(base: SpeechRun, errors: Errors, alone: float, shrink: int) -> list[Ro
 
 def rate_factor(system: str) -> float:
     """Times the learning rate of one worker."""
-    return AVERAGING_RATE if system == "model_averaging" else 1.0
+    return AVERAGING_RATE if system.startswith("model_averaging") else 1.0
 
 
 def claims(found: Rows) -> list[Claim]:
@@ -124,10 +124,9 @@ def _numbers(found: Rows, system: str) -> list[str]:
 
 def main() -> None:
     """Run or go on with the study, then write its page."""
-    told = options(__doc__ or "", "bmuf")
-    study = Study(told.out, seeds=1 if told.quick else told.seeds, jobs=told.jobs)
+    told = options(__doc__ or "", "bmuf", data=DATA, jobs=2)
     chosen = tables(baselines(with_data(BASE, told)), shrink=4 if told.quick else 1)
-    write(study, "Model averaging and BMUF: Tables 1 to 3 of bmuf in small", "bmuf", chosen, told)
+    write(EXPERIMENT, "Model averaging and BMUF: Tables 1 to 3 of bmuf in small", chosen, told)
 
 
 if __name__ == "__main__":

@@ -4,60 +4,69 @@ from __future__ import annotations
 
 import argparse
 import platform
+import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import lightning
 import torch
 
-from examples.studies.speech import SpeechRun
-from examples.studies.study import Claim, Found, Rows, Study, Table, lines, write_csv
-from examples.tables import markdown, spread
+from examples.studies.study import (
+    Claim,
+    Experiment,
+    Found,
+    Rows,
+    Study,
+    Table,
+    cell,
+    lines,
+    standard_error,
+    write_csv,
+)
+from examples.tables import markdown
 
-_SETTINGS = (
-    "model", "model_args", "pretraining_epochs", "epochs", "decay_epochs", "learning_rate",
-    "batch_frames", "block_size", "density",
-)  # fmt: skip
 
+def options(description: str, name: str, *, data: str | None, jobs: int) -> argparse.Namespace:
+    """The command line that all studies share.
 
-def options(description: str, name: str) -> argparse.Namespace:
-    """The command line that all studies share."""
+    Args:
+        description: of the study.
+        name: of its module.
+        data: what the folder of data holds, and what is taken without one; None: it takes none.
+        jobs: runs at a time, unless told.
+
+    """
     parser = argparse.ArgumentParser(description=description.split("\n", 1)[0])
-    parser.add_argument("--data", help="folder an4_mfcc; default: speech that is synthesised")
+    parser.set_defaults(name=name, data=None)
+    if data is not None:
+        parser.add_argument("--data", help=data)
     parser.add_argument("--out", type=Path, default=Path(f"outputs/studies/{name}"))
     parser.add_argument("--tables", nargs="+", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
-    parser.add_argument("--quick", action="store_true", help="few workers, one epoch, one seed")
-    return parser.parse_args()
-
-
-def with_data(run: SpeechRun, told: argparse.Namespace) -> SpeechRun:
-    """A run on the data that the command line names; the quick form takes little of them."""
-    run = replace(run, folder=str(told.out))
-    if told.quick:
-        run = replace(run, pretraining_epochs=1, epochs=1, decay_epochs=0)
-        return replace(run, corpus_args={"sentences": 60})
-    if told.data:
-        return replace(run, corpus="an4", corpus_args={"path": told.data, "delta_orders": 2})
-    return run
+    parser.add_argument("--jobs", type=int, default=jobs, help="runs at a time")
+    parser.add_argument("--quick", action="store_true", help="little of everything, one seed")
+    told = parser.parse_args()
+    told.seeds = 1 if told.quick else told.seeds
+    return told
 
 
 def write(
-    study: Study, title: str, name: str, tables: dict[str, Table], told: argparse.Namespace
+    experiment: Experiment, title: str, tables: dict[str, Table], told: argparse.Namespace
 ) -> None:
     """Train what is missing, then write all of it into the output folder."""
+    study = Study(told.out, experiment, seeds=told.seeds, jobs=told.jobs)
     chosen = {key: tables[key] for key in told.tables or tables}
     study.train(chosen.values())
-    told.out.mkdir(parents=True, exist_ok=True)
-    parts = [f"# {title}", _head(name, told)]
+    parts = [f"# {title}", _head(experiment, told)]
     for key, table in chosen.items():
         found = study.found(table)
-        write_csv(told.out / f"table_{key}.csv", table, found)
-        draw(told.out / f"table_{key}.png", table, found)
-        parts += [f"## {table.title}", _settings(table, study.alone(table)), lines(table, found)]
-        parts += [f"![{table.title}](table_{key}.png)", answers(table.claims(found))]
+        name = f"table_{key}"
+        write_csv(told.out / f"{name}.csv", table, found)
+        draw(told.out / f"{name}.png", table, found)
+        parts += [f"## {table.title}", _settings(experiment, table, study.baseline(table))]
+        parts += [lines(table, found, experiment.measures), f"![{table.title}]({name}.png)"]
+        parts += [text for text in (table.notes, answers(table.claims(found))) if text]
     (told.out / "report.md").write_text("\n\n".join(parts) + "\n")
     print("\n\n".join(parts))
 
@@ -69,7 +78,7 @@ def answers(claims: Sequence[Claim]) -> str:
 
 
 def draw(path: Path, table: Table, found: Rows) -> None:
-    """Reduction of word errors over the last label, a line for each of the others; the paper's."""
+    """Reductions over the last label, a line for each of the others; the paper's beside them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -78,14 +87,15 @@ def draw(path: Path, table: Table, found: Rows) -> None:
     axes = figure.add_subplot()
     for number, (name, own) in enumerate(_series(found).items()):
         color = f"C{number}"
-        values = [row.reduction for row in own.values()]
-        around = [row.uncertainty for row in own.values()]
+        values = [statistics.mean(row.reductions) for row in own.values()]
+        around = [standard_error(row.reductions) for row in own.values()]
         axes.errorbar(list(own), values, around, marker="o", capsize=3, color=color, label=name)
         papers = [row.row.paper for row in own.values() if row.row.paper is not None]
         if len(papers) == len(own):
             axes.plot(list(own), papers, ":", color=color, label=f"{name}, paper")
     axes.axhline(0.0, color="0.6", linewidth=0.8)
-    axes.set(xlabel=table.columns[-1], ylabel="reduction of word errors, %", title=table.title)
+    measure = next(iter(next(iter(found.values())).values))
+    axes.set(xlabel=table.columns[-1], ylabel=f"reduction of {measure}", title=table.title)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
 
@@ -98,22 +108,24 @@ def _series(found: Rows) -> dict[str, dict[str, Found]]:
     return series
 
 
-def _head(name: str, told: argparse.Namespace) -> str:
-    data = " --data FOLDER/an4_mfcc" if told.data else ""
+def _head(experiment: Experiment, told: argparse.Namespace) -> str:
+    data = " --data FOLDER" if told.data else ""
     quick = " --quick" if told.quick else ""
     return (
-        f"- Command: `python -m examples.studies.{name}{data}{quick}`\n"
+        f"- Command: `python -m examples.studies.{told.name}{data}{quick}`\n"
         f"- Versions: Python {platform.python_version()}, torch {torch.__version__}, Lightning "
-        f"{lightning.__version__}; {platform.machine()} CPU; one rank plays all workers.\n"
-        f"- {1 if told.quick else told.seeds} seeds: mean ± standard deviation. Reduction: of the "
-        "mean word errors against one worker, ± its standard error; less than 0 is worse."
+        f"{lightning.__version__}; {platform.machine()} CPU.\n"
+        f"- Seeds: {told.seeds}, mean ± standard deviation. Reduction: of "
+        f"{experiment.measures[0].title} against the baseline with the same seed, mean ± standard "
+        "error; less than 0 is worse. A claim is answered by the differences between runs of the "
+        "same seed, and left open where their mean may be 0 by Student's t at 95%."
     )
 
 
-def _settings(table: Table, one: Found) -> str:
+def _settings(experiment: Experiment, table: Table, base: Found) -> str:
     run = asdict(table.baseline)
+    cells = {each: cell(base.values[each.title], each.digits) for each in experiment.measures}
+    there = ", ".join(f"{text} {measure.title}" for measure, text in cells.items())
     return (
-        f"Settings: {', '.join(f'{key} {run[key]}' for key in _SETTINGS)}. One worker: "
-        f"{spread(one.frame_errors)}% frame errors, {spread(one.word_errors)}% word errors, "
-        f"{one.steps} steps."
+        f"Settings: {', '.join(f'{key} {run[key]}' for key in experiment.told)}. Baseline: {there}."
     )

@@ -1,10 +1,11 @@
-"""One run of a study on speech: many workers, played by one rank, from a pre-trained model.
+"""One run of a study on speech: many workers, played by few ranks, from a pre-trained model.
 
 Started by :class:`examples.run_store.RunStore`; the argument is one JSON object.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.strategies import Strategy
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
@@ -28,8 +31,13 @@ from examples.acoustic.fixed_schedule import (
 )
 from examples.acoustic.systems import ALL
 from examples.quiet import silence_lightning
+from examples.studies.study import Experiment, Measure
+from lightning_hier import TwoStageASGDStrategy
 
 ModelName = Literal["lstm", "dblstm", "dnn"]
+
+TWO_STAGE = "two_stage_asgd"
+DATA = "folder an4_mfcc; default: speech that is synthesised"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +45,13 @@ class SpeechRun:
     """Settings of one run.
 
     Attributes:
-        system: a name of ``examples.acoustic.systems.ALL``.
+        system: a name of ``examples.acoustic.systems.ALL``, or ``TWO_STAGE``.
         workers: that the data are divided among.
+        ranks: processes that play them, equally many each.
         group_size: workers of a group in two tiers.
         block_size: steps between two synchronisations of models.
         density: share of the gradient that GTC sends.
+        push_period: N of two-stage ASGD, mini-batches of a group between two pushes.
         model: kind of network.
         model_args: of its constructor.
         seed: of the initial model and of the order of batches.
@@ -59,9 +69,11 @@ class SpeechRun:
 
     system: str
     workers: int = 1
+    ranks: int = 1
     group_size: int = 8
     block_size: int = 10
     density: float = 0.05
+    push_period: int = 4
     model: ModelName = "lstm"
     model_args: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -75,24 +87,26 @@ class SpeechRun:
     corpus_args: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
 
-    @property
-    def ranks(self) -> int:
-        """One plays all workers."""
-        return 1
-
     def anywhere(self) -> dict[str, Any]:
         """As noted: without folders of this machine, and what a system does not look at as it is
         by default, so that tables that share a run find it.
         """
-        system = ALL[self.system]
-        ignored = ["folder"]
-        ignored += ["group_size"] if system.grouping != "run" else []
-        ignored += ["block_size"] if system.block_sync is None else []
-        ignored += ["density"] if not self.system.endswith("gtc") else []
+        ignored = {"folder", *_not_looked_at(self.system)}
         defaults = {own.name: own.default for own in fields(self) if own.name in ignored}
         path = self.corpus_args.get("path")
         named = {} if path is None else {"path": Path(path).name}
         return {**asdict(self), **defaults, "corpus_args": {**self.corpus_args, **named}}
+
+
+def _not_looked_at(system: str) -> set[str]:
+    """Settings that make no difference to it."""
+    if system == TWO_STAGE:
+        return {"block_size", "density"}
+    own = ALL[system]
+    ignored = {"push_period"}
+    ignored |= {"group_size"} if own.grouping != "run" else set()
+    ignored |= {"block_size"} if own.block_sync is None else set()
+    return ignored | ({"density"} if not system.endswith("gtc") else set())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +127,34 @@ class SpeechResult:
     word_error_rate: float
     steps: int
     train_seconds: float
+
+
+EXPERIMENT = Experiment(
+    module="examples.studies.speech",
+    settings=SpeechRun,
+    result=SpeechResult,
+    measures=(
+        Measure("word errors %", lambda result: 100.0 * result.word_error_rate),
+        Measure("frame errors %", lambda result: 100.0 * result.frame_error_rate),
+        Measure("steps of a worker", lambda result: result.steps, 0),
+    ),
+    told=(
+        "model", "model_args", "pretraining_epochs", "epochs", "decay_epochs", "learning_rate",
+        "batch_frames", "block_size", "density",
+    ),
+)  # fmt: skip
+"""How all studies on speech do their runs."""
+
+
+def with_data(run: SpeechRun, told: argparse.Namespace) -> SpeechRun:
+    """A run on the data that the command line names; the quick form takes little of them."""
+    run = replace(run, folder=str(told.out))
+    if told.quick:
+        run = replace(run, pretraining_epochs=1, epochs=1, decay_epochs=0)
+        return replace(run, corpus_args={"sentences": 60})
+    if told.data:
+        return replace(run, corpus="an4", corpus_args={"path": told.data, "delta_orders": 2})
+    return run
 
 
 _MODELS: dict[ModelName, Callable[..., FixedSchedule]] = {
@@ -159,17 +201,12 @@ def _model(run: SpeechRun, data: AcousticDataModule) -> FixedSchedule:
 
 
 def _trainer(run: SpeechRun) -> pl.Trainer:
-    strategy = ALL[run.system].strategy(
-        group_size=min(run.group_size, run.workers),
-        block_size=run.block_size,
-        density=run.density,
-        warmup_steps=0,
-        virtual_workers=run.workers,
-    )
     return pl.Trainer(
         accelerator="cpu",
-        devices=1,
-        strategy=strategy,
+        devices=run.ranks,
+        # The pre-training is done by one process, also where torchrun has started more.
+        plugins=[LightningEnvironment()] if run.ranks == 1 else None,
+        strategy=_strategy(run),
         max_epochs=run.epochs,
         gradient_clip_val=1.0,
         num_sanity_val_steps=0,
@@ -183,12 +220,26 @@ def _trainer(run: SpeechRun) -> pl.Trainer:
     )
 
 
+def _strategy(run: SpeechRun) -> Strategy | str:
+    group_size = min(run.group_size, run.workers)
+    if run.system == TWO_STAGE:
+        return TwoStageASGDStrategy(group_size=group_size, push_period=run.push_period)
+    return ALL[run.system].strategy(
+        group_size=group_size,
+        block_size=run.block_size,
+        density=run.density,
+        warmup_steps=0,
+        virtual_workers=run.workers // run.ranks,
+    )
+
+
 def _pretrained(run: SpeechRun, data: AcousticDataModule) -> dict[str, Any]:
     """The model that all systems begin with, as in two_tiered_bmuf_gtc 3.2."""
     one = replace(
         run,
         system="one_worker",
         workers=1,
+        ranks=1,
         epochs=run.pretraining_epochs,
         decay_epochs=0,
         rate_factor=1.0,
@@ -218,6 +269,8 @@ def main() -> None:
     told = json.loads(sys.argv[1])
     for settings in told["runs"]:
         result = train(SpeechRun(**settings))
+        if int(os.environ.get("RANK", "0")):
+            continue
         with Path(told["results"]).open("a") as file:
             file.write(json.dumps(asdict(result)) + "\n")
 

@@ -8,15 +8,51 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from scipy.stats import t as student_t
 from tqdm import tqdm
 
 from examples.run_store import RunStore
-from examples.studies.speech import SpeechResult, SpeechRun
 from examples.tables import markdown, spread
 
 Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one seed says nothing"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something that is read off the result of a run.
+
+    Attributes:
+        title: with its unit.
+        of: reads it; less is better.
+        digits: after the point, in tables.
+
+    """
+
+    title: str
+    of: Callable[[Any], float]
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A kind of run.
+
+    Attributes:
+        module: does runs, see ``RunStore``.
+        settings: makes settings of what is noted of them; they have a ``seed``.
+        result: likewise a result.
+        measures: columns of tables; rows are compared with the baseline by the first.
+        told: names of the settings that a page tells.
+
+    """
+
+    module: str
+    settings: Callable[..., Any]
+    result: Callable[..., Any]
+    measures: tuple[Measure, ...]
+    told: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -26,12 +62,12 @@ class Row:
     Attributes:
         labels: what stands in its first columns.
         run: its settings, with seed 0.
-        paper: what the paper has there: relative change of the word errors in %, or None.
+        paper: what the paper has there: relative reduction of its measure in %, or None.
 
     """
 
     labels: tuple[str, ...]
-    run: SpeechRun
+    run: Any
     paper: float | None = None
 
 
@@ -41,30 +77,25 @@ class Found:
 
     Attributes:
         row: that was run.
-        frame_errors: in %.
-        word_errors: in %.
-        against: word errors of the baseline, in %, with the same seeds.
-        steps: of every worker.
+        values: of every measure, by its title; the first one is what rows are compared by.
+        against: that of the baseline, with the same seeds.
 
     """
 
     row: Row
-    frame_errors: tuple[float, ...]
-    word_errors: tuple[float, ...]
+    values: dict[str, tuple[float, ...]]
     against: tuple[float, ...]
-    steps: int
 
     @property
-    def reduction(self) -> float:
-        """Relative reduction of the mean word errors against the baseline, in %; < 0 is worse."""
-        base = statistics.mean(self.against)
-        return 100.0 * (base - statistics.mean(self.word_errors)) / base
+    def compared(self) -> tuple[float, ...]:
+        """Of the measure that rows are compared by."""
+        return next(iter(self.values.values()))
 
     @property
-    def uncertainty(self) -> float:
-        """Standard error of :attr:`reduction` from the spread over the seeds; 0 with one seed."""
-        base = statistics.mean(self.against)
-        return 100.0 * (_error(self.word_errors) ** 2 + _error(self.against) ** 2) ** 0.5 / base
+    def reductions(self) -> tuple[float, ...]:
+        """Relative reduction against the baseline with the same seed, in %; < 0 is worse."""
+        pairs = zip(self.compared, self.against, strict=True)
+        return tuple(100.0 * (base - own) / base for own, base in pairs)
 
 
 Rows = dict[tuple[str, ...], Found]
@@ -94,17 +125,19 @@ class Table:
     Attributes:
         title: with its number in the paper.
         columns: names of the labels.
-        baseline: one worker, with which all rows are compared.
+        baseline: with which all rows are compared.
         rows: in order.
         claims: answers what the paper says of it, from its rows by their labels.
+        notes: what else the page says of it.
 
     """
 
     title: str
     columns: tuple[str, ...]
-    baseline: SpeechRun
+    baseline: Any
     rows: Sequence[Row]
     claims: Callable[[Rows], list[Claim]]
+    notes: str = ""
 
 
 class Study:
@@ -112,17 +145,19 @@ class Study:
 
     Args:
         folder: where runs are kept; a study goes on where it stopped.
+        experiment: what its runs are.
         seeds: of each row.
-        jobs: runs at a time; each takes one core.
+        jobs: runs at a time.
 
     """
 
-    def __init__(self, folder: Path, *, seeds: int, jobs: int) -> None:
-        self._store = RunStore(
+    def __init__(self, folder: Path, experiment: Experiment, *, seeds: int, jobs: int) -> None:
+        self.experiment = experiment
+        self._store: RunStore[Any, Any] = RunStore(
             folder,
-            module="examples.studies.speech",
-            settings=SpeechRun,
-            result=SpeechResult,
+            module=experiment.module,
+            settings=experiment.settings,
+            result=experiment.result,
         )
         self._seeds = range(seeds)
         self._jobs = jobs
@@ -142,52 +177,64 @@ class Study:
         """The rows of a table that has been trained, by their labels."""
         return {row.labels: self._found(row, table.baseline) for row in table.rows}
 
-    def alone(self, table: Table) -> Found:
-        """The baseline of a table."""
-        return self._found(Row(("one worker",), table.baseline), table.baseline)
+    def baseline(self, table: Table) -> Found:
+        """With which the rows of a table are compared."""
+        return self._found(Row((), table.baseline), table.baseline)
 
-    def _found(self, row: Row, baseline: SpeechRun) -> Found:
+    def _found(self, row: Row, baseline: Any) -> Found:
         own, base = self._of_seeds(row.run), self._of_seeds(baseline)
+        measures = self.experiment.measures
         return Found(
             row,
-            tuple(100.0 * result.frame_error_rate for result in own),
-            tuple(100.0 * result.word_error_rate for result in own),
-            tuple(100.0 * result.word_error_rate for result in base),
-            own[0].steps,
+            {each.title: tuple(map(each.of, own)) for each in measures},
+            tuple(map(measures[0].of, base)),
         )
 
-    def _of_seeds(self, run: SpeechRun) -> list[SpeechResult]:
+    def _of_seeds(self, run: Any) -> list[Any]:
         return self._store.results([replace(run, seed=seed) for seed in self._seeds])
 
 
-def fewer(rows: Rows, pair: tuple[tuple[str, ...], tuple[str, ...]], text: str) -> Claim:
-    """Answer a claim that one row has fewer word errors than another.
+def fewer(
+    rows: Rows, pair: tuple[tuple[str, ...], tuple[str, ...]], text: str, measure: str | None = None
+) -> Claim:
+    """Answer a claim that one row has less of a measure than another.
 
-    The answer is open where their means differ by less than two standard errors.
+    Runs with the same seed are compared in pairs. The answer is open where the mean difference may
+    be 0 by Student's t at 95%.
+
+    Args:
+        rows: of the table.
+        pair: labels of the row that is said to have less, and of the other one.
+        text: the claim.
+        measure: its title; default: what rows are compared by.
+
     """
-    first, second = (rows[labels] for labels in pair)
-    gap = statistics.mean(second.word_errors) - statistics.mean(first.word_errors)
-    doubt = 2.0 * (_error(first.word_errors) ** 2 + _error(second.word_errors) ** 2) ** 0.5
+    title = next(iter(rows[pair[0]].values)) if measure is None else measure
+    first, second = (rows[labels].values[title] for labels in pair)
+    gaps = [there - here for here, there in zip(first, second, strict=True)]
+    gap = statistics.mean(gaps)
     verdict: Verdict = "holds" if gap > 0 else "does not hold"
-    if len(first.word_errors) < 2:
+    if len(first) < 2:
         verdict = "one seed says nothing"
-    elif abs(gap) <= doubt:
+    elif abs(gap) <= _doubt(gaps):
         verdict = "cannot be seen at this size"
-    errors = f"{spread(first.word_errors)} against {spread(second.word_errors)}% word errors"
-    return Claim(text, verdict, errors)
+    return Claim(text, verdict, f"{title}: {spread(first)} against {spread(second)}")
 
 
-def lines(table: Table, found: Rows) -> str:
+def cell(values: Sequence[float], digits: int) -> str:
+    """A cell of a table: mean and spread; one value where all are the same."""
+    return spread(values if len(set(values)) > 1 else values[:1], digits)
+
+
+def lines(table: Table, found: Rows, measures: Sequence[Measure]) -> str:
     """A table in Markdown."""
-    header = (*table.columns, "frame errors %", "word errors %", "reduction %", "paper's", "steps")
+    header = [*table.columns, *(each.title for each in measures), "reduction %", "paper's"]
     rows = [
         (
             *labels,
-            spread(own.frame_errors),
-            spread(own.word_errors),
-            f"{own.reduction:+.1f} ± {own.uncertainty:.1f}",
+            *(cell(own.values[each.title], each.digits) for each in measures),
+            f"{statistics.mean(own.reductions):+.1f} ± {standard_error(own.reductions):.1f}",
             "-" if own.row.paper is None else f"{own.row.paper:+.1f}",
-            str(own.steps),
         )
         for labels, own in found.items()
     ]
@@ -198,11 +245,17 @@ def write_csv(path: Path, table: Table, found: Rows) -> None:
     """A line for each row and seed."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*table.columns, "seed", "frame_error_rate", "word_error_rate", "steps"])
+        titles = next(iter(found.values())).values
+        writer.writerow([*table.columns, "seed", *titles])
         for labels, own in found.items():
-            for seed, errors in enumerate(zip(own.frame_errors, own.word_errors, strict=True)):
-                writer.writerow([*labels, seed, *(error / 100.0 for error in errors), own.steps])
+            for seed, values in enumerate(zip(*own.values.values(), strict=True)):
+                writer.writerow([*labels, seed, *values])
 
 
-def _error(values: Sequence[float]) -> float:
+def standard_error(values: Sequence[float]) -> float:
+    """Of their mean; 0 for one value."""
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def _doubt(values: Sequence[float]) -> float:
+    return float(student_t.ppf(0.975, len(values) - 1)) * standard_error(values)

@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.image import study_killed_rank, study_memory, study_stragglers
+from examples.image import study_killed_rank, study_memory
 from examples.image.lone_ranks import run_apart
 from examples.image.runs import Result, Settings
 from examples.image.step_clock import StepClock
 from examples.image.systems import SYSTEMS
+from examples.studies import page, psp_sgd
 from tests.examples.test_image_demo import counted, outcome
 
 
 def test_a_worker_waits_as_often_as_in_the_paper() -> None:
     for ranks in (4, 8, 32):
-        share = study_stragglers.share_for(ranks)
+        share = psp_sgd.share_for(ranks)
         assert (1 - share) ** ranks == pytest.approx((1 - 0.0016) ** 32)
-    assert study_stragglers.share_for(32) == pytest.approx(0.0016)
+    assert psp_sgd.share_for(32) == pytest.approx(0.0016)
 
 
 def test_the_delay_slows_synchronous_sgd_down_as_in_the_paper() -> None:
     """In a step it waits for the delay if one of all replies is late."""
     ranks, step_s = 8, 0.4
-    waits = 1 - (1 - study_stragglers.share_for(ranks)) ** (ranks * ranks)
-    slowed = step_s + waits * study_stragglers.delay_for(ranks, step_s)
+    waits = 1 - (1 - psp_sgd.share_for(ranks)) ** (ranks * ranks)
+    slowed = step_s + waits * psp_sgd.delay_for(ranks, step_s)
     assert slowed / step_s == pytest.approx(199.97 / 139.95)
 
 
 def test_all_systems_of_the_study_get_the_same_late_replies() -> None:
-    first, *late = study_stragglers.runs_of(study_stragglers.FULL)
+    table = psp_sgd.table(psp_sgd.BASE)
+    first, *late = (row.run for row in table.rows)
     assert first.late_reply_share == 0.0
     assert len({(run.late_reply_share, run.late_reply_seconds, run.seed) for run in late}) == 1
-    assert [run.system for run in late] == list(study_stragglers.COMPARED)
+    assert [run.system for run in late] == list(psp_sgd.TABLE_1)
+    assert table.baseline == late[0]
 
 
 def test_an_epoch_is_told_by_its_median() -> None:
-    """Of both runs' epochs, 1, 2 and 9 s, and 4 and 5 s."""
-    curves = [[(1.0, 0.1), (3.0, 0.2), (12.0, 0.3)], [(4.0, 0.1), (9.0, 0.2)]]
-    results = [outcome(Settings(system="all"), curve=curve) for curve in curves]
-    assert study_stragglers.epoch_s(results) == 4.0
+    """Of epochs of 1, 2 and 9 s."""
+    curve = [(1.0, 0.1), (3.0, 0.2), (12.0, 0.3)]
+    assert psp_sgd.epoch_s(outcome(Settings(system="all"), curve=curve)) == 2.0
 
 
-def test_table_compares_with_no_delays_and_with_synchronous_sgd() -> None:
-    seeds = []
-    for seed, slow in ((0, 1.0), (1, 3.0)):
-        runs = study_stragglers.runs_of(replace(study_stragglers.FULL, ranks=4, seed=seed))
-        seconds = [10.0, 20.0, 15.0, 12.0, 11.0]
-        seeds.append(
-            [
-                outcome(run, train_seconds=slow * second, curve=[(slow * second, 0.5)])
-                for run, second in zip(runs, seconds, strict=True)
-            ]
-        )
-    lines = study_stragglers.table(seeds).splitlines()
-    assert len(lines) == 2 + 5
-    cells = [cell.strip() for cell in lines[4].split("|")[1:-1]]
-    title = SYSTEMS["most"].title
-    assert cells[:6] == [title, "none", "30.0 ± 21.2", "30.00", "1.50", "0.75"]
-    assert cells[6:8] == ["2.9 ± 0.0", "75.0 ± 0.0"]
+def test_the_page_compares_times_with_those_of_synchronous_sgd_and_answers_the_claims(
+    tmp_path: Path,
+) -> None:
+    """From stored results: partial pushing takes 3/4 of the time, both 1/2; errors are alike."""
+    table = psp_sgd.table(replace(psp_sgd.BASE, ranks=4))
+    scale = {"all": 20.0, "most": 15.0, "most_and_pull": 10.0, "few": 9.0}
+    with (tmp_path / "runs.jsonl").open("w") as file:
+        for seed in range(2):
+            for row in table.rows:
+                seconds = scale[row.run.system] + 0.1 * seed - 8.0 * (not row.run.late_reply_share)
+                result = outcome(replace(row.run, seed=seed), curve=[(seconds, 0.5)])
+                file.write(json.dumps(asdict(result)) + "\n")
+    told = argparse.Namespace(name="psp_sgd", out=tmp_path, seeds=2, jobs=1, tables=None)
+    told.data, told.quick = None, False
+    page.write(psp_sgd.EXPERIMENT, "Title", {"1": table}, told)
+    text = (tmp_path / "report.md").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith(f"| {SYSTEMS['most'].title} ")]
+    assert "| 15.05 ± 0.07 " in line and "| +24.9 ± " in line and "| +17.5 " in line
+    assert "partial pulling too takes less time still" in text
+    assert text.count("**holds**") == 2 and text.count("**cannot be seen at this size**") == 2
 
 
 def test_a_death_is_told_by_its_epoch() -> None:

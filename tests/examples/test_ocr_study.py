@@ -1,4 +1,4 @@
-"""The study of BMUF-Adam: what it runs, what it keeps, what it chooses."""
+"""Runs of text line models: which ones are kept, and the rows of the study of BMUF-Adam."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from examples import run_store
 from examples.ocr.run_store import RunStore
 from examples.ocr.run_systems import Result, Settings
-from examples.ocr.study_bmuf_adam import candidates, line, rows, sync_row, table, train
+from examples.studies import bmuf_adam
 
 BASE = Settings(system="adam", learning_rate=0.001)
 
@@ -23,8 +23,7 @@ class FakeRuns:
         self.starts: list[tuple[int, int]] = []
 
     def errors(self, settings: Settings) -> float:
-        # Twice the base rate suits synchronous Adam best.
-        return abs(settings.learning_rate - 0.002) * 100 + 0.01 * settings.seed
+        return settings.learning_rate * 100 + 0.01 * settings.seed
 
     def __call__(self, module: str, arguments: str, *, ranks: int) -> None:
         assert module == "examples.ocr.run_systems"
@@ -61,20 +60,29 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return runs
 
 
-def test_a_study_runs_each_setting_once_and_goes_on_where_it_stopped(
+def test_a_run_is_done_once_and_a_store_goes_on_where_it_stopped(
     fake: FakeRuns, tmp_path: Path
 ) -> None:
-    train(RunStore(tmp_path), BASE, [4, 8], [0, 1])
-    # One worker twice; for 4 and 8 workers three rates of synchronous Adam and 4 settings of
-    # BMUF-Adam with 2 seeds; then synchronous Adam with the second seed.
-    assert fake.starts == [(1, 2), (4, 11), (4, 1), (8, 11), (8, 1)]
+    runs = [replace(BASE, system="corrected", workers=4, seed=seed) for seed in range(3)]
+    RunStore(tmp_path).results([BASE, *runs])
+    assert fake.starts == [(1, 1), (4, 3)]
     fake.starts.clear()
-    train(RunStore(tmp_path), BASE, [4, 8], [0, 1])
+    RunStore(tmp_path).results([BASE, *runs])
     assert fake.starts == []
     kept = (tmp_path / "runs.jsonl").read_text().splitlines()
-    (tmp_path / "runs.jsonl").write_text("\n".join(kept[:-3]) + "\n")
-    train(RunStore(tmp_path), BASE, [4, 8], [0, 1])
-    assert sum(runs for _, runs in fake.starts) == 3
+    (tmp_path / "runs.jsonl").write_text("\n".join(kept[:-2]) + "\n")
+    RunStore(tmp_path).results([BASE, *runs])
+    assert fake.starts == [(4, 2)]
+
+
+def test_who_plays_the_workers_makes_no_other_run(fake: FakeRuns, tmp_path: Path) -> None:
+    """So runs of real ranks are found by a study whose ranks play several workers."""
+    real = replace(BASE, system="corrected", workers=8)
+    played = replace(real, virtual_workers=8)
+    assert (real.ranks, played.ranks) == (8, 1)
+    store = RunStore(tmp_path)
+    assert store.results([real]) == store.results([played])
+    assert fake.starts == [(8, 1)]
 
 
 def test_runs_are_the_same_wherever_the_data_lies(fake: FakeRuns, tmp_path: Path) -> None:
@@ -88,33 +96,19 @@ def test_runs_are_the_same_wherever_the_data_lies(fake: FakeRuns, tmp_path: Path
     assert len(fake.starts) == 2
 
 
-def test_synchronous_adam_gets_the_rate_that_suits_it(fake: FakeRuns, tmp_path: Path) -> None:
-    assert [c.learning_rate for c in candidates(BASE, 4, 0)] == [0.001, 0.002, 0.004]
-    row = sync_row(RunStore(tmp_path), BASE, 4, [0, 1, 2])
-    assert [run.learning_rate for run in row] == [0.002] * 3
-    assert [run.seed for run in row] == [0, 1, 2]
+TABLES = bmuf_adam.tables({"oldbooks": replace(BASE, workers=1)})
 
 
-def test_rows_differ_in_moments_and_beta1_alone() -> None:
-    one, *others = rows(BASE, [4], [3])
-    assert one == [replace(BASE, workers=1, seed=3)]
-    assert [(run.system, run.beta1) for (run,) in others] == [
-        ("average", 0.9),
-        ("average", 0.5),
-        ("corrected", 0.9),
-        ("corrected", 0.5),
-    ]
-    assert {run.learning_rate for (run,) in others} == {0.001}
+def test_rows_of_the_study_differ_in_moments_beta1_and_workers_alone() -> None:
+    runs = [row.run for row in TABLES["1_oldbooks"].rows]
+    assert len({(run.system, run.beta1, run.workers) for run in runs}) == len(runs) == 2 * 2 * 3
+    assert {(run.learning_rate, run.block_size, run.ranks) for run in runs} == {(0.001, 8, 1)}
 
 
-def test_a_line_holds_mean_and_spread() -> None:
-    run = replace(BASE, system="corrected")
-    found = line([result(run, 0.1), result(replace(run, seed=1), 0.3)])
-    assert found[0] == "BMUF-Adam, corrected moments"
-    assert found[4:7] == ("20.0 ± 14.1", "40.0 ± 28.3", "20.0 ± 14.1")
-
-
-def test_the_table_has_a_line_for_every_system(fake: FakeRuns, tmp_path: Path) -> None:
-    text = table(RunStore(tmp_path), BASE, [4, 16], [0, 1])
-    assert len(text.splitlines()) == 2 + 1 + 2 * 5
-    assert "synchronous Adam" in text
+def test_the_study_has_the_paper_s_figures_for_its_number_of_workers() -> None:
+    rows = {row.labels: row for row in TABLES["2_oldbooks"].rows}
+    synchronous = rows[("synchronous Adam", "1", "16")]
+    assert synchronous.run.learning_rate == 0.004
+    assert synchronous.paper == pytest.approx(100 * (5.8 - 5.9) / 5.8)
+    assert rows[("BMUF-Adam", "32", "8")].paper is None
+    assert rows[("BMUF-Adam", "32", "8")].run.block_size == 32
