@@ -48,6 +48,21 @@ class Figures:
         return self.step_s - self.control_s
 
     @property
+    def link_s(self) -> float:
+        """What the link alone takes for what a host sends in a step."""
+        return self.host_bytes / self.goodput
+
+    def least_ratio(self, *, overlap: bool) -> float:
+        """What ``ratio`` would be if the link were all that takes time beside the step.
+
+        Args:
+            overlap: whether models travel while steps are computed.
+
+        """
+        waited = self.link_s / self.control_s
+        return max(1.0, waited) if overlap else 1.0 + waited
+
+    @property
     def communication_share(self) -> float:
         """Of a step."""
         return self.communication_s / self.step_s

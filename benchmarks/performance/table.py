@@ -24,7 +24,8 @@ from lightning_hier.version import __version__
 _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
     ("ms a step", lambda own: 1e3 * own.step_s, 0),
     ("of the limit", lambda own: own.ratio, 2),
-    ("communication", lambda own: 100 * own.communication_share, 0),
+    ("communication %", lambda own: 100 * own.communication_share, 0),
+    ("link, ms", lambda own: 1e3 * own.link_s, 0),
     ("ms between", lambda own: 1e3 * own.between_s, 0),
     ("synchronisation s", lambda own: own.synchronisation_s, 2),
     ("MB a host and step", lambda own: own.host_bytes / 1e6, 2),
@@ -55,12 +56,12 @@ def systems_table(results: Results, kind: str) -> str:
     for system in SYSTEMS:
         found = list(results.figures(kind, system.name).values())
         if found:
-            rows.append((system.title, *_cells(found)))
+            rows.append((system.title, str(len(found)), *_cells(found)))
             continue
         failure = results.failure(kind, system.name)
         if failure is not None:
             failures.append(f"- {system.title}: {failure}")
-    table = markdown(("system", *(name for name, _, _ in _COLUMNS)), rows)
+    table = markdown(("system", "runs", *(name for name, _, _ in _COLUMNS)), rows)
     return "\n\n".join([table, "\n".join(failures)]) if failures else table
 
 

@@ -51,6 +51,16 @@ def test_bytes_of_a_host_count_once_whatever_ranks_it_has() -> None:
     assert figures(ranks, 1).host_bytes == pytest.approx((404 + 800) / 2 / 4)
 
 
+@pytest.mark.parametrize(
+    ("sent", "least", "least_with_overlap"), [(4e7, 1.5, 1.0), (1.2e8, 2.5, 1.5)]
+)
+def test_the_link_alone_limits_a_step(sent: float, least: float, least_with_overlap: float) -> None:
+    """10 and 30 MB a step at 100 MB/s take 0.1 and 0.3 s; a step alone takes 0.2 s."""
+    own = figures([reading(0, [0.5] * 4, sent_bytes=sent)], 1)
+    assert own.least_ratio(overlap=False) == pytest.approx(least)
+    assert own.least_ratio(overlap=True) == pytest.approx(least_with_overlap)
+
+
 def test_density_is_that_of_the_ranks_that_compress() -> None:
     metrics = {"hier/gtc/density": 0.02}
     own = figures([reading(0, [0.1], metrics=metrics), reading(1, [0.1], metrics=metrics)], 1)
