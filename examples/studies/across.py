@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from examples.studies.bmuf import rate_factor
 from examples.studies.page import options, write
-from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
+from examples.studies.speech import DATA, EXPERIMENT, FRAMES, WORDS, SpeechRun, with_data
 from examples.studies.study import Claim, Row, Rows, Table, fewer
 from examples.studies.two_tiered import BASE
 
@@ -65,8 +65,9 @@ def claims(found: Rows) -> list[Claim]:
     """Whether a block's delay, and rounding, cost errors."""
     (plain,), *others = found
     return [
-        fewer(found, ((plain,), (other,)), f"{other.removeprefix(f'{plain}, ')} costs word errors")
+        fewer(found, ((plain,), (other,)), f"{other.removeprefix(f'{plain}, ')} costs errors", kind)
         for (other,) in others
+        for kind in (WORDS, FRAMES)
     ]
 
 

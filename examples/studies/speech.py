@@ -37,6 +37,7 @@ from lightning_hier import TwoStageASGDStrategy
 ModelName = Literal["lstm", "dblstm", "dnn"]
 
 TWO_STAGE = "two_stage_asgd"
+WORDS, FRAMES = "word errors %", "frame errors %"
 DATA = "folder an4_mfcc; default: speech that is synthesised"
 
 
@@ -134,8 +135,8 @@ EXPERIMENT = Experiment(
     settings=SpeechRun,
     result=SpeechResult,
     measures=(
-        Measure("word errors %", lambda result: 100.0 * result.word_error_rate),
-        Measure("frame errors %", lambda result: 100.0 * result.frame_error_rate),
+        Measure(WORDS, lambda result: 100.0 * result.word_error_rate),
+        Measure(FRAMES, lambda result: 100.0 * result.frame_error_rate),
         Measure("steps of a worker", lambda result: result.steps, 0),
     ),
     told=(
