@@ -88,9 +88,11 @@ def _watched(settings: dict[str, Any]) -> Any:
     "settings",
     [
         {"group_size": 2},
-        {"group_size": "world"},
-        {"group_size": 1, "order_locking": False},
-        {"group_size": 2, "double_buffering": False, "push_period": 3},
+        pytest.param({"group_size": "world"}, marks=pytest.mark.slow),
+        pytest.param({"group_size": 1, "order_locking": False}, marks=pytest.mark.slow),
+        pytest.param(
+            {"group_size": 2, "double_buffering": False, "push_period": 3}, marks=pytest.mark.slow
+        ),
         {"group_size": 2, "hierarchical_lr": False, "push_period": 1, "refresh_period": 2},
     ],
 )
@@ -133,14 +135,18 @@ def _ended_alike(outcomes: list[RankOutcome], ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
-@pytest.mark.parametrize("settings", [{}, {"double_buffering": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"double_buffering": False}, marks=pytest.mark.slow)]
+)
 def test_rank_that_sleeps_comes_back(rank: int, settings: dict[str, Any]) -> None:
     outcomes = rank_outcomes(_disturbed, 4, rank, "sleeps", settings)
     _ended_alike(outcomes, [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(("rank", "left"), [(1, [0, 2, 3]), (3, [0, 1, 2])])
-@pytest.mark.parametrize("settings", [{}, {"double_buffering": False}])
+@pytest.mark.parametrize(
+    "settings", [{}, pytest.param({"double_buffering": False}, marks=pytest.mark.slow)]
+)
 def test_group_goes_on_without_a_rank(rank: int, left: list[int], settings: dict[str, Any]) -> None:
     outcomes = rank_outcomes(_disturbed, 4, rank, "dies", settings)
     _ended_alike(outcomes, left)

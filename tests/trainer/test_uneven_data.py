@@ -256,7 +256,7 @@ def test_rank_without_any_batch_is_named() -> None:
         assert "rank 1 had no batch in this epoch, and the others up to 3" in error
 
 
-@pytest.mark.parametrize("uneven", ["error", "join"])
+@pytest.mark.parametrize("uneven", [pytest.param("error", marks=pytest.mark.slow), "join"])
 def test_inside_a_group_the_rank_that_ran_out_is_named_in_limited_time(uneven: str) -> None:
     # Long enough for ranks of a busy machine, which come to their first meeting seconds apart.
     errors = run_ranks(_streams, 4, (9, 5, 9, 9), 2, uneven, 6.0, expect_failure=True)
