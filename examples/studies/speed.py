@@ -7,7 +7,7 @@ that was measured with several: 290 minutes for 2000 hours of 33 frames a second
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from examples.tables import markdown
 from lightning_hier.algorithms.planning.blocks import predict_bmuf, predict_bmuf_gtc
@@ -66,19 +66,23 @@ def predicted(system: str, workers: int, block_size: int = 50) -> float:
 
 def by_workers(titles: Mapping[str, str]) -> str:
     """Beside Table 1."""
-    rows = [
-        (titles[system], str(number), f"{predicted(system, number):.1f}", f"{paper:.1f}")
-        for system, papers in TABLE_1.items()
-        for number, paper in papers.items()
-    ]
-    return f"{_SAID}\n\n{markdown(('system', 'workers', 'planner', 'paper'), rows)}"
+    return _beside(titles, "workers", TABLE_1, predicted)
 
 
 def by_block(titles: Mapping[str, str]) -> str:
     """Beside Table 2."""
+    return _beside(titles, "block size", TABLE_2, lambda system, size: predicted(system, 128, size))
+
+
+def _beside(
+    titles: Mapping[str, str],
+    column: str,
+    papers: Mapping[str, Mapping[int, float]],
+    planner: Callable[[str, int], float],
+) -> str:
     rows = [
-        (titles[system], str(size), f"{predicted(system, 128, size):.1f}", f"{paper:.1f}")
-        for system, papers in TABLE_2.items()
-        for size, paper in papers.items()
+        (titles[system], str(number), f"{planner(system, number):.1f}", f"{paper:.1f}")
+        for system, own in papers.items()
+        for number, paper in own.items()
     ]
-    return f"{_SAID}\n\n{markdown(('system', 'block size', 'planner', 'paper'), rows)}"
+    return f"{_SAID}\n\n{markdown(('system', column, 'planner', 'paper'), rows)}"
