@@ -14,7 +14,7 @@ from functools import partial
 
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, fewer
+from examples.studies.study import Claim, Row, Rows, Table, fewer, reduction
 
 BASE = SpeechRun(system="one_worker", block_size=10)
 
@@ -94,7 +94,7 @@ def _rows(base: SpeechRun, errors: Errors, alone: float, shrink: int) -> list[Ro
         Row(
             (SYSTEMS[system], str(number // shrink)),
             replace(base, system=system, workers=number // shrink, rate_factor=rate_factor(system)),
-            100.0 * (alone - found) / alone,
+            reduction(found, alone),
         )
         for system, by_workers in errors.items()
         for number, found in by_workers.items()

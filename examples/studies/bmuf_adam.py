@@ -17,7 +17,17 @@ from typing import Any
 
 from examples.ocr.run_systems import TITLES, Result, Settings, System
 from examples.studies.page import options, write
-from examples.studies.study import Claim, Experiment, Measure, Row, Rows, Table, fewer
+from examples.studies.study import (
+    Claim,
+    Experiment,
+    Measure,
+    Row,
+    Rows,
+    Table,
+    ends,
+    fewer,
+    reduction,
+)
 
 WORKERS = (4, 8, 16)
 PERIODS = (8, 16, 32)
@@ -136,14 +146,13 @@ def _played(base: Settings, system: System, number: int, **changes: Any) -> Sett
 def _reduction(name: str, paper: float | None, number: int) -> float | None:
     if paper is None or number != _PAPERS_WORKERS:
         return None
-    return 100.0 * (ALONE[name] - paper) / ALONE[name]
+    return reduction(paper, ALONE[name])
 
 
 def claims_1(found: Rows) -> list[Claim]:
     """What section 3.1.2 says of the moments."""
     average, corrected = TITLES["average"], TITLES["corrected"]
-    numbers = list(dict.fromkeys(number for *_, number in found))
-    least, most = numbers[0], numbers[-1]
+    least, most = ends(found)
     return [
         fewer(
             found,
@@ -167,8 +176,7 @@ def claims_1(found: Rows) -> list[Claim]:
 def claims_2(found: Rows) -> list[Claim]:
     """What section 3.1.2 says of the systems."""
     own, synchronous = "BMUF-Adam", TITLES["sync_adam"]
-    numbers = list(dict.fromkeys(number for *_, number in found))
-    least, most = numbers[0], numbers[-1]
+    least, most = ends(found)
     shortest, *_, longest = (tau for name, tau, number in found if (name, number) == (own, most))
     return [
         fewer(

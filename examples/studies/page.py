@@ -94,7 +94,7 @@ def draw(path: Path, table: Table, found: Rows) -> None:
         if len(papers) == len(own):
             axes.plot(list(own), papers, ":", color=color, label=f"{name}, paper")
     axes.axhline(0.0, color="0.6", linewidth=0.8)
-    measure = next(iter(next(iter(found.values())).values))
+    measure = next(iter(found.values())).measure
     axes.set(xlabel=table.columns[-1], ylabel=f"reduction of {measure}", title=table.title)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)

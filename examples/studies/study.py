@@ -87,15 +87,14 @@ class Found:
     against: tuple[float, ...]
 
     @property
-    def compared(self) -> tuple[float, ...]:
-        """Of the measure that rows are compared by."""
-        return next(iter(self.values.values()))
+    def measure(self) -> str:
+        """Title of the measure that rows are compared by."""
+        return next(iter(self.values))
 
     @property
     def reductions(self) -> tuple[float, ...]:
         """Relative reduction against the baseline with the same seed, in %; < 0 is worse."""
-        pairs = zip(self.compared, self.against, strict=True)
-        return tuple(100.0 * (base - own) / base for own, base in pairs)
+        return tuple(map(reduction, self.values[self.measure], self.against))
 
 
 Rows = dict[tuple[str, ...], Found]
@@ -209,7 +208,7 @@ def fewer(
         measure: its title; default: what rows are compared by.
 
     """
-    title = next(iter(rows[pair[0]].values)) if measure is None else measure
+    title = measure or rows[pair[0]].measure
     first, second = (rows[labels].values[title] for labels in pair)
     gaps = [there - here for here, there in zip(first, second, strict=True)]
     gap = statistics.mean(gaps)
@@ -219,6 +218,17 @@ def fewer(
     elif abs(gap) <= _doubt(gaps):
         verdict = "cannot be seen at this size"
     return Claim(text, verdict, f"{title}: {spread(first)} against {spread(second)}")
+
+
+def reduction(own: float, base: float) -> float:
+    """Relative, in %; less than 0 if ``own`` is larger."""
+    return 100.0 * (base - own) / base
+
+
+def ends(rows: Rows) -> tuple[str, str]:
+    """First and last of what stands in the last label."""
+    labels = list(dict.fromkeys(last for *_, last in rows))
+    return labels[0], labels[-1]
 
 
 def cell(values: Sequence[float], digits: int) -> str:

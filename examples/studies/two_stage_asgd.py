@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, TWO_STAGE, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, fewer
+from examples.studies.study import Claim, Row, Rows, Table, fewer, reduction
 
 # Character errors in % by N; the paper has no single device in this table.
 TABLE_1 = {1: 35.3, 2: 35.2, 4: 35.3, 6: 35.4, 8: 36.3}
@@ -34,7 +34,7 @@ BASE = SpeechRun(
 def table(base: SpeechRun) -> Table:
     """A row for each push period; N = 1 is the baseline."""
     rows = [
-        Row((str(period),), replace(base, push_period=period), _reduction(errors))
+        Row((str(period),), replace(base, push_period=period), reduction(errors, TABLE_1[1]))
         for period, errors in TABLE_1.items()
     ]
     speeds = "Table 2, speeds: [two-stage ASGD](two_stage_asgd.md)."
@@ -52,10 +52,6 @@ def claims(found: Rows) -> list[Claim]:
             f"errors rise from N = {first[0]} to {middle[0]} (the paper: hardly)",
         ),
     ]
-
-
-def _reduction(errors: float) -> float:
-    return 100.0 * (TABLE_1[1] - errors) / TABLE_1[1]
 
 
 def main() -> None:

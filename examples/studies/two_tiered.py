@@ -14,7 +14,7 @@ from dataclasses import replace
 from examples.studies import speed
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, fewer
+from examples.studies.study import Claim, Row, Rows, Table, ends, fewer
 
 SHORTER = 5
 """By which our blocks are shorter than the paper's."""
@@ -124,8 +124,7 @@ def claims_1(found: Rows) -> list[Claim]:
 
 def claims_2(found: Rows) -> list[Claim]:
     """What section 3.3.2 says."""
-    sizes = list(dict.fromkeys(size for _, size in found))
-    shortest, longest = sizes[0], sizes[-1]
+    shortest, longest = ends(found)
     return [
         fewer(found, (("BMUF", shortest), ("BMUF", longest)), "shorter blocks help BMUF"),
         fewer(
@@ -143,8 +142,8 @@ def claims_2(found: Rows) -> list[Claim]:
 
 def claims_3(found: Rows) -> list[Claim]:
     """What section 3.3.3 says."""
-    sizes = [size for (size,) in found]
-    return [fewer(found, ((sizes[-1],), (sizes[0],)), "larger groups have fewer errors")]
+    smallest, largest = ends(found)
+    return [fewer(found, ((largest,), (smallest,)), "larger groups have fewer errors")]
 
 
 def main() -> None:
