@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import log
 
 from benchmarks.planner.comparison import Comparison, Section
+from examples.studies.speed import TABLE_1, TABLE_2
 from lightning_hier.algorithms.planning.block_costs import (
     BlockCosts,
     SpeedupReading,
@@ -13,12 +14,12 @@ from lightning_hier.algorithms.planning.block_costs import (
 )
 from lightning_hier.algorithms.sizing import Cluster
 
-BMUF = {25: 91.3, 50: 101.5, 100: 106.5, 200: 110.3}
+BMUF = TABLE_2["bmuf_nbm"]
 """Speedup in frames/s at 128 GPUs by block size (two_tiered_bmuf_gtc, Table 2)."""
 
-BMUF_GTC = {25: 77.9, 50: 97.8, 100: 99.6, 200: 105.5}
+BMUF_GTC = TABLE_2["bmuf_gtc"]
 
-BMUF_BY_RANKS = {16: 15.7, 32: 28.1, 64: 58.2, 128: 101.5}
+BMUF_BY_RANKS = TABLE_1["bmuf_nbm"]
 """By GPUs, block size 50 (Table 1)."""
 
 ALONE_S = 4951.53
