@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.models import DNNAcousticModel
 from examples.quiet import silence_lightning
-from examples.tables import markdown
+from examples.tables import markdown, spread
 from examples.torchrun import run_module
 from lightning_hier import TwoStageASGDStrategy
 
@@ -155,12 +154,7 @@ def study(job: Job) -> Iterator[tuple[str, ...]]:
         runs = [tried[best], *(errors(system, best, seed, job) for seed in range(1, job.seeds))]
         cells = [[own[split] for own in runs] for split in ("test", "valid")]
         others = ", ".join(f"{rate:g}: {own['valid']:.1f}" for rate, own in tried.items())
-        yield (system, f"{best:g}", *(_spread(values) for values in cells), others)
-
-
-def _spread(values: list[float]) -> str:
-    around = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{around}"
+        yield (system, f"{best:g}", *(spread(values) for values in cells), others)
 
 
 def main() -> None:

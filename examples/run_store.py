@@ -94,5 +94,11 @@ class RunStore(Generic[SettingsType, ResultType]):
                 yield self._result(**json.loads(line))
 
 
+def portable(corpus_args: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a corpus as they are noted: of its path the name, not where it lies."""
+    path = corpus_args.get("path")
+    return corpus_args if path is None else {**corpus_args, "path": Path(path).name}
+
+
 def _key(settings: Run) -> str:
     return json.dumps(settings.anywhere(), sort_keys=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
+
+from examples.run_store import portable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +54,7 @@ class Settings:
 
     def anywhere(self) -> dict[str, Any]:
         """The settings as they are noted: without the folders of one machine."""
-        path = self.corpus_args.get("path")
-        named = {} if path is None else {"path": Path(path).name}
-        return {**asdict(self), "corpus_args": {**self.corpus_args, **named}}
+        return {**asdict(self), "corpus_args": portable(self.corpus_args)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.panel import LinePanel
 from examples.quiet import silence_lightning
+from examples.run_store import portable
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
 System = Literal["adam", "sync_adam", "corrected", "average"]
@@ -90,9 +91,7 @@ class Settings:
         """The settings as they are noted: without the folders of one machine, and without what
         makes no other run.
         """
-        path = self.corpus_args.get("path")
-        named = {} if path is None else {"path": Path(path).name}
-        noted = {**asdict(self), "corpus_args": {**self.corpus_args, **named}, "log_dir": ""}
+        noted = {**asdict(self), "corpus_args": portable(self.corpus_args), "log_dir": ""}
         if self.system in ("adam", "sync_adam"):
             noted["block_size"] = type(self).block_size
         del noted["virtual_workers"]

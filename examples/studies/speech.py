@@ -31,6 +31,7 @@ from examples.acoustic.fixed_schedule import (
 )
 from examples.acoustic.systems import ALL
 from examples.quiet import silence_lightning
+from examples.run_store import portable
 from examples.studies.study import Experiment, Measure
 from lightning_hier import TwoStageASGDStrategy
 
@@ -94,9 +95,7 @@ class SpeechRun:
         """
         ignored = {"folder", *_not_looked_at(self.system)}
         defaults = {own.name: own.default for own in fields(self) if own.name in ignored}
-        path = self.corpus_args.get("path")
-        named = {} if path is None else {"path": Path(path).name}
-        return {**asdict(self), **defaults, "corpus_args": {**self.corpus_args, **named}}
+        return {**asdict(self), **defaults, "corpus_args": portable(self.corpus_args)}
 
 
 def _not_looked_at(system: str) -> set[str]:
