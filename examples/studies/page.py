@@ -6,7 +6,6 @@ import argparse
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import lightning
@@ -123,9 +122,32 @@ def _head(experiment: Experiment, told: argparse.Namespace) -> str:
 
 
 def _settings(experiment: Experiment, table: Table, base: Found) -> str:
-    run = asdict(table.baseline)
     cells = {each: cell(base.values[each.title], each.digits) for each in experiment.measures}
     there = ", ".join(f"{text} {measure.title}" for measure, text in cells.items())
     return (
-        f"Settings: {', '.join(f'{key} {run[key]}' for key in experiment.told)}. Baseline: {there}."
+        f"Settings: {', '.join(_setting(key, table) for key in experiment.told)}. "
+        f"Baseline: {there}."
     )
+
+
+def _setting(key: str, table: Table) -> str:
+    """What the rows of a table have, and the baseline where it has another value."""
+    base = str(getattr(table.baseline, key))
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for row in table.rows:
+        rows.setdefault(str(getattr(row.run, key)), []).append(row.labels)
+    if list(rows) == [base]:
+        return f"{key} {base}"
+    if len(rows) == 1:
+        (own,) = rows
+        return f"{key} {own} (baseline {base})"
+    return f"{key} {', '.join(_with_names(rows))} (baseline {base})"
+
+
+def _with_names(rows: dict[str, list[tuple[str, ...]]]) -> list[str]:
+    """Every value with the rows that have it, by the first label that tells them apart."""
+    for of_column in range(len(next(iter(rows.values()))[0])):
+        names = [list(dict.fromkeys(labels[of_column] for labels in own)) for own in rows.values()]
+        if len({name for own in names for name in own}) == sum(map(len, names)):
+            return [f"{value} ({', '.join(own)})" for value, own in zip(rows, names, strict=True)]
+    return [f"{value} ({len(own)} rows)" for value, own in rows.items()]

@@ -140,7 +140,7 @@ EXPERIMENT = Experiment(
     ),
     told=(
         "model", "model_args", "pretraining_epochs", "epochs", "decay_epochs", "learning_rate",
-        "batch_frames", "block_size", "density",
+        "rate_factor", "batch_frames", "block_size", "density",
     ),
 )  # fmt: skip
 """How all studies on speech do their runs."""

@@ -23,7 +23,7 @@ from examples.studies.speech import (  # noqa: E402
     SpeechRun,
     with_data,
 )
-from examples.studies.study import Found, Row, Study, fewer  # noqa: E402
+from examples.studies.study import Found, Row, Study, Table, fewer  # noqa: E402
 
 
 def _found(*errors: float) -> Found:
@@ -108,6 +108,23 @@ def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
     assert [row["group size"] for row in rows] == ["1", "1", "2", "2", "4", "4", "8", "8"]
     assert {row["seed"] for row in rows} == {"0", "1"}
     assert (tmp_path / "table_1.png").read_bytes().startswith(b"\x89PNG")
+    first, third = (line for line in text.splitlines() if line.startswith("Settings: "))
+    assert "epochs 16" in first and "block_size 10," in first
+    assert "block_size 5 (baseline 10)" in third
+
+
+def test_settings_in_which_rows_differ_name_the_rows() -> None:
+    base = SpeechRun(system="one_worker")
+    rows = [
+        Row((system, str(workers)), replace(base, workers=workers, rate_factor=factor))
+        for system, factor in (("MA", 4.0), ("BMUF", 1.0))
+        for workers in (8, 16)
+    ]
+    table = Table("Title", ("system", "workers"), base, rows, lambda found: [])
+    assert page._setting("rate_factor", table) == (
+        "rate_factor 4.0 (MA), 1.0 (BMUF) (baseline 1.0)"
+    )
+    assert page._setting("workers", table) == "workers 8 (8), 16 (16) (baseline 1)"
 
 
 def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
