@@ -122,6 +122,16 @@ def test_module_alone(tmp_path: Path) -> None:
     assert found.workload is not None and found.workload.parameters == 66
 
 
+def test_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither torchrun nor SLURM has told this process of a job."""
+    for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    said = _measure(str(tmp_path), "--config", config(tmp_path), "--steps", "4")
+    assert said.startswith("1 hosts of 1 ranks") and "66 parameters" in said
+    found = Measurement.from_json((tmp_path / "network.json").read_text())
+    assert found.workload is not None and found.workload.step_s > 0
+
+
 def test_nothing_to_measure_is_refused(tmp_path: Path) -> None:
     error = run_ranks(_measure, 1, str(tmp_path), expect_failure=True)[0]
     assert "one rank has no links to time: start several" in error

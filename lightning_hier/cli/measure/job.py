@@ -1,4 +1,4 @@
-"""The ranks that measure: started by torchrun or SLURM, each knowing its host."""
+"""The ranks that measure: started by torchrun or SLURM, each knowing its host, or one alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.kubeflow import KubeflowEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
@@ -20,11 +19,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 
-_KNOWN: tuple[type[ClusterEnvironment], ...] = (
-    TorchElasticEnvironment,
-    SLURMEnvironment,
-    KubeflowEnvironment,
-)
+_KNOWN: tuple[type[ClusterEnvironment], ...] = (TorchElasticEnvironment, SLURMEnvironment)
 
 
 @dataclass(frozen=True, kw_only=True)
