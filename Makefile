@@ -66,8 +66,9 @@ format: $(ENVIRONMENT)  ## format the code and mend what can be mended
 build: $(ENVIRONMENT)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build
 
+# Not --quiet: it would silence the warnings that --strict counts.
 docs: $(ENVIRONMENT) $(MERMAID)  ## build the documentation into site/; any warning is an error
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict
 
 docs-serve: $(ENVIRONMENT) $(MERMAID)  ## show the documentation at http://127.0.0.1:8000, anew after every change
 	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8000

@@ -10,6 +10,9 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.docs.pages import Page, pages, slug_of
 
+# Pages of the site beside docs/, as docs/_build/root_pages.py adds them.
+ROOT_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+
 
 def faults(page: Page, root: Path) -> Iterator[str]:
     """Links of a page that lead nowhere; addresses on the web are not looked up."""
@@ -26,10 +29,38 @@ def faults(page: Page, root: Path) -> Iterator[str]:
                 yield f"{page.name}:{number}: {name or page.name} has no heading #{anchor}"
 
 
+def off_the_site(page: Page, root: Path) -> Iterator[str]:
+    """Links of a page of the site to files that the repository has and the site has not."""
+    for number, target in page.links():
+        path = (root / page.name).parent / target.partition("#")[0]
+        if path.exists() and not _on_the_site(path.resolve().relative_to(root.resolve())):
+            yield f"{page.name}:{number}: {target} is not on the site: name it without a link"
+
+
+def _on_the_site(path: Path) -> bool:
+    return path.parts[0] == "docs" or str(path) in ROOT_PAGES
+
+
 def test_links_lead_somewhere() -> None:
     more = [Page.read(name) for name in ("CHANGELOG.md", "tests/README.md")]
     found = [fault for page in [*pages(), *more] for fault in faults(page, REPOSITORY)]
     assert not found, "\n" + "\n".join(found)
+
+
+def test_links_of_the_site_stay_on_it() -> None:
+    of_the_site = [*pages(), Page.read("CHANGELOG.md")]
+    found = [fault for page in of_the_site for fault in off_the_site(page, REPOSITORY)]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("target", ["../examples", "../examples/a.yaml"])
+def test_checker_finds_what_the_site_lacks(tmp_path: Path, target: str) -> None:
+    for folder in ("docs", "examples"):
+        (tmp_path / folder).mkdir()
+    for file in ("README.md", "docs/other.md", "examples/a.yaml"):
+        (tmp_path / file).touch()
+    text = f"[good](other.md) [good](../README.md#top) [web](https://a.b/c) [bad]({target})"
+    assert len(list(off_the_site(Page("docs/page.md", (text,)), tmp_path))) == 1
 
 
 @pytest.mark.parametrize("target", ["gone.md", "other.md#gone", "#gone"])
