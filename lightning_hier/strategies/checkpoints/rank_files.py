@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 # Key of a checkpoint under which this package keeps what is small and the same on all ranks.
 SECTION = "lightning_hier"
@@ -83,8 +84,8 @@ def _remove(folder: str) -> None:
             filesystem.rm(path, recursive=True)
 
 
-def newest_checkpoint(folder: str | Path) -> Path | None:
-    """The newest checkpoint in a local folder that is complete, to go on from after a fault.
+def newest_checkpoint(folder: str | Path) -> str | Path | None:
+    """The newest checkpoint in a folder that is complete, to go on from after a fault.
 
     A checkpoint is complete if it can be read (``weights_only=True``) and the files that ranks have
     written beside it are all there. One that is not is left where it is, with a warning. Every rank
@@ -93,24 +94,40 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
         trainer.fit(model, ckpt_path=lightning_hier.newest_checkpoint("checkpoints"))
 
     Args:
-        folder: where a ModelCheckpoint keeps its files (``*.ckpt``).
+        folder: where a ModelCheckpoint keeps its files (``*.ckpt``): a path, or a URL such as
+            ``s3://...``, where each rank reads whole checkpoints until one is complete.
 
     Returns:
-        Its path, or None where there is none, so that training starts from the beginning.
+        Its path (a URL as ``str``), or None where there is none, so that training starts from the
+        beginning.
+
+    Raises:
+        ImportError: the URL's kind needs a package that is not installed; names it.
 
     """
-    paths = [path for path in Path(folder).glob("*.ckpt") if path.exists()]
-    for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True):
-        problem = _incomplete(path)
+    filesystem, root = url_to_fs(str(folder))
+    if not filesystem.isdir(root):
+        return None
+    paths = [path for path in filesystem.ls(root, detail=False) if path.endswith(".ckpt")]
+    dated = [(filesystem.modified(path), path) for path in paths if filesystem.exists(path)]
+    for _, path in sorted(dated, reverse=True):
+        found = _inside(folder, path.rsplit("/", 1)[-1])
+        problem = _incomplete(found)
         if problem is None:
-            return path
-        _log.warning("the checkpoint %s is incomplete (%s); an older one is used", path, problem)
+            return found
+        _log.warning("the checkpoint %s is incomplete (%s); an older one is used", found, problem)
     return None
 
 
-def _incomplete(path: Path) -> str | None:
+def _inside(folder: str | Path, name: str) -> str | Path:
+    """As the folder was given, since a Path would make one slash of the two in a URL."""
+    is_url = "://" in str(folder)
+    return f"{str(folder).rstrip('/')}/{name}" if is_url else Path(folder) / name
+
+
+def _incomplete(path: str | Path) -> str | None:
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = _read(path)
     except Exception as error:  # whatever torch says of a file that was cut off
         return f"it can't be read: {error}"
     section = checkpoint.get(SECTION) if isinstance(checkpoint, Mapping) else None
@@ -118,6 +135,15 @@ def _incomplete(path: Path) -> str | None:
         return None
     missing = RankFiles(path, section["save"]).missing(tuple(section["sizes"]))
     return f"{len(missing)} files are missing, among them {missing[0]}" if missing else None
+
+
+def _read(path: str | Path) -> Any:
+    filesystem, place = url_to_fs(str(path))
+    if isinstance(filesystem, LocalFileSystem):
+        # Tensors stay on the disk: nobody looks at them.
+        return torch.load(place, map_location="cpu", weights_only=True, mmap=True)
+    with filesystem.open(place, "rb") as file:
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def section_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
