@@ -29,11 +29,21 @@ _TAKEN: Mapping[str, str] = {
     "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
     "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
     "mixed_precision": "use Trainer(precision=...)",
+    "static_graph": (
+        "DDP reduces the first step of such a graph in another way, which neither compression nor "
+        "groups of one rank nor an exact resume can follow. Leave it out; parameters that a step "
+        "does not use need find_unused_parameters=True, and activation checkpointing "
+        "use_reentrant=False"
+    ),
+    "skip_all_reduce_unused_params": (
+        "ranks of a group must all know when a step's last gradients come, and it leaves them out. "
+        "Leave it out; find_unused_parameters=True works without it"
+    ),
 }
 
 
 def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for DDPStrategy; those that the hierarchy decides must be absent or None.
+    """Arguments for DDPStrategy; those that the hierarchy decides must be absent, None or False.
 
     The command line spells out every argument, with None for those that nobody set.
 
@@ -50,8 +60,9 @@ def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
             "DDPStrategy nor DistributedDataParallel has it; look for a misspelling"
         )
     for name, way_out in _TAKEN.items():
-        if ddp_kwargs.get(name) is not None:
-            raise ValueError(f"{name} can't be set, got {ddp_kwargs[name]!r}: {way_out}")
+        value = ddp_kwargs.get(name)
+        if value is not None and value is not False:
+            raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
 
 
@@ -129,22 +140,18 @@ def layout_problem(group_size: int, workers: int, block_sync: BlockSync | None) 
     return None
 
 
-def check_run(trainer: pl.Trainer, *, static_graph: bool = False) -> None:
+def check_run(trainer: pl.Trainer) -> None:
     """Check model and Trainer. A collective of the world: every rank must call it.
 
     Args:
         trainer: about to fit.
-        static_graph: whether DDP is told that the graph never changes.
 
     Raises:
         ValueError: on every rank, what any rank objects to.
 
     """
     device = trainer.strategy.root_device
-    problem = module_problem(trainer.lightning_module) or trainer_problem(
-        trainer, static_graph=static_graph
-    )
-    raise_everywhere(problem, device)
+    raise_everywhere(module_problem(trainer.lightning_module), device)
     require_same(trainer_settings(trainer), device)
     warn_of_coupling(trainer)
 
@@ -163,17 +170,6 @@ def module_problem(module: Module) -> str | None:
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return "the model has no trainable parameter: nothing to synchronise"
-    return None
-
-
-def trainer_problem(trainer: pl.Trainer, *, static_graph: bool) -> str | None:
-    """What about the Trainer can't be combined with the strategy, or None."""
-    if static_graph and trainer.accumulate_grad_batches > 1:
-        return (
-            "static_graph=True can't be combined with accumulate_grad_batches="
-            f"{trainer.accumulate_grad_batches}: DDP would silently leave out the gradient "
-            "synchronisation of some steps. Leave out static_graph."
-        )
     return None
 
 

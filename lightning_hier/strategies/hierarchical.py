@@ -123,8 +123,7 @@ class HierarchicalStrategy(PlayingStrategy):
     def setup(self, trainer: pl.Trainer) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
-            static_graph = bool(self._ddp_kwargs.get("static_graph"))
-            checks.check_run(trainer, static_graph=static_graph)
+            checks.check_run(trainer)
             if self.uneven_batches == "join":
                 raise_everywhere(join_trainer_problem(trainer), self.root_device)
             if self._layer_sync is not None:

@@ -97,6 +97,9 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("ddp_comm_hook", print, "can't be set.*gradient_sync=CommHook"),
     ("ddp_comm_state", object(), "can't be set.*gradient_sync=CommHook"),
     ("model_averaging_period", 4, "can't be set, got 4.*block_sync=ModelAveraging"),
+    ("model_averaging_period", 0, "can't be set, got 0"),
+    ("static_graph", True, "can't be set.*Leave it out.*find_unused_parameters=True"),
+    ("skip_all_reduce_unused_params", True, "can't be set.*Leave it out"),
 ]
 
 
@@ -104,6 +107,11 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
 def test_strategy_refuses_at_construction(name: str, value: Any, rule: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} .*{rule}|{name} {rule}"):
         lh.HierarchicalStrategy(**{name: value})
+
+
+def test_strategy_takes_what_it_refuses_where_that_is_off() -> None:
+    strategy = lh.HierarchicalStrategy(static_graph=False, process_group=None)
+    assert not {"static_graph", "process_group"} & set(strategy._ddp_kwargs)
 
 
 @pytest.mark.parametrize(
