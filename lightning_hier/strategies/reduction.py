@@ -77,8 +77,13 @@ class Reduction:
         self.spare_ddp()
 
     def rehearse(self, model: DistributedDataParallel, order: list[Parameter]) -> None:
-        """Have DDP form its buckets as a run had them whose gradients came in ``order``."""
-        if self._hook is None or not order or set(order) != set(self.reduced):
+        """Have DDP form its buckets as a run had them whose gradients came in ``order``.
+
+        Where parameters may be unused, it keeps those that it has made at first.
+        """
+        if self._hook is None or model.find_unused_parameters:
+            return
+        if not order or set(order) != set(self.reduced):
             return
         self._hook.rehearsing = True
         rehearse(model, order)

@@ -101,6 +101,13 @@ def test_two_optimizers_by_hand(strategy: Any, tmp_path: Path) -> None:
     assert found == [[]] * world_size
 
 
+def test_with_parameters_that_may_be_unused(tmp_path: Path) -> None:
+    """DDP never forms new buckets then, so there are none to go back to."""
+    strategy = partial(lh.GTCStrategy, density=0.2, dense_below=10, find_unused_parameters=True)
+    found = run_ranks(stop_and_go_on, 2, strategy, "on_train_batch_end", 3, tmp_path)
+    assert found == [[]] * 2
+
+
 class _Unfreeze(BaseFinetuning):
     """The first layer trains from the second epoch on."""
 

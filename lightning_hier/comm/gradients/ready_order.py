@@ -58,7 +58,7 @@ def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None
     of the group must all call it: DDP agrees on the buckets at the next forward pass.
 
     Args:
-        model: wrapped, not used yet, and on the CPU.
+        model: wrapped without ``find_unused_parameters``, not used yet, and on the CPU.
         order: all its trainable parameters.
 
     """
