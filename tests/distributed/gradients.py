@@ -150,6 +150,18 @@ def start(
     return run
 
 
+class Branches(nn.Module):
+    """Uses the branches that it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.used: set[int] = set()
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return batch + sum(self.branches[index](batch) for index in sorted(self.used))
+
+
 def inputs(step: int, width: int = 6, rows: int = 3) -> Tensor:
     """Different for every rank and step, in float64."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())

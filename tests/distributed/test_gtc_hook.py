@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lightning_hier as lh
 from lightning_hier.algorithms.threshold import select_words
-from tests.distributed.gradients import inputs, start, tower
+from tests.distributed.gradients import Branches, inputs, start, tower
 from tests.ranks import run_ranks
 
 SMALL_BUCKETS_MB = 0.0002  # one weight each
@@ -93,21 +93,9 @@ def test_bytes_are_those_of_the_cheapest_coding_and_the_hook_ran_on_cpu() -> Non
         assert (sent, words) == (0, 0)
 
 
-class _Branches(torch.nn.Module):
-    """Uses the branches that it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branches = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
-        self.used: set[int] = set()
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return batch + sum(self.branches[index](batch) for index in sorted(self.used))
-
-
 def _unused_branches() -> float:
     torch.manual_seed(5)
-    module = _Branches().double()
+    module = Branches().double()
     run = start(lh.GTC(density=0.1, dense_below=0), module, find_unused=True)
     rank = dist.get_rank()
     for step in range(9):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import lightning_hier as lh
-from tests.distributed.gradients import Run, inputs, start, tower
+from tests.distributed.gradients import Branches, Run, inputs, start, tower
 from tests.ranks import run_ranks
 
 
@@ -58,3 +58,44 @@ def _poisoned(bad: float, place: str, dense_below: int) -> None:
 )
 def test_bad_gradient_stays_out_of_residuals(bad: float, place: str, dense_below: int) -> None:
     run_ranks(_poisoned, 2, bad, place, dense_below)
+
+
+def _left_over(dense_below: int) -> None:
+    """Two branches with an optimizer each, which empties its own gradients alone."""
+    torch.manual_seed(5)
+    module = Branches().double()
+    run = start(lh.GTC(density=0.2, dense_below=dense_below), module, find_unused=True)
+    first, second = module.branches[0], module.branches[1]
+    rank = dist.get_rank()
+
+    def backward(used: set[int], factor: float = 1.0) -> None:
+        module.used = used
+        (run.model(inputs(0)).square().sum() * factor).backward()
+
+    def sound(branch: torch.nn.Module) -> bool:
+        return all(bool(own.grad.isfinite().all()) for own in branch.parameters())
+
+    for _ in range(3):  # with thresholds and without
+        first.zero_grad()
+        backward({0}, math.inf if rank == 1 else 1.0)
+        assert not sound(first)
+        second.zero_grad()
+        backward({1})
+        assert sound(second)
+        assert not sound(first)  # untouched
+        first.zero_grad()
+        backward({0})
+        assert sound(first)
+        second.zero_grad()
+        backward({1})
+    backward({0}, math.inf)
+    second.zero_grad()
+    if rank == 0:
+        first.zero_grad()
+    backward({0, 1} if rank == 0 else {1})
+    assert sound(first) and sound(second)
+
+
+@pytest.mark.parametrize("dense_below", [0, 1024])
+def test_what_a_failed_step_leaves_behind_does_not_fail_those_of_others(dense_below: int) -> None:
+    run_ranks(_left_over, 2, dense_below)

@@ -141,6 +141,7 @@ class GTCReducer:
         rows, facts = [], []
         for turn, buffer in enumerate(bucket.buffers):
             pieces = bucket.pieces(buffer)
+            _zero_unsound_(bucket, turn, pieces)
             row = self._select(bucket, turn, pieces, scale)
             finite = all(selection.finite for selection in row)
             small = [flat for flat in pieces if flat.numel() < self._config.dense_below]
@@ -263,3 +264,14 @@ class GTCReducer:
                 "limit. Raise the threshold, or use threshold='auto'.",
                 stacklevel=2,
             )
+
+
+def _zero_unsound_(bucket: GradientBucket, turn: int, pieces: Sequence[Tensor]) -> None:
+    """Count what a failed step has left in ``.grad`` as zero where this one has no gradient.
+
+    DDP hands over what lies there. With several optimizers it may be the NaN of one that skipped
+    its step, which must not fail the step of another, and that the next, without an end.
+    """
+    for parameter, flat in zip(bucket.parameters, pieces, strict=True):
+        if parameter in bucket.absent[turn] and not bool(flat.isfinite().all()):
+            flat.zero_()

@@ -62,7 +62,7 @@ class Selection:
         """Divide the gradient in ``flat`` by ``scale``, add the residual, in place, and select.
 
         Where this worker has no gradient (``absent``) while others have, ``flat`` counts as DDP
-        counts it: zero, or what an earlier backward pass has left in ``.grad``.
+        counts it: zero, or what an earlier backward pass has left in ``.grad``, if that is finite.
         """
         if memory.threshold is None:
             if scale != 1.0:
