@@ -15,6 +15,7 @@ from lightning_hier import PSPStrategy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.engine import PSPEngine
+from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.servant import Duty
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class _Held(NamedTuple):
 
 
 class LateReplies:
-    """Holds back a share of a server's replies to pulls by a constant (a servant's ``Duty``).
+    """Holds back a share of a server's replies to pulls by a constant.
+
+    It stands before the server's port (``Replies``) and is a servant's ``Duty``.
 
     Nothing sleeps: the server goes on, and replies to others pass by the one that is held.
 
     Args:
-        send: to an address, without delay.
+        port: of the rank's server, without delay.
         share: of the replies that are late, from 0 to 1.
         seconds: by which they are late.
         draw: decides which.
@@ -53,7 +56,7 @@ class LateReplies:
 
     def __init__(
         self,
-        send: Callable[[bytes, Message], bool],
+        port: Replies,
         *,
         share: float,
         seconds: float,
@@ -66,7 +69,7 @@ class LateReplies:
             raise ValueError(f"seconds must be at least 0, got {seconds}")
         self.replies = 0
         self.late = 0
-        self._send = send
+        self._port = port
         self._share = share
         self._seconds = seconds
         self._draw = draw
@@ -76,13 +79,18 @@ class LateReplies:
     def send(self, address: bytes, message: Message) -> bool:
         """Send, or keep a reply until its time."""
         if message.kind != Kind.BLOCK:
-            return self._send(address, message)
+            return self._port.send(address, message)
         self.replies += 1
         if self._draw.random() >= self._share:
-            return self._send(address, message)
+            return self._port.send(address, message)
         self.late += 1
         self._held.append(_Held(self._clock() + self._seconds, address, message))
         return True
+
+    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+        """Whether such a message is held, or has not left yet."""
+        named = ((held.address, held.message.kind, held.message.block) for held in self._held)
+        return (address, kind, block) in named or self._port.is_sending(address, kind, block)
 
     def handle(self, received: Received, now: float) -> None:
         """Nothing comes: there are no ``kinds``."""
@@ -95,7 +103,7 @@ class LateReplies:
         """Send what is due."""
         while self._held and self._held[0].due <= now:
             _, address, message = self._held.popleft()
-            self._send(address, message)
+            self._port.send(address, message)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """What is sent to a rank that is gone is lost."""
@@ -141,7 +149,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
     @override
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
         replies = LateReplies(
-            ports.server.send,
+            ports.server,
             share=self.late_share,
             seconds=self.late_seconds,
             draw=np.random.default_rng([self.late_seed, self.global_rank]),
@@ -151,7 +159,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
             self.global_rank,
             trainer.strategy.optimizers,
             client,
-            replies.send,
+            replies,
             self._terms(),
             self.pull_rule,
         )

@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.assembly import Assembly, Memory
-from lightning_hier.parameter_server.message import Limits, MalformedMessage, Message
+from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
 from lightning_hier.parameter_server.refusals import Refusals, Refused
 from lightning_hier.parameter_server.sockets import Socket
 from lightning_hier.parameter_server.wire import PART_BYTES, decode, encode
@@ -33,6 +34,15 @@ class Accounts:
     memory: Memory
 
 
+class _Queued(NamedTuple):
+    """A part of a payload that ZeroMQ has not let go of, and what it is of."""
+
+    tracker: zmq.MessageTracker
+    nbytes: int
+    kind: Kind
+    block: int
+
+
 class Link:
     """This end of a connection with ``rank``. Of one thread."""
 
@@ -41,7 +51,7 @@ class Link:
         self._accounts = accounts
         self._sent = 0
         self._received = 0
-        self._waiting: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._waiting: deque[_Queued] = deque()
         self._waiting_bytes = 0
         self._assembly = Assembly(accounts.memory)
 
@@ -77,11 +87,21 @@ class Link:
                     return False  # the peer gives up what it has of the message
                 raise
             if payload.tracker is not None:
-                self._waiting.append((payload.tracker, raw.nbytes))
+                queued = _Queued(payload.tracker, raw.nbytes, message.kind, message.block)
+                self._waiting.append(queued)
                 self._waiting_bytes += raw.nbytes
         if not self._is_own:
             self._count(message, len(parts[0][1]) + nbytes)
         return True
+
+    def is_sending(self, kind: Kind, block: int) -> bool:
+        """Whether some of a large message of this kind about this block has not left yet.
+
+        What has left may still be under way. A message that ZeroMQ copies, or that the connection
+        has lost, counts as one that has left.
+        """
+        self._forget_what_left()
+        return any((queued.kind, queued.block) == (kind, block) for queued in self._waiting)
 
     def accept(self, frames: Sequence[zmq.Frame]) -> Message | None:
         """The message that is complete with these frames; None while there is more to come.
@@ -114,10 +134,13 @@ class Link:
         return self.rank == self._accounts.rank
 
     def _has_room(self, nbytes: int) -> bool:
-        while self._waiting and self._waiting[0][0].done:
-            self._waiting_bytes -= self._waiting.popleft()[1]
+        self._forget_what_left()
         limit = self._accounts.limits.queued_bytes
         return not self._waiting or self._waiting_bytes + nbytes <= limit
+
+    def _forget_what_left(self) -> None:
+        while self._waiting and self._waiting[0].tracker.done:
+            self._waiting_bytes -= self._waiting.popleft().nbytes
 
     def _count(self, message: Message, nbytes: int) -> None:
         # No seconds: nobody waits for the message to arrive.

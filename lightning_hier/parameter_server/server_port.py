@@ -73,6 +73,17 @@ class ServerPort:
         """
         return self._links[address].send(self._socket, message, address)
 
+    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+        """Whether some of a large message of this kind about this block has not left yet.
+
+        Args:
+            address: of a message that was received.
+            kind: of the message.
+            block: that it is about.
+
+        """
+        return self._links[address].is_sending(kind, block)
+
     def _read(self) -> Received | None:
         address_frame, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         address = address_frame.bytes

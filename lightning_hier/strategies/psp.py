@@ -100,7 +100,7 @@ class PSPStrategy(ParameterServerStrategy):
 
         optimizers = trainer.strategy.optimizers
         return PSPEngine(
-            self.global_rank, optimizers, client, ports.server.send, self._terms(), self.pull_rule
+            self.global_rank, optimizers, client, ports.server, self._terms(), self.pull_rule
         )
 
     def _terms(self) -> Terms:

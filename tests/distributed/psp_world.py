@@ -31,6 +31,6 @@ def psp_world(
     chosen = Terms(rule=push_rule, world_size=world_size, limit_s=timeout_s, **terms)
 
     def build(rank: int, ports: Ports, client: Client) -> PSPEngine:
-        return PSPEngine(rank, optimizers, client, ports.server.send, chosen, pull_rule)
+        return PSPEngine(rank, optimizers, client, ports.server, chosen, pull_rule)
 
     return server_world(build, timeout_s=timeout_s)

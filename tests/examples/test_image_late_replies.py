@@ -15,6 +15,7 @@ from examples.image.runs import Settings
 from examples.image.systems import SYSTEMS
 from lightning_hier.parameter_server.message import Kind, Message
 from tests.ranks import run_ranks
+from tests.unit.replying import Replying
 
 TINY = Settings(
     system="all", model_args={"channels": [2]}, ranks=2, late_rank=0, epochs=1, batch_images=64
@@ -28,7 +29,7 @@ class Line:
         self.now = 0.0
         self.sent: list[tuple[float, Kind, int]] = []
         self.replies = LateReplies(
-            self._note,
+            Replying(self._note),
             share=share,
             seconds=seconds,
             draw=np.random.default_rng(seed),

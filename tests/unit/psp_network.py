@@ -27,6 +27,7 @@ from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
 from lightning_hier.parameter_server.psp.served_block import Terms
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.updater import hyperparameters
+from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
 # Gradients of a rank at a step, by parameter, from its parameters.
@@ -64,9 +65,8 @@ class Rank:
         self.parameters = [Parameter(value.clone()) for value in cluster.start]
         self.optimizer = make(self.parameters)
         plan = plan_blocks([self.optimizer], cluster.terms.world_size)
-        self.server = BlockServer(
-            number, plan, [self.optimizer], cluster.terms, lambda a, m: cluster.reply(self, a, m)
-        )
+        replies = Replying(lambda address, message: cluster.reply(self, address, message))
+        self.server = BlockServer(number, plan, [self.optimizer], cluster.terms, replies)
         self.worker = Worker(
             plan,
             cluster.terms.world_size,

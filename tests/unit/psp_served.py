@@ -18,6 +18,7 @@ from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.served_block import ServedBlock, Terms
 from lightning_hier.parameter_server.updater import Updater, hyperparameters
+from tests.unit.replying import Replying
 
 
 class Served:
@@ -51,12 +52,13 @@ class Served:
         (block,) = plan_blocks([self.optimizer], 1)
         tensors = [parameter.detach().clone() for parameter in own]
         updater = Updater(self.optimizer, dict(zip(own, tensors, strict=True)))
+        self.replies = Replying(self._send)
         self.block = ServedBlock(
             BlockValues(block, tensors, updater),
             timestamp=0,
             terms=Terms(rule=PushRule(c, tau), world_size=workers, **terms),
             live=self.live,
-            send=self._send,
+            replies=self.replies,
             counts=self.counts,
         )
 

@@ -19,28 +19,43 @@ from lightning_hier.parameter_server.psp.served_block import Terms
 from lightning_hier.parameter_server.psp.state_collector import StateCollector
 from lightning_hier.parameter_server.psp.state_transfer import BlockState
 from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
+from tests.unit.replying import Replying
 
 RANKS = 3
 
 
 class Job:
-    """Three ranks that each serve a block of every optimizer; rank 0 asks for their state."""
+    """Three ranks that each serve a block of every optimizer; rank 0 asks for their state.
+
+    A server's queue holds `room` answers that have not been collected.
+    """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
         self.blocks = plan_blocks(optimizers, RANKS)
         self.answers: list[Received] = []
         self.asked: list[tuple[int, int]] = []
         self.silent: set[int] = set()
+        self.room = 1000
         terms = Terms(rule=PushRule(), world_size=RANKS)
+        self.replies = [Replying(self._reply(rank)) for rank in range(RANKS)]
         self.servers = [
-            BlockServer(rank, self.blocks, optimizers, terms, self._reply(rank))
-            for rank in range(RANKS)
+            BlockServer(rank, self.blocks, optimizers, terms, replies)
+            for rank, replies in enumerate(self.replies)
         ]
         self.collector = StateCollector(self.blocks, RANKS, self._ask)
 
     def collect(self) -> None:
         while self.answers:
             self.collector.handle(self.answers.pop(0), 0.0)
+
+    def tick(self, now: float) -> None:
+        for rank, server in enumerate(self.servers):
+            due = server.deadline()
+            if due is not None and due <= now:
+                server.tick(now)
+            queued = any(answer.sender == rank for answer in self.answers)
+            self.replies[rank].sending = {b"0"} if queued else set()
+        self.collector.tick(now)
 
     def push(self, optimizer: int, values: list[Tensor]) -> None:
         for block in self.blocks:
@@ -60,6 +75,8 @@ class Job:
     def _reply(self, rank: int) -> Any:
         def send(address: bytes, message: Message) -> bool:
             if message.kind == Kind.STATE:
+                if sum(answer.sender == rank for answer in self.answers) >= self.room:
+                    return False
                 self.answers.append(Received(rank, b"", message))
             return True
 
@@ -138,6 +155,39 @@ def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
     assert job.asked == [(1, 1), (2, 1)]
     job.collect()
     assert job.collector.is_complete()
+
+
+def test_state_larger_than_a_queue_comes_as_the_queue_drains() -> None:
+    """A message at a time and slower than requests are repeated: nothing is sent twice."""
+    own = parameters()
+    job = Job([optim.Adam(own)])
+    job.push(0, gradients(0))
+    job.room = 1
+    job.collector.ask(0.0)
+    came = 0
+    for turn in range(1, 10):
+        came += len(job.answers)
+        job.collect()
+        job.tick(10.0 * turn)
+    assert job.collector.is_complete()
+    assert came == RANKS * 5  # values, numbers, step and two moments of every block
+    assert {one["exp_avg_sq"].shape for one in job.collector.states(0).values()} == {
+        one.shape for one in own
+    }
+
+
+def test_request_that_comes_again_is_answered_by_what_is_on_its_way() -> None:
+    job = Job([optim.SGD(parameters(), lr=0.1)])
+    job.collector.ask(0.0)
+    sent = len(job.answers)
+    for replies in job.replies:
+        replies.sending = {b"0"}
+    job.collector.tick(5.0)
+    assert len(job.asked) == 2 * RANKS and len(job.answers) == sent
+    for replies in job.replies:
+        replies.sending = set()  # it has left, or its connection is broken
+    job.collector.tick(60.0)
+    assert len(job.asked) == 3 * RANKS and len(job.answers) == 2 * sent
 
 
 def test_answers_to_an_earlier_request_are_passed_over() -> None:

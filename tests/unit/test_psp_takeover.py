@@ -15,6 +15,7 @@ from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.served_block import Terms
+from tests.unit.replying import Replying
 
 SIZE = 4
 
@@ -27,7 +28,8 @@ class Server:
         optimizer = optim.SGD(own, lr=1.0, momentum=0.9)
         self.sent: list[tuple[int, Message]] = []
         terms = Terms(rule=PushRule(c), world_size=4, takeover_s=10.0)
-        self.duty = BlockServer(rank, plan_blocks([optimizer], 4), [optimizer], terms, self._send)
+        plan, replies = plan_blocks([optimizer], 4), Replying(self._send)
+        self.duty = BlockServer(rank, plan, [optimizer], terms, replies)
 
     def hear(
         self,

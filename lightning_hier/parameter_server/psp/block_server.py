@@ -12,9 +12,10 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
-from lightning_hier.parameter_server.psp.served_block import Send, ServedBlock, Terms
-from lightning_hier.parameter_server.psp.state_transfer import write_state
+from lightning_hier.parameter_server.psp.served_block import ServedBlock, Terms
+from lightning_hier.parameter_server.psp.state_answers import StateAnswers
 from lightning_hier.parameter_server.psp.takeover import Copy, Takeover, read_copy
+from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ class BlockServer:
         blocks: the whole plan, the same on all ranks.
         optimizers: of the user; copied.
         terms: what all servers go by.
-        send: to an address that came with a message.
+        replies: port of the rank.
 
     """
 
@@ -40,12 +41,13 @@ class BlockServer:
         blocks: Sequence[ParameterBlock],
         optimizers: Sequence[Optimizer],
         terms: Terms,
-        send: Send,
+        replies: Replies,
     ) -> None:
         self.counts = ServerCounts()
         self._rank = rank
         self._terms = terms
-        self._send = send
+        self._replies = replies
+        self._states = StateAnswers(replies)
         self._plan = {block.number: block for block in blocks if block.size}
         self._live = set(range(terms.world_size))
         self._gone: set[int] = set()
@@ -88,12 +90,13 @@ class BlockServer:
 
     def deadline(self) -> float | None:
         """When the first of the blocks has something to do."""
-        dues = [served.deadline() for served in self._served.values()]
+        dues = [self._states.deadline(), *(one.deadline() for one in self._served.values())]
         dues += [one.due(self._terms.takeover_s) for one in self._takeovers.values()]
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """End rounds and takeovers whose time is over."""
+        """End rounds and takeovers whose time is over, and send what was not taken."""
+        self._states.tick(now)
         for served in list(self._served.values()):
             due = served.deadline()
             if due is not None and due <= now:
@@ -104,6 +107,7 @@ class BlockServer:
         """Wait for a rank no longer, and take its blocks over if this rank is the next."""
         self._live.discard(rank)
         self._gone.add(rank)
+        self._states.forget(rank)
         for served in list(self._served.values()):
             served.leave(rank, now)
         for takeover in self._takeovers.values():
@@ -124,7 +128,7 @@ class BlockServer:
             timestamp=timestamp,
             terms=self._terms,
             live=self._live,
-            send=self._send,
+            replies=self._replies,
             counts=self.counts,
         )
         return served
@@ -138,8 +142,7 @@ class BlockServer:
         elif kind == Kind.ARRIVE:
             served.arrive(received, now)
         elif kind == Kind.STATE_REQUEST:
-            for message in write_state(served.values, received.message):
-                self._send(received.address, message)
+            self._states.answer(received, served.values, now)
         elif kind == Kind.HOLD:
             copy = read_copy(received, served.values.block)
             if copy is not None:

@@ -15,9 +15,10 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.served_block import Send, Terms
+from lightning_hier.parameter_server.psp.served_block import Terms
 from lightning_hier.parameter_server.psp.state_collector import StateCollector
 from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.servant import Duty
 from lightning_hier.parameter_server.updater import hyperparameters
 
@@ -29,7 +30,7 @@ class PSPEngine:
         rank: of this process.
         optimizers: of the user; their parameters hold the same values on all ranks.
         client: of the rank's main thread.
-        reply: of the rank's server port: sends to an address that came with a message.
+        replies: the rank's server port.
         terms: what all servers go by.
         pull_rule: b and tau_2.
 
@@ -40,7 +41,7 @@ class PSPEngine:
         rank: int,
         optimizers: Sequence[Optimizer],
         client: Client,
-        reply: Send,
+        replies: Replies,
         terms: Terms,
         pull_rule: PullRule,
     ) -> None:
@@ -49,7 +50,7 @@ class PSPEngine:
         self._terms = terms
         blocks = plan_blocks(optimizers, terms.world_size)
         self._planned = {parameter for block in blocks for parameter in block.parameters}
-        self._server = BlockServer(rank, blocks, optimizers, terms, reply)
+        self._server = BlockServer(rank, blocks, optimizers, terms, replies)
         self._worker = Worker(
             blocks,
             terms.world_size,

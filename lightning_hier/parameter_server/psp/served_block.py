@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,7 @@ from lightning_hier.parameter_server.psp.push_facts import PushFacts
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.rendezvous import Arrival, Rendezvous
 from lightning_hier.parameter_server.psp.round import Round
-
-Send = Callable[[bytes, Message], bool]
+from lightning_hier.parameter_server.replies import Replies
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class ServedBlock:
         timestamp: t, version of the values.
         terms: c, tau_1 and the like.
         live: workers that are there; the owner of this set keeps it up to date.
-        send: to an address that came with a message. What is lost is asked for again.
+        replies: port of the rank. What is lost is asked for again.
         counts: where to count.
 
     """
@@ -80,14 +79,14 @@ class ServedBlock:
         timestamp: int,
         terms: Terms,
         live: Set[int],
-        send: Send,
+        replies: Replies,
         counts: ServerCounts,
     ) -> None:
         self.values = values
         self.timestamp = timestamp
         self._terms = terms
         self._live = live
-        self._send = send
+        self._replies = replies
         self._counts = counts
         self._round = Round()
         self._rendezvous = Rendezvous()
@@ -129,7 +128,7 @@ class ServedBlock:
             _log.warning("rank %d came to a rendezvous without a number", received.sender)
             return
         if self._final is not None and number <= self.final_number:
-            self._send(received.address, self._final)
+            self._replies.send(received.address, self._final)
             return
         self.note_final(number - 1)
         self._waiting.pop(received.sender, None)
@@ -150,7 +149,7 @@ class ServedBlock:
         if number > self.final_number:
             self._final = self._message(Kind.FINAL, {"number": number})
             for arrival in self._rendezvous.disperse(number):
-                self._send(arrival.address, self._final)
+                self._replies.send(arrival.address, self._final)
 
     def hear_late(self, timestamp: int, final: int, flat: Tensor) -> None:
         """Hear of a worker's copy after the block was taken over and has begun to go on.
@@ -256,7 +255,7 @@ class ServedBlock:
         for worker, waiting in sorted(self._waiting.items()):
             if waiting.timestamp < self.timestamp:
                 del self._waiting[worker]
-                self._send(waiting.address, self._message(Kind.BLOCK, {}))
+                self._replies.send(waiting.address, self._message(Kind.BLOCK, {}))
 
     def _message(self, kind: Kind, facts: dict[str, Any]) -> Message:
         return Message(kind, self.values.block.number, self.timestamp, facts, self.values.flat())
@@ -271,10 +270,10 @@ class ServedBlock:
         absent = self._rendezvous.absent(self._live)
         silent = sorted(self._live - self._round.responded - self._rendezvous.arrivals.keys())
         for waiting in self._waiting.values():
-            self._send(waiting.address, Message(Kind.BLOCK, number, 0, {"missing": silent}))
+            self._replies.send(waiting.address, Message(Kind.BLOCK, number, 0, {"missing": silent}))
         facts = {"missing": sorted(absent), "number": self._rendezvous.number}
         for arrival in self._rendezvous.arrivals.values():
-            self._send(arrival.address, Message(Kind.FINAL, number, 0, facts))
+            self._replies.send(arrival.address, Message(Kind.FINAL, number, 0, facts))
         if self._round.began is not None:
             self._round.began = now
         if self._rendezvous.since is not None:
