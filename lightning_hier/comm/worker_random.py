@@ -16,8 +16,8 @@ from lightning_hier.comm.random_state import random_state, set_random_state
 class WorkerRandom:
     """States of all generators that a worker draws from; those of worker 0 are in place.
 
-    All begin in the state that is in place when this is made, as the ranks of a job do that have
-    the same seed.
+    All begin in the state that is in place when one of them first draws, as the ranks of a job do
+    that have the same seed.
 
     Args:
         number: workers of this rank.
@@ -31,11 +31,13 @@ class WorkerRandom:
     def __init__(self, number: int, device: torch.device) -> None:
         self.number = number
         self._device = device
-        self._away: dict[int, Any] = dict.fromkeys(range(1, number), self._read())
+        self._away: dict[int, Any] = {}
 
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
         """Draw as this worker."""
+        if self.number > 1 and not self._away:
+            self._away = dict.fromkeys(range(1, self.number), self._read())
         if worker == 0:
             yield
             return

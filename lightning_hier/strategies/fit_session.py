@@ -41,6 +41,8 @@ class FitSession:
     reaches the next.
 
     Args:
+        trainer: about to fit. Its data are followed from here on: a module may ask for their length
+            when it makes its optimizers, and have them begun by that.
         communicators: channels of this rank.
         warmup_steps: first steps, with averages over the whole world.
         virtual_workers: that this rank plays in turns.
@@ -48,12 +50,18 @@ class FitSession:
     Attributes:
         workers: that this rank plays.
         reduction: of their gradients.
+        random: what each worker draws from.
+        position: where training stands in its data.
         on_start: to be called when training starts.
 
     """
 
     def __init__(
-        self, communicators: Communicators, warmup_steps: int, virtual_workers: int
+        self,
+        trainer: pl.Trainer,
+        communicators: Communicators,
+        warmup_steps: int,
+        virtual_workers: int,
     ) -> None:
         self._communicators = communicators
         self._warmup_steps = warmup_steps
@@ -62,11 +70,14 @@ class FitSession:
         self._played: Played | None = None
         self._synchroniser: Synchroniser | None = None
         self._termination: QuietTermination | None = None
-        self._position: DataPosition | None = None
         self._state: RunState | None = None
         self._averaged_weights: AveragedWeights | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
+        self.random = WorkerRandom(virtual_workers, communicators.device)
+        validation = IsolatedValidation(trainer, communicators.device)
+        self.position = DataPosition(trainer, self.random, validation)
+        self._change(validation, self.position)
 
     @property
     def synchroniser(self) -> Synchroniser:
@@ -81,13 +92,6 @@ class FitSession:
         if self._played is None:
             raise RuntimeError("workers are played from the moment when optimizers are set up")
         return self._played
-
-    @property
-    def position(self) -> DataPosition:
-        """Where training stands in its data; there once :meth:`begin` has been called."""
-        if self._position is None:
-            raise RuntimeError("data are followed from the moment when optimizers are set up")
-        return self._position
 
     @property
     def termination(self) -> QuietTermination:
@@ -172,7 +176,7 @@ class FitSession:
         checks.warn_of_optimizers(optimizers, block_sync, self._communicators.models)
         self.worker.count_optimizers(len(optimizers))
         models = LocalModels(module, optimizers, self._communicators.models_per_rank)
-        self._played = Played(models, WorkerRandom(len(self.workers), device))
+        self._played = Played(models, self.random)
         self._synchroniser = Synchroniser(
             module,
             optimizers,
@@ -188,19 +192,20 @@ class FitSession:
         if scaler is not None:
             self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
         self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
-        validation = IsolatedValidation(trainer, device)
-        self._position = DataPosition(trainer, self._played.random, validation)
-        changes: list[Any] = [self._termination, validation, self._position]
+        self._change(self._termination)
         if len(self.workers) > 1:
             buffers = FirstBuffers(module, self._communicators.group)
             turns = Turns(trainer, self._played, self.reduction, buffers)
             turns.before = self._synchroniser.before_step
-            changes.append(turns)
+            self._change(turns)
+        self._state = RunState(module, optimizers, self._synchroniser, self.workers)
+        self._averaged_weights = AveragedWeights(trainer, self._communicators)
+
+    def _change(self, *changes: Any) -> None:
+        """Make changes to the Trainer, and have :meth:`close` take them back."""
         for change in changes:
             change.install()
             self._at_end.callback(change.remove)
-        self._state = RunState(module, optimizers, self._synchroniser, self.workers)
-        self._averaged_weights = AveragedWeights(trainer, self._communicators)
 
     @contextmanager
     def accumulated(self, workers: Sequence[int], number: int) -> Iterator[None]:

@@ -153,7 +153,8 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        self._session = FitSession(self.communicators, self.warmup_steps, self.virtual_workers)
+        trainer, workers = self._module.trainer, self.virtual_workers
+        self._session = FitSession(trainer, self.communicators, self.warmup_steps, workers)
         self._ended = None
         # DDP equalises the ranks of a group only.
         share_initial_model(self._module, self.communicators)

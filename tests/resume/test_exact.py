@@ -110,6 +110,21 @@ def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> 
     _check(name, tmp_path, "on_train_batch_end", 7)
 
 
+class _KnowsItsLength(DropoutNet):
+    """Asks how many steps there will be, which begins the data before optimizers are there."""
+
+    def configure_optimizers(self) -> Any:
+        steps = int(self.trainer.estimated_stepping_batches)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+@pytest.mark.parametrize("name", [pytest.param("bmuf", marks=pytest.mark.slow), "bmuf_virtual"])
+def test_in_a_first_epoch_that_was_begun_with_the_optimizers(name: str, tmp_path: Path) -> None:
+    _check(name, tmp_path, "on_train_batch_end", 3, make_model=_KnowsItsLength)
+
+
 BOTH = ["bmuf_gtc", pytest.param("bmuf_adam", marks=pytest.mark.slow)]
 
 

@@ -58,7 +58,7 @@ CLIPPED = {"precision": "64-true", "gradient_clip_val": 0.1}
 
 
 class _Dropout(Net):
-    """Draws random numbers in every step, validates, and logs."""
+    """Draws random numbers in every step, asks how many there will be, validates, and logs."""
 
     def __init__(self, *, by_hand: bool = False) -> None:
         super().__init__()
@@ -80,6 +80,12 @@ class _Dropout(Net):
             self.manual_backward(loss)
             optimizer.step()
         return loss
+
+    def configure_optimizers(self) -> Any:
+        steps = int(self.trainer.estimated_stepping_batches)  # begins the data
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_train_epoch_end(self) -> None:
         self.losses.append(float(self.trainer.callback_metrics["loss"]))

@@ -46,7 +46,7 @@ class PlayingStrategy(CheckpointedStrategy):
             loader,
             self._workers,
             self._all_workers,
-            self._fit_session.played.random,
+            self._fit_session.random,
             self._request_loader if source.is_module() else None,
         )
 
@@ -83,5 +83,5 @@ class PlayingStrategy(CheckpointedStrategy):
             return move(batch, device, dataloader_idx)
         convert = self.precision_plugin.convert_input  # Lightning's has left them as they are
         return batch.map(
-            lambda own: move(convert(own), device, dataloader_idx), self._fit_session.played.random
+            lambda own: move(convert(own), device, dataloader_idx), self._fit_session.random
         )
