@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.checkpoints.run_state import copy_optimizer_
 
 KINDS = [("SGD", {"momentum": 0.9}), ("Adam", {}), ("RMSprop", {}), ("Adagrad", {}), ("ASGD", {})]
 
@@ -50,6 +52,66 @@ def test_models_in_turns_go_the_way_of_models_alone(kind: str, options: dict[str
         for one, other in zip(_state(module), _state(alone), strict=True):
             assert torch.equal(one, other)
     assert models.current == 0
+
+
+class _Counting(torch.optim.Optimizer):
+    """Keeps its step count and a sum in its groups, as optimizers outside torch do."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0, "sum": torch.zeros((), dtype=torch.float64)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            group["sum"] += group["lr"]
+            for own in group["params"]:
+                own.sub_(own.grad, alpha=group["lr"] / group["k"] * float(group["sum"]))
+
+
+def _scheduled(module: nn.Module) -> tuple[_Counting, torch.optim.lr_scheduler.LRScheduler]:
+    optimizer = _Counting(module.parameters())
+    return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def test_what_a_step_changes_in_groups_is_its_models_and_what_schedulers_set_is_for_all() -> None:
+    module = _module()
+    optimizer, scheduler = _scheduled(module)
+    models = LocalModels(module, [optimizer], number=3)
+    models.open()
+    for turn in range(4):
+        for number in models.each():
+            _step(module, optimizer, seed=10 * number + turn)
+        scheduler.step()
+    for number in models.each():
+        alone = _module()
+        own, schedule = _scheduled(alone)
+        for turn in range(4):
+            _step(alone, own, seed=10 * number + turn)
+            schedule.step()
+        for one, other in zip(_state(module), _state(alone), strict=True):
+            assert torch.equal(one, other)
+        (found,), (expected,) = optimizer.param_groups, own.param_groups
+        assert [found[name] for name in ("lr", "k", "sum")] == [
+            expected[name] for name in ("lr", "k", "sum")
+        ]
+
+
+def test_a_checkpoint_gives_every_model_its_groups() -> None:
+    module = _module()
+    optimizer, _ = _scheduled(module)
+    _step(module, optimizer, seed=0)
+    saved = deepcopy(optimizer.state_dict())
+    models = LocalModels(module, [optimizer], number=2)
+    models.open()
+    for _ in range(2):
+        _step(module, optimizer, seed=1)
+    models.take(1)
+    copy_optimizer_(optimizer, saved)
+    models.take(0)
+    assert [optimizer.param_groups[0][name] for name in ("k", "sum")] == [3, pytest.approx(0.3)]
+    models.take(1)
+    assert [optimizer.param_groups[0][name] for name in ("k", "sum")] == [1, pytest.approx(0.1)]
 
 
 def test_state_that_one_model_has_made_is_not_that_of_another() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-# Name, value, and what a tensor holds.
-_Entry = tuple[str, Any, Tensor | None]
+from lightning_hier.comm.blocks.away_optimizer import AwayOptimizer, GroupChanges
 
 
 @dataclass
@@ -22,7 +20,7 @@ class _Away:
 
     values: dict[Tensor, Tensor]
     gradients: dict[Parameter, Tensor | None]
-    optimizers: list[dict[Any, list[_Entry]]]
+    optimizers: list[AwayOptimizer]
 
 
 class LocalModels:
@@ -33,6 +31,9 @@ class LocalModels:
     tensor of an optimizer's state finds what the model in the module has there. A model takes the
     memory of its trainable parameters and buffers, of its optimizers' state, and, while a step is
     accumulated, of its gradients.
+
+    What changes in the groups of an optimizer in a model's turn (step counts that it keeps there)
+    is that model's; what changes between turns (learning rates that schedulers set) is for all.
 
     Args:
         module: what is trained; frozen parameters are the same in all models.
@@ -52,6 +53,8 @@ class LocalModels:
         self.current = 0
         self._away: dict[int, _Away] = {}
         self._parameters: list[Parameter] = []
+        self._in_turns = False
+        self._changes: list[GroupChanges] = []
 
     @property
     def in_play(self) -> int:
@@ -75,6 +78,7 @@ class LocalModels:
         for other in range(self.number):
             if other != self.current:
                 self._away[other] = _cloned(self._put_away())
+        self._note_groups()
 
     @contextmanager
     def opened(self, *, needed: bool = True) -> Iterator[None]:
@@ -109,13 +113,19 @@ class LocalModels:
         if not self._away:
             yield self.current
             return
-        before = self.current
+        before, nested = self.current, self._in_turns
+        if not nested:
+            self._tell_changes()
+        self._in_turns = True
         try:
             for number in range(self.number):
                 self.take(number)
                 yield number
         finally:
             self.take(before)
+            self._in_turns = nested
+            if not nested:
+                self._note_groups()
 
     def others(self) -> Iterator[int]:
         """As :meth:`each`, without the present one."""
@@ -127,7 +137,7 @@ class LocalModels:
         return _Away(
             {own: own.data for own in tensors},
             {own: own.grad for own in self._parameters},
-            [_entries(optimizer) for optimizer in self._optimizers],
+            [AwayOptimizer.of(optimizer) for optimizer in self._optimizers],
         )
 
     def _put_back(self, away: _Away) -> None:
@@ -135,26 +145,16 @@ class LocalModels:
             own.data = data
         for parameter, gradient in away.gradients.items():
             parameter.grad = gradient
-        for optimizer, states in zip(self._optimizers, away.optimizers, strict=True):
-            for gone in [key for key in optimizer.state if key not in states]:
-                del optimizer.state[gone]
-            for key, entries in states.items():
-                state = optimizer.state[key]
-                state.clear()
-                for name, value, held in entries:
-                    if held is not None:
-                        value.data = held
-                    state[name] = value
+        for optimizer, own in zip(self._optimizers, away.optimizers, strict=True):
+            own.put_back(optimizer)
 
+    def _note_groups(self) -> None:
+        self._changes = [GroupChanges(optimizer) for optimizer in self._optimizers]
 
-def _entries(optimizer: Optimizer) -> dict[Any, list[_Entry]]:
-    return {
-        key: [
-            (name, value, value.data if isinstance(value, Tensor) else None)
-            for name, value in state.items()
-        ]
-        for key, state in optimizer.state.items()
-    }
+    def _tell_changes(self) -> None:
+        for away in self._away.values():
+            for changes, own in zip(self._changes, away.optimizers, strict=True):
+                changes.tell(own, torch.clone)
 
 
 def _cloned(away: _Away) -> _Away:
@@ -174,14 +174,5 @@ def _cloned(away: _Away) -> _Away:
     return _Away(
         {own: clone(held) for own, held in away.values.items()},
         dict.fromkeys(away.gradients),
-        [
-            {
-                key: [
-                    (name, value, None if held is None else clone(held))
-                    for name, value, held in entries
-                ]
-                for key, entries in states.items()
-            }
-            for states in away.optimizers
-        ],
+        [optimizer.cloned(clone) for optimizer in away.optimizers],
     )

@@ -194,11 +194,18 @@ def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         own = optimizer.state[parameter]
         for name in own.keys() - saved.keys():
             del own[name]
-        for name, value in saved.items():
-            if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
-                own[name].copy_(value)
-            else:
-                own[name] = value.to(parameter.device) if isinstance(value, Tensor) else value
+        _copy_values_(own, saved, parameter.device)
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        settings = {name: value for name, value in saved.items() if name != "params"}
+        _copy_values_(group, settings, group["params"][0].device)
+
+
+def _copy_values_(own: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
+    for name, value in saved.items():
+        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
+            own[name].copy_(value)
+        else:
+            own[name] = value.to(device) if isinstance(value, Tensor) else value
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
