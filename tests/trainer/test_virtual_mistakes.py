@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,9 +39,27 @@ class _TwoOptimizers(Net):
 
 
 class _ByHand(Net):
-    def __init__(self) -> None:
+    def __init__(self, steps: int = 1) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.steps = steps
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        for _ in range(self.steps):
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+
+class _Unlike(_ByHand):
+    """Decides by its data whether it steps."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        own = round(float(batch[0].sum()), 4)
+        self.first = getattr(self, "first", own)
+        if own == self.first:
+            super().training_step(batch, batch_idx)
 
 
 _BMUF = partial(lh.BMUFStrategy, virtual_workers=2)
@@ -48,13 +67,15 @@ _GTC = partial(lh.GTCStrategy, virtual_workers=2)
 _SCALED = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
 
 # Strategy, model and settings of the Trainer.
-MISTAKES: dict[str, tuple[Any, type[Net], dict[str, Any]]] = {
+MISTAKES: dict[str, tuple[Any, Callable[[], Net], dict[str, Any]]] = {
     "stream": (_BMUF, Net, {}),
     "sampler": (_BMUF, Net, {}),
     "hook": (_BMUF, _Transfers, {}),
     "precision": (_BMUF, Net, _SCALED),
     "ema": (_BMUF, Net, {"callbacks": [EMAWeightAveraging()]}),
     "optimizers": (_BMUF, _TwoOptimizers, {}),
+    "twice": (_BMUF, partial(_ByHand, 2), {}),
+    "unlike": (_BMUF, _Unlike, {}),
     "by_hand": (_GTC, _ByHand, {}),
     "by_hand_warm": (partial(_BMUF, warmup_steps=2), _ByHand, {}),
     "sync_batchnorm": (_GTC, Net, {"sync_batchnorm": True}),
@@ -84,6 +105,8 @@ def _mistake(what: str) -> None:
     [
         ("by_hand", "manual optimization in groups of several workers"),
         ("by_hand_warm", "manual optimization in groups of several workers or a warm-up"),
+        ("twice", "can't be combined with 2 optimizer steps in one training_step"),
+        ("unlike", "took 1 optimizer steps as the first worker of this rank and 0"),
         ("sync_batchnorm", "sync_batchnorm=True in groups of several workers"),
         (
             "group_size",

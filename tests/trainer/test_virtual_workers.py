@@ -79,6 +79,8 @@ class _Dropout(Net):
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
+            schedule: Any = self.lr_schedulers()
+            schedule.step()
         return loss
 
     def configure_optimizers(self) -> Any:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.strategies.reduction import Reduction
+from lightning_hier.strategies.virtual_workers.by_hand import RoundByHand
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
 from lightning_hier.strategies.virtual_workers.played import Played
@@ -72,8 +73,11 @@ class Turns:
             closures = [make(own, optimizer, batch_idx) for own in every]
             return SharedClosure(closures, lambda: self._make_gradients(batch, closures))
 
+        def run_by_hand(kwargs: _Kwargs) -> Any:
+            return self._round(manual, kwargs, RoundByHand(self._trainer, step_by_hand).turn)
+
         automatic.run, automatic._make_closure = run, make_closure
-        manual.run = lambda kwargs: self._round(manual, kwargs, step_by_hand)
+        manual.run = run_by_hand
 
     def remove(self) -> None:
         """Give the loops their own methods back."""
