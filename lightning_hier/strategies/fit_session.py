@@ -194,7 +194,7 @@ class FitSession:
         self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
         self._change(self._termination)
         if len(self.workers) > 1:
-            buffers = FirstBuffers(module, self._communicators.group)
+            buffers = FirstBuffers(models.buffers, self._communicators.group)
             turns = Turns(trainer, self._played, self.reduction, buffers)
             turns.before = self._synchroniser.before_step
             self._change(turns)

@@ -96,6 +96,26 @@ class Tied(nn.Module):
         return self.leave(hidden)
 
 
+class Rebinding(nn.Module):
+    """Binds other tensors to its buffers' names at every step, as DINO does with its center."""
+
+    center: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.register_buffer("center", torch.zeros(INPUTS))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.center = 0.7 * self.center + 0.3 * x.detach().mean(0)
+            self.count = self.count + 1
+            return self.net(x)  # as BatchNorm, whose statistics count when it is looked at
+        return self.net(x - self.center)
+
+
 class PartlyUsed(nn.Module):
     """A frozen layer, a branch that only some batches use, and one that none does."""
 
@@ -128,6 +148,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "wide": wide,
     "partly_used": PartlyUsed,
     "pair": Pair,
+    "rebinding": Rebinding,
 }
 
 

@@ -130,6 +130,11 @@ def _batch_norm(group: int, across: str) -> Case:
     )
 
 
+def _rebinding(group: int, across: str) -> Case:
+    name = f"rebound buffers P={group} {across}"
+    return replace(_batch_norm(group, across), name=name, net="rebinding")
+
+
 def _partly_used(group: int, local_momentum: str) -> Case:
     sync = BMUF(
         block_size=3,
@@ -194,6 +199,9 @@ CASES = [
     _accumulating(_two_tiers(2), 7),
     *(_pair(group, across) for group in (1, 2, 4) for across in ("leader", "sharded")),
     *(_batch_norm(group, across) for group in (1, 2, 4) for across in ("leader", "sharded")),
+    *(_rebinding(group, across) for group, across in ((1, "leader"), (2, "sharded"))),
+    _warming(_rebinding(2, "leader"), 3),
+    _overlapping(_rebinding(2, "leader")),
     *(_partly_used(group, kind) for group in (1, 2) for kind in ("reset", "average")),
     replace(_two_tiers(2), name="tied weights", net="tied"),
     _warming(_ma(2, **MOMENTUM), 3),

@@ -90,6 +90,7 @@ CASES = [
     _two_tiers("leader, BatchNorm", "leader", net="batch_norm"),
     _two_tiers("sharded, BatchNorm", "sharded", net="batch_norm"),
     _two_tiers("accumulating, BatchNorm", "leader", net="batch_norm", accumulate=2, batches=9),
+    _two_tiers("rebound buffers", "leader", net="rebinding"),
     _pair(),
     Case(
         name="BMUF_GTC with warm-up",

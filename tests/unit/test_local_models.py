@@ -180,6 +180,23 @@ def test_weights_that_share_memory_still_do() -> None:
     assert first.tolist() == [0.0, 1.0] and second.tolist() == [[2.0, 3.0], [4.0, 5.0]]
 
 
+def test_buffers_that_are_bound_anew_take_turns_and_stay_the_same_tensors() -> None:
+    module: Any = nn.Module()
+    module.register_buffer("center", torch.zeros(2))
+    first = module.center
+    models = LocalModels(module, [], number=2)
+    models.open()
+    for turn in range(2):
+        for number in models.each():
+            assert module.center.tolist() == [float(turn * (1 + number))] * 2
+            module.center = module.center + 1.0 + number
+    models.buffers.reclaim()
+    assert module.center is first and first.tolist() == [2.0, 2.0]
+    assert [model.tolist() for _ in models.each() for model in (module.center.clone(),)] == [
+        [2.0, 2.0], [4.0, 4.0],
+    ]  # fmt: skip
+
+
 def test_models_are_opened_for_a_while() -> None:
     module = _module()
     models = LocalModels(module, [], number=2)

@@ -27,12 +27,13 @@ class NonFiniteModelError(RuntimeError):
 
 
 class Nonfinite(IntFlag):
-    """What of a local model holds NaN or inf."""
+    """What of a local model holds NaN or inf; or that buffers of it can't be averaged at all."""
 
     NOTHING = 0
     PARAMETERS = 1
     BUFFERS = 2
     OPTIMIZER = 4
+    UNFIT = 8
 
     @property
     def text(self) -> str:

@@ -12,6 +12,7 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.away_optimizer import AwayOptimizer, GroupChanges
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 
 
 @dataclass
@@ -43,6 +44,7 @@ class LocalModels:
     Attributes:
         number: how many there are.
         current: which of them is in the module, from 0.
+        buffers: of the module.
 
     """
 
@@ -51,6 +53,7 @@ class LocalModels:
         self._optimizers = list(optimizers)
         self.number = number
         self.current = 0
+        self.buffers = ModuleBuffers(module)
         self._away: dict[int, _Away] = {}
         self._parameters: list[Parameter] = []
         self._in_turns = False
@@ -133,7 +136,8 @@ class LocalModels:
         return (number for number in self.each() if number != before)
 
     def _put_away(self) -> _Away:
-        tensors: list[Tensor] = [*self._parameters, *self._module.buffers()]
+        self.buffers.reclaim()
+        tensors: list[Tensor] = [*self._parameters, *self.buffers.tensors]
         return _Away(
             {own: own.data for own in tensors},
             {own: own.grad for own in self._parameters},

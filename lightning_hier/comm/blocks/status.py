@@ -47,7 +47,7 @@ class Status:
         steps: steps of that optimizer, or of all of them, since the start.
         squares: sum of the squares of the part of the local model that this rank carries across.
         terminate: whether this rank has received SIGTERM.
-        nonfinite: what of the local model holds NaN or inf, a ``Nonfinite``.
+        nonfinite: what of the local model can't be averaged, a ``Nonfinite``.
         out_after: if it has no batches left in this epoch, how many it had, else -1.
 
     """

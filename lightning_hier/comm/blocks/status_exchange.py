@@ -12,6 +12,7 @@ from lightning_hier.comm.blocks.health import (
     judge,
     require_finite,
 )
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
@@ -24,6 +25,7 @@ class StatusExchange:
         communicators: channels of this rank.
         worker: counts of the worker that this rank plays.
         on_nonfinite: what becomes of groups whose models are not finite.
+        buffers: of the module; what can't be averaged is an error.
 
     Attributes:
         signalled: whether some rank has told that it got a signal.
@@ -32,11 +34,16 @@ class StatusExchange:
     """
 
     def __init__(
-        self, communicators: Communicators, worker: Worker, on_nonfinite: OnNonfinite
+        self,
+        communicators: Communicators,
+        worker: Worker,
+        on_nonfinite: OnNonfinite,
+        buffers: ModuleBuffers,
     ) -> None:
         self._communicators = communicators
         self._worker = worker
         self._on_nonfinite = on_nonfinite
+        self._buffers = buffers
         self._noted = False
         self.signalled = False
         self.out_after = -1
@@ -51,6 +58,11 @@ class StatusExchange:
         if signalled:
             self._noted = self.signalled = False
         return signalled
+
+    def said(self, place: Place) -> str:
+        """Where this rank is, for people."""
+        out = self.out_after
+        return f"{place.text}, with no batch left after {out}" if out >= 0 else place.text
 
     def judge(self, place: Place, optimizer: int, reading: Reading) -> Verdict:
         """Agree on whose models are averaged. A collective of the world.
@@ -105,6 +117,7 @@ class StatusExchange:
             # Those who waited there know now where to come to, and speak of it for the first time.
             statuses = self._rows(place, optimizer, reading)
             common_place(statuses)
+        self._buffers.require_fit(statuses)
         return statuses
 
     def _rows(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
@@ -116,7 +129,7 @@ class StatusExchange:
             steps,
             reading.squares,
             int(self._noted),
-            int(reading.nonfinite),
+            int(reading.nonfinite | self._buffers.finding),
             self.out_after,
         )
         statuses = exchange(own, self._communicators.world, self._communicators.device)

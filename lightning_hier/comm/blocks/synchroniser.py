@@ -76,6 +76,7 @@ class Synchroniser:
         self._communicators = communicators
         self._worker = worker
         self._models = models or LocalModels(module, optimizers)
+        self._buffers = self._models.buffers
         self._warmup_steps = warmup_steps
         self.carrier: Carrier = make_carrier(
             config.across if config else "auto", communicators.group, cards=cards
@@ -85,7 +86,7 @@ class Synchroniser:
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
-        self.statuses = StatusExchange(communicators, worker, on_nonfinite)
+        self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
 
@@ -101,9 +102,9 @@ class Synchroniser:
 
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
-        trainable = self._trained.parameters
-        tensors = [p for p in self._module.parameters() if p in trainable]
-        every: list[Tensor] = [*tensors, *self._module.buffers()]
+        self._buffers.reclaim()
+        trained = [p for p in self._module.parameters() if p in self._trained.parameters]
+        every: list[Tensor] = [*trained, *self._buffers.tensors]
         aside = self._models.current == 0  # no other local model is ever aside
         return {own: self._aside.local(own) if aside else own.detach() for own in every}
 
@@ -139,6 +140,7 @@ class Synchroniser:
         """
         new = self._trained.admit()
         if new and self._blocks is not None:
+            self._buffers.reclaim()
             members = self._trained.members()
             self._blocks = [
                 block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
@@ -181,15 +183,16 @@ class Synchroniser:
         :meth:`finish`; after :meth:`settle` it averages the buffers.
         """
         if self._settled:
-            buffers = list(self._module.buffers())
+            self._buffers.reclaim()
             with self._communicators.roll_call.at(Place.LOOK.text):
-                average_tensors_(buffers, self._communicators.world, "buffers")
+                average_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
         elif not self.shown:
             self._look(Place.LOOK)
 
     def hide(self) -> None:
         """Put the local model back, bit for bit. Does nothing where it is not aside for a look."""
         if self.shown and not self._finished and not self._settled:
+            self._buffers.reclaim()
             self._aside.restore()
 
     def finish(self) -> None:
@@ -214,34 +217,26 @@ class Synchroniser:
 
     def _look(self, place: Place) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""
-        blocks = self._present_blocks()
+        self._buffers.reclaim()
+        # Between the warm-up and the first step, what the blocks would be.
+        new = self._blocks is None and not self.warming
+        blocks = self._new_blocks() if new else self._blocks
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
-        self._aside.put(own if blocks else self._module.buffers())
-        with self._models.opened(needed=bool(blocks)):
-            self._write_global(place, blocks)
-
-    def _present_blocks(self) -> list[ModelBlock] | None:
-        """The blocks, or, between the warm-up and the first step, what they would be."""
-        return self._new_blocks() if self._blocks is None and not self.warming else self._blocks
-
-    def _write_global(self, place: Place, blocks: list[ModelBlock] | None) -> None:
-        """Write the global model into the module, in place. A collective of the world."""
-        out = self.statuses.out_after
-        said = f"{place.text}, with no batch left after {out}" if out >= 0 else place.text
-        with self._communicators.roll_call.at(said), torch.no_grad():
+        self._aside.put(own if blocks else self._buffers.tensors)
+        at = self._communicators.roll_call.at(self.statuses.said(place))
+        with self._models.opened(needed=bool(blocks)), at, torch.no_grad():
             if not blocks:
                 # One model trains, so parameters are equal on all ranks; buffers are not.
                 self.statuses.check(place, -1, self._one_model())
-                buffers = list(self._module.buffers())
-                broadcast_tensors_(buffers, self._communicators.world, "buffers")
-                return
-            for index, block in enumerate(blocks):
+                broadcast_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
+            for index, block in enumerate(blocks or []):
                 count = self._worker.steps[index]
                 verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
                 if place == Place.END and count.in_block:
                     self.log.excluded_at_end[index] = len(verdict.excluded)
 
     def _new_blocks(self) -> list[ModelBlock] | None:
+        self._buffers.reclaim()
         if self._config is None:
             return None
         pairs = zip(self._trained.members(), self._optimizers, strict=True)
@@ -261,7 +256,7 @@ class Synchroniser:
         with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.optimizer_tensors]
             self.statuses.check(Place.CHECK, -1, self._one_model(carried))
-            everything = [*self._module.parameters(), *self._module.buffers(), *carried]
+            everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
             broadcast_tensors_(everything, self._communicators.world, "initial_model")
         self.on_warm()
 
@@ -277,6 +272,7 @@ class Synchroniser:
         The roll call must have been told where this rank is.
         """
         self._open_blocks()
+        self._buffers.reclaim()
         count = self._worker.steps[optimizer]
         count.in_block = 0
         if self._blocks is None:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from lightning_hier.comm.blocks.aside import Aside
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.channel import Channel
 
@@ -21,26 +21,28 @@ class FirstBuffers:
     between is lost, there and here.
 
     Args:
-        module: whose buffers.
+        buffers: of the module that the workers share.
         group: the ranks whose workers share the model.
 
     """
 
-    def __init__(self, module: Module, group: Channel) -> None:
-        self._module = module
+    def __init__(self, buffers: ModuleBuffers, group: Channel) -> None:
+        self._buffers = buffers
         self._group = group
         self._begun: list[Tensor] = []
 
     def begin(self) -> None:
         """Begin a batch of every worker. A collective of the group."""
-        own = list(self._module.buffers())
+        self._buffers.reclaim()
+        own = self._buffers.tensors
         broadcast_tensors_(own, self._group, "buffers")
         self._begun = [buffer.clone() for buffer in own]
 
     @contextmanager
     def of_another(self) -> Iterator[None]:
         """Lend one of the others what the first began with; put back what that one has left."""
-        own = list(self._module.buffers())
+        self._buffers.reclaim()
+        own = list(self._buffers.tensors)
         first = Aside()
         first.put(own)
         if own:
@@ -48,4 +50,5 @@ class FirstBuffers:
         try:
             yield
         finally:
+            self._buffers.reclaim()
             first.restore()

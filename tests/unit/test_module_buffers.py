@@ -1,0 +1,89 @@
+"""Buffers that a module binds anew go on in the tensors that blocks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_hier.comm.blocks.health import Nonfinite
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.status import Place, Status
+
+
+class _Codebook(nn.Module):
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.arange(4.0).view(2, 2))
+
+
+def _module() -> Any:
+    return nn.Sequential(nn.BatchNorm1d(2), _Codebook())
+
+
+def _told(*flags: Nonfinite) -> list[Status]:
+    return [Status(Place.BLOCK, 0, 1, 0.0, 0, int(flag), -1) for flag in flags]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda own: own + 1,
+        lambda own: own.t(),  # a view of the same memory
+        lambda own: own.clone().t(),
+        lambda own: own.clone().requires_grad_() * 2,
+    ],
+)
+def test_value_comes_back_into_the_first_tensor(make: Callable[[Tensor], Tensor]) -> None:
+    module = _module()
+    buffers, first = ModuleBuffers(module), module[1].center
+    expected = make(first).detach().clone()
+    module[1].center = make(first)
+    buffers.reclaim()
+    assert module[1].center is first and not first.requires_grad
+    assert torch.equal(first, expected)
+    assert [id(own) for own in buffers.tensors] == [id(own) for own in module.buffers()]
+    buffers.require_fit(_told(buffers.finding, Nonfinite.NOTHING))
+
+
+def test_value_of_inference_comes_back() -> None:
+    module = _module()
+    buffers = ModuleBuffers(module)
+    with torch.inference_mode():
+        module[1].center = module[1].center + 1
+    buffers.reclaim()
+    module[1].center.add_(1)  # which a tensor made in inference does not allow
+    assert module[1].center.tolist() == [[2.0, 3.0], [4.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(3, 2), torch.zeros(2, 2, dtype=torch.float64), None], ids=str
+)
+def test_what_can_not_come_back_is_an_error_on_every_rank(value: Tensor | None) -> None:
+    module = _module()
+    buffers, others = ModuleBuffers(module), ModuleBuffers(_module())
+    module[1].center = value
+    buffers.reclaim()
+    told = _told(others.finding, buffers.finding)
+    with pytest.raises(ValueError, match=r"rank 1 took away .* \('1.center'\)"):
+        buffers.require_fit(told)
+    with pytest.raises(ValueError, match="rank 1 took away .*its own error names them"):
+        others.require_fit(told)
+
+
+def test_one_buffer_under_two_names_must_stay_one() -> None:
+    module = _module()
+    module.register_buffer("same", module[1].center)
+    buffers = ModuleBuffers(module)
+    assert len(buffers.tensors) == 4
+    module[1].center = module.same = module.same + 1
+    buffers.reclaim()
+    assert module[1].center is module.same and not buffers.unfit
+    module.same = module.same + 1
+    buffers.reclaim()
+    assert buffers.unfit == ["same"]
