@@ -26,10 +26,11 @@ def _record_pushes(engine: TwoStageASGD, seen: Tensor) -> None:
         return
     model = engine._master.models[0]
 
-    def apply(total: Tensor, count: int, **kwargs: Any) -> None:
+    def apply(total: Tensor, count: int, **kwargs: Any) -> bool:
         seen[:-1] += total
         seen[-1] += count
         model.version += 1
+        return True
 
     model.apply = apply  # type: ignore[method-assign]
 

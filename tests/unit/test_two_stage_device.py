@@ -192,6 +192,21 @@ def test_gradient_that_is_not_finite_reaches_nothing(bad: float) -> None:
     assert ours.master.models[0].version == 0
 
 
+@pytest.mark.parametrize(("setting", "value"), [("lr", 1e300), ("lr", float("nan"))])
+def test_update_of_the_replica_of_which_nan_or_inf_comes_is_undone(
+    setting: str, value: float
+) -> None:
+    ours = OneNode(push_period=100)
+    ours.step()
+    before = ours.replica.weights.clone()
+    ours.optimizer.param_groups[0][setting] = value
+    ours.module.weight.grad = torch.full_like(ours.module.weight, 1e30)
+    ours.device.step()
+    assert torch.equal(ours.replica.weights, before) and torch.equal(ours.weights, before)
+    assert ours.device.counts.nonfinite == 1
+    assert ours.replica.pending == 2  # the gradient itself is sound
+
+
 def test_parameter_without_gradient_is_left_alone_by_the_device() -> None:
     ours = OneNode(push_period=1)
     ours.optimizer.param_groups[0]["weight_decay"] = 0.5

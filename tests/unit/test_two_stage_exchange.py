@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.two_stage.exchange import Exchange
-from lightning_hier.parameter_server.two_stage.replica import Replica, file_size
+from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, file_size
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
 
@@ -25,8 +25,9 @@ class Bench:
     """An exchange of a node of two devices, and what it sends."""
 
     def __init__(self, **settings: Any) -> None:
-        path = create_file(file_size(2, NUMEL, torch.float32))
-        self.replica = Replica(path, devices=2, numel=NUMEL, dtype=torch.float32)
+        shape = Shape(2, NUMEL, torch.float32)
+        path = create_file(file_size(2, shape))
+        self.replica = Replica(path, devices=2, shape=shape)
         remove_file(path)
         self.sent: list[Message] = []
         self.gone: set[int] = set()
@@ -47,8 +48,9 @@ class Bench:
             self.sent.append(message)
         return self.takes
 
-    def add(self, device: int, value: float) -> None:
-        assert self.replica.accumulators[device].add(torch.full((NUMEL,), value), 1.0)
+    def add(self, device: int, value: float, present: tuple[int, int] = (1, 1)) -> None:
+        marks = torch.tensor(present, dtype=torch.uint8)
+        assert self.replica.accumulators[device].add(torch.full((NUMEL,), value), marks, 1.0)
         self.replica.devices[device].steps += 1
 
     def advance(self, now: float = 0.0) -> list[Message]:
@@ -83,6 +85,16 @@ def test_push_of_as_many_gradients_as_the_period_asks_for(bench: Bench) -> None:
     assert (push.kind, push.facts["count"], value_of(push.payload)) == (Kind.PUSH, 3, 7.0)
     assert push.facts["hyperparameters"] == [{"lr": 0.5}]
     assert bench.replica.exchanging and bench.replica.pending == 0
+
+
+def test_push_tells_which_parameters_no_device_has_a_gradient_of(bench: Bench) -> None:
+    for absent, marks in (([0], (0, 1)), ([], (1, 0)), ([1], (1, 0))):
+        bench.add(0, 1.0, marks)
+        bench.add(1, 1.0, (0, 1) if not absent else marks)
+        bench.add(1, 1.0, marks)
+        [push] = bench.advance()
+        assert push.facts["absent"] == absent
+        bench.answer(Kind.BLOCK, 0.5, number=push.facts["number"])
 
 
 def test_what_is_added_during_an_exchange_goes_with_the_next_push(bench: Bench) -> None:

@@ -11,57 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
-from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import hyperparameters
-
-ETA = 0.25
-LIMIT_S = 10.0
-
-
-class Talk:
-    """A master of one parameter of three elements, and the nodes' side of the conversation."""
-
-    def __init__(self, nodes: tuple[int, ...] = (0, 2), **settings: Any) -> None:
-        self.parameter = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-        self.optimizer = torch.optim.SGD([self.parameter], lr=ETA)
-        self.model = MasterModel(self.optimizer, [self.parameter])
-        self.sent: list[tuple[int, Message]] = []
-        settings = {"timeout_s": LIMIT_S} | settings
-        self.master = Master([self.model], nodes, self._send, TwoStageSettings(**settings))
-        self._numbers = dict.fromkeys(nodes, 0)
-        self.counts = self.master.parts[0].counts
-
-    def _send(self, address: bytes, message: Message) -> bool:
-        self.sent.append((int(address), message))
-        return True
-
-    def say(self, node: int, message: Message, now: float = 0.0) -> list[tuple[int, Message]]:
-        """Let a node say something; what the master sends then."""
-        self.sent.clear()
-        self.master.handle(Received(node, str(node).encode(), message), now)
-        return list(self.sent)
-
-    def push(
-        self, node: int, total: Tensor | None, count: int, *, now: float = 0.0, **facts: Any
-    ) -> list[tuple[int, Message]]:
-        self._numbers[node] += 1
-        told = {
-            "number": self._numbers[node],
-            "count": count,
-            "hyperparameters": hyperparameters(self.optimizer),
-        }
-        version = facts.pop("version", self.model.version)
-        return self.say(node, Message(Kind.PUSH, 0, version, told | facts, total), now)
-
-    def arrive(self, node: int, number: int = 1, now: float = 0.0) -> list[tuple[int, Message]]:
-        return self.say(node, Message(Kind.ARRIVE, 0, number), now)
-
-
-def ones(value: float) -> Tensor:
-    return torch.full((3,), value, dtype=torch.float64)
+from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones
 
 
 @given(st.integers(1, 50), st.floats(-4.0, 4.0))
@@ -118,7 +70,7 @@ def test_staleness_counts_the_versions_since_the_pull() -> None:
 def test_push_that_comes_twice_is_applied_once() -> None:
     """A node repeats itself when an answer may have been lost on the way."""
     talk = Talk()
-    told = {"number": 1, "count": 1, "hyperparameters": hyperparameters(talk.optimizer)}
+    told = talk.facts(1)
     push = Message(Kind.PUSH, 0, 0, told, ones(1.0))
     talk.say(0, push)
     [(to, again)] = talk.say(0, push)
@@ -147,6 +99,8 @@ def test_sum_that_is_not_finite_stays_out(bad: float) -> None:
         (torch.zeros(3, dtype=torch.float64), {"count": "many"}),
         (torch.zeros(3, dtype=torch.float64), {"number": None}),
         (torch.zeros(3, dtype=torch.float64), {"hyperparameters": "no"}),
+        (torch.zeros(3, dtype=torch.float64), {"absent": None}),
+        (torch.zeros(3, dtype=torch.float64), {"absent": ["first"]}),
     ],
 )
 def test_push_that_cannot_be_meant_is_dropped(total: Tensor | None, facts: dict[str, Any]) -> None:
@@ -190,7 +144,7 @@ def test_node_without_its_turn_is_told_who_is_missing() -> None:
 def test_repetition_does_not_begin_the_wait_anew() -> None:
     talk = Talk()
     talk.push(2, ones(1.0), 1)
-    told = {"number": 2, "count": 1, "hyperparameters": hyperparameters(talk.optimizer)}
+    told = talk.facts(2)
     for now in (1.0, 5.0):
         talk.say(2, Message(Kind.PUSH, 0, 1, told, ones(1.0)), now)
     assert talk.master.deadline() == 1.0 + LIMIT_S
@@ -223,6 +177,17 @@ def test_final_that_was_lost_is_sent_again_unchanged() -> None:
     assert to == 0 and again.payload.tolist() == [0.0] * 3
     talk.push(0, ones(1.0), 1)
     assert talk.arrive(0) == []  # no node can have missed it now
+
+
+def test_final_is_kept_where_only_an_old_push_comes_again() -> None:
+    """A repetition may be overtaken on the way: it does not say that the final has come."""
+    talk = Talk((0,))
+    push = Message(Kind.PUSH, 0, 0, talk.facts(1), ones(1.0))
+    talk.say(0, push)
+    talk.arrive(0)
+    talk.say(0, push)
+    [(to, again)] = talk.arrive(0)
+    assert (to, again.kind) == (0, Kind.FINAL)
 
 
 @pytest.mark.parametrize(("rank", "number"), [(1, 1), (0, 2), (0, 0), (0, -1)])

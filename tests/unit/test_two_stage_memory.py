@@ -16,29 +16,41 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_hier.parameter_server.two_stage import opening, shared_file
 from lightning_hier.parameter_server.two_stage.accumulator import Taken
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
-from lightning_hier.parameter_server.two_stage.replica import Replica, file_size, shared_dtype
+from lightning_hier.parameter_server.two_stage.replica import (
+    Replica,
+    Shape,
+    file_size,
+    shared_dtype,
+)
 from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
 from tests.waiting import nothing_stays_in
 
 NUMEL = 1000
+# Of three parameters.
+SHAPE = Shape(3, NUMEL, torch.float32)
+ALL = torch.ones(3, dtype=torch.uint8)
 LIMIT_S = 0.2
 _fork = get_context("fork")
 
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    path = create_file(file_size(2, NUMEL, torch.float32))
+    path = create_file(file_size(2, SHAPE))
     yield path
     remove_file(path)
 
 
 def _open(path: Path) -> Replica:
-    return Replica(path, devices=2, numel=NUMEL, dtype=torch.float32)
+    return Replica(path, devices=2, shape=SHAPE)
+
+
+def _none() -> Tensor:
+    return torch.zeros_like(ALL)
 
 
 def _in_child(act: Callable[[], None]) -> Any:
@@ -61,28 +73,43 @@ def test_all_maps_of_a_file_are_one_memory(path: Path) -> None:
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(-8, 8)), max_size=30))
 def test_what_is_taken_is_what_was_added(moves: list[tuple[int, bool, int]]) -> None:
     """For any order of additions and takings of two devices; whole numbers, so sums are exact."""
-    path = create_file(file_size(2, NUMEL, torch.float32))
+    path = create_file(file_size(2, SHAPE))
     replica = _open(path)
     remove_file(path)
     added = {0: 0, 1: 0}
     taken, count = torch.zeros(NUMEL), 0
     for device, adds, value in moves:
         if adds:
-            assert replica.accumulators[device].add(torch.full((NUMEL,), float(value)), LIMIT_S)
+            gradient = torch.full((NUMEL,), float(value))
+            assert replica.accumulators[device].add(gradient, ALL, LIMIT_S)
             added[device] += value
         else:
             part = torch.empty(NUMEL)
-            got = replica.accumulators[device].take(part, fresh=True, limit_s=LIMIT_S)
+            accumulator = replica.accumulators[device]
+            got = accumulator.take(part, _none(), fresh=True, limit_s=LIMIT_S)
             assert got is not None
             if got.count:
                 taken += part
                 count += got.count
     for accumulator in replica.accumulators:
-        rest = accumulator.take(taken, fresh=False, limit_s=LIMIT_S)
+        rest = accumulator.take(taken, _none(), fresh=False, limit_s=LIMIT_S)
         assert rest is not None
         count += rest.count
     assert torch.equal(taken, torch.full((NUMEL,), float(sum(added.values()))))
     assert count == sum(adds for _, adds, _ in moves) and replica.pending == 0
+
+
+def test_parameters_with_a_gradient_in_the_sum_are_known_and_forgotten_with_it(path: Path) -> None:
+    accumulator, out = _open(path).accumulators[1], torch.zeros(NUMEL)
+    for marks in ([0, 0, 1], [1, 0, 0]):
+        accumulator.add(torch.ones(NUMEL), torch.tensor(marks, dtype=torch.uint8), LIMIT_S)
+    present = _none()
+    accumulator.take(out, present, fresh=True, limit_s=LIMIT_S)
+    assert present.tolist() == [1, 0, 1]
+    accumulator.add(torch.ones(NUMEL), torch.tensor([0, 1, 0], dtype=torch.uint8), LIMIT_S)
+    present = _none()
+    accumulator.take(out, present, fresh=True, limit_s=LIMIT_S)
+    assert present.tolist() == [0, 1, 0]
 
 
 def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(path: Path) -> None:
@@ -90,7 +117,7 @@ def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(
 
     def die_adding() -> None:
         own = _open(path)
-        own.accumulators[0].add(torch.ones(NUMEL), LIMIT_S)
+        own.accumulators[0].add(torch.ones(NUMEL), ALL, LIMIT_S)
         with own.accumulators[0]._lock.held(LIMIT_S):
             own.devices[0].adding = 1
             own.accumulators[0]._total[: NUMEL // 2] += 1
@@ -101,14 +128,15 @@ def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(
     while replica.devices[0].steps == 0:
         time.sleep(0.001)
     out = torch.zeros(NUMEL)
-    assert replica.accumulators[0].take(out, fresh=True, limit_s=LIMIT_S) is None
+    accumulator = replica.accumulators[0]
+    assert accumulator.take(out, _none(), fresh=True, limit_s=LIMIT_S) is None
     os.kill(child.pid, signal.SIGKILL)
     child.join()
-    assert replica.accumulators[0].take(out, fresh=True, limit_s=LIMIT_S) == Taken(0, lost=1)
+    assert accumulator.take(out, _none(), fresh=True, limit_s=LIMIT_S) == Taken(0, lost=1)
     assert not out.any()
     # What a restarted device would add is whole again.
-    assert replica.accumulators[0].add(torch.full((NUMEL,), 5.0), LIMIT_S)
-    assert replica.accumulators[0].take(out, fresh=True, limit_s=LIMIT_S) == Taken(1)
+    assert accumulator.add(torch.full((NUMEL,), 5.0), ALL, LIMIT_S)
+    assert accumulator.take(out, _none(), fresh=True, limit_s=LIMIT_S) == Taken(1)
     assert torch.equal(out, torch.full((NUMEL,), 5.0))
 
 

@@ -35,10 +35,18 @@ class Accumulator:
 
     A device that dies while it adds leaves ``adding`` set. Part of its last gradient is in the sum
     then and part is not, so the sum is thrown away whole.
+
+    Args:
+        total: the sum, 1-D.
+        present: for each parameter whether a gradient of the sum has it; bytes, 0 or 1.
+        words: of the device.
+        lock: of device and node.
+
     """
 
-    def __init__(self, total: Tensor, words: DeviceWords, lock: ByteLock) -> None:
+    def __init__(self, total: Tensor, present: Tensor, words: DeviceWords, lock: ByteLock) -> None:
         self._total = total
+        self._present = present
         self._words = words
         self._lock = lock
 
@@ -47,10 +55,17 @@ class Accumulator:
         """Gradients that have been added and not taken."""
         return self._words.added - self._words.taken
 
-    def add(self, gradient: Tensor, limit_s: float) -> bool:
+    def add(self, gradient: Tensor, present: Tensor, limit_s: float) -> bool:
         """Add a gradient. The device alone may call it.
 
-        Returns False, with nothing changed, if the node held the lock for ``limit_s`` seconds.
+        Args:
+            gradient: 1-D, zero where a parameter has none.
+            present: which parameters have one.
+            limit_s: the node may hold the lock for so many seconds.
+
+        Returns:
+            False, with nothing changed, if it held the lock longer.
+
         """
         with self._lock.held(limit_s) as locked:
             if locked:
@@ -58,14 +73,18 @@ class Accumulator:
                 words.adding = 1
                 if words.added == words.taken:
                     self._total.copy_(gradient)  # what the node has taken is still in there
+                    self._present.copy_(present)
                 else:
                     self._total.add_(gradient)
+                    self._present.bitwise_or_(present)
                 words.added += 1
                 words.adding = 0
             return locked
 
-    def take(self, out: Tensor, *, fresh: bool, limit_s: float) -> Taken | None:
+    def take(self, out: Tensor, present: Tensor, *, fresh: bool, limit_s: float) -> Taken | None:
         """Move the sum to ``out``: written if ``fresh``, otherwise added. The node alone may call.
+
+        Parameters that have a gradient in it are marked in ``present``.
 
         Returns None, with nothing changed, if the device held the lock for ``limit_s`` seconds: it
         was stopped in the middle of an addition.
@@ -81,5 +100,6 @@ class Accumulator:
                 return Taken(0, lost=count)
             if count:
                 (out.copy_ if fresh else out.add_)(self._total)
+                present.bitwise_or_(self._present)
                 words.taken = words.added
             return Taken(count)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -20,6 +22,8 @@ from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater, hyperparameters
 
+_log = logging.getLogger(__name__)
+
 # At an epoch's end a node waits for its turn and then for the other nodes, each for two time limits
 # at most. It knows who is missing, so it speaks first.
 _WAITS = 5
@@ -31,7 +35,8 @@ class DeviceCounts:
 
     Attributes:
         gradients: added.
-        nonfinite: kept out of replica and accumulator.
+        nonfinite: kept out of replica and accumulator; and updates of the replica that were undone,
+            because NaN or inf came of them.
         refreshes: copies of the replica taken.
         waiting_seconds: for a new replica or at a rendezvous, in which nothing was computed.
 
@@ -97,14 +102,15 @@ class Device:
         """
         self._look_around()
         gradients = self._host.read_gradients(self._buffer)
+        present = torch.tensor([one is not None for one in gradients], dtype=torch.uint8)
         if not is_finite(self._buffer):
             self.counts.nonfinite += 1
             self._end_step()
             return
         if not self._warming_up:
             # Before the sum: what the master answers with must not be updated by it again.
-            self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
-        if not self._accumulator.add(self._buffer, self._settings.timeout_s):
+            self._update(gradients)
+        if not self._accumulator.add(self._buffer, present, self._settings.timeout_s):
             raise PeerError(self._missing("the node's lock on this device's sum"))
         self.counts.gradients += 1
         self._end_step()
@@ -137,6 +143,24 @@ class Device:
     def _look_around(self) -> None:
         self._client.poll()
         self._lifeline.check()
+
+    def _update(self, gradients: Sequence[Tensor | None]) -> None:
+        """Update the replica (eq. 2).
+
+        If NaN or inf come of it the replica goes back to what this device had copied, and the
+        state of its optimizer starts anew. What the others have added to the replica since then
+        is not lost: it is in their sums.
+        """
+        self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
+        if is_finite(self._replica.weights):
+            return
+        self.counts.nonfinite += 1
+        self._updater.reset()
+        self._replica.weights.copy_(self._host.read_values(self._host.empty()))
+        _log.warning(
+            "an update of the replica is not finite: it goes back to this device's copy, and the "
+            "state of its optimizer starts anew"
+        )
 
     @property
     def _warming_up(self) -> bool:

@@ -183,7 +183,7 @@ class Exchange:
     @torch.no_grad()
     def _push(self, now: float, *, together: bool) -> None:
         self._replica.node.begun += 1
-        total, count = self._take_sums()
+        total, present, count = self._take_sums()
         if not together and total is None:
             self._replica.node.installed = self._replica.node.begun
             return
@@ -194,16 +194,19 @@ class Exchange:
             "count": count,
             "together": together,
             "hyperparameters": self.hyperparameters,
+            "absent": (present == 0).nonzero().flatten().tolist(),
         }
         message = Message(Kind.PUSH, self._block, self._version, facts, total)
         self._ask(message, self._pushes, now)
 
-    def _take_sums(self) -> tuple[Tensor | None, int]:
+    def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
+        """The sum, which parameters have a gradient in it, and of how many gradients it is."""
         total, count = torch.empty_like(self._replica.weights), 0
+        present = torch.zeros(self._replica.parameters, dtype=torch.uint8)
         for device, accumulator in enumerate(self._replica.accumulators):
             if device in self._given_up:
                 continue
-            taken = accumulator.take(total, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
+            taken = accumulator.take(total, present, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
             if taken is not None:
                 count += taken.count
                 self.counts.lost += taken.lost
@@ -214,7 +217,7 @@ class Exchange:
         if count and not is_finite(total):
             self.counts.overflowed += count
             count = 0
-        return (total, count) if count else (None, 0)
+        return (total if count else None), present, count
 
     def _ask(self, message: Message, number: int, now: float) -> None:
         self._question = _Question(message, number, asked=now, remind=now)

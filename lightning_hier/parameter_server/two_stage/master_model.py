@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.two_stage.opening import read_values_
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
 from lightning_hier.parameter_server.updater import Hyperparameters, Updater
+
+_log = logging.getLogger(__name__)
 
 
 class MasterModel:
@@ -37,6 +41,7 @@ class MasterModel:
         self._weights = torch.empty(numel, dtype=shared_dtype(parameters))
         read_values_(parameters, self._weights)
         self._updater = Updater(optimizer, shaped(self._weights, parameters))
+        self._copy: Tensor | None = None
         self._lock = threading.Lock()
         self.version = 0
 
@@ -57,27 +62,50 @@ class MasterModel:
         *,
         rate_factor: float,
         hyperparameters: Hyperparameters,
-    ) -> None:
+        absent: Collection[int] = (),
+    ) -> bool:
         """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
 
         For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
+        It is undone if NaN or inf come of it: W stays as it was, and the optimizer's state, which
+        may have taken part in it, starts anew.
 
         Args:
             total: sum of ``count`` gradients, 1-D; read only.
             count: gradients in it, at least 1.
             rate_factor: multiplies the learning rate.
             hyperparameters: of the optimizer's groups, as the node has them.
+            absent: positions of parameters that take no part, since they have no gradient.
+
+        Returns:
+            Whether it was done: not if the sum or what came of it is not finite.
 
         """
-        mean = (total / count).split([parameter.numel() for parameter in self._parameters])
+        if not is_finite(total):
+            return False
+        pieces = (total / count).split([parameter.numel() for parameter in self._parameters])
+        mean = [None if place in absent else piece for place, piece in enumerate(pieces)]
+        before = self.copy()
         with self._lock:
             self._updater.step(mean, rate_factor=rate_factor, hyperparameters=hyperparameters)
-            self.version += 1
+            if is_finite(self._weights):
+                self.version += 1
+                self._copy = None
+                return True
+            self._weights.copy_(before)
+            self._updater.reset()
+        _log.warning(
+            "an update of the master's model is not finite: it stays as it was, and the state of "
+            "its optimizer starts anew"
+        )
+        return False
 
     def copy(self) -> Tensor:
-        """W, 1-D."""
+        """W, 1-D; a copy that is never changed."""
         with self._lock:
-            return self._weights.clone()
+            if self._copy is None:
+                self._copy = self._weights.clone()
+            return self._copy
 
     def snapshot(self) -> tuple[dict[Parameter, Tensor], Mapping[int, Any]]:
         """Copies of W, by parameter, and of the optimizer's state, of one moment."""

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
@@ -18,7 +17,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class MasterCounts:
-    """Totals: pushes applied, those kept out for what is wrong with them, and staleness."""
+    """Totals: pushes applied, those kept out for what is wrong with them, and staleness.
+
+    ``nonfinite`` are also those whose update was undone, because NaN or inf came of it.
+    """
 
     pushes: int = 0
     nonfinite: int = 0
@@ -87,10 +89,10 @@ class MasterPart:
             self.counts.malformed += 1
             _log.warning("dropped a push of rank %d that can't be meant", node)
             return
-        self._forget_final(node)
         if push.number <= self._applied[node]:
             self._answer(push, staleness=0)  # it was applied, and the answer was lost on the way
             return
+        self._forget_final(node)
         earlier = self._waiting.get(node)
         # A node that repeats itself has been waiting since it said it first.
         self._waiting[node] = push if earlier is None else replace(push, due=earlier.due)
@@ -180,11 +182,14 @@ class MasterPart:
     def _take(self, node: int) -> None:
         push = self._waiting.pop(node)
         staleness = self._model.version - push.version
-        if push.total is not None and is_finite(push.total):
-            factor = 1.0 if self._hierarchical_lr else float(push.count)
-            self._model.apply(
-                push.total, push.count, rate_factor=factor, hyperparameters=push.hyperparameters
-            )
+        factor = 1.0 if self._hierarchical_lr else float(push.count)
+        if push.total is not None and self._model.apply(
+            push.total,
+            push.count,
+            rate_factor=factor,
+            hyperparameters=push.hyperparameters,
+            absent=push.absent,
+        ):
             self.counts.pushes += 1
             self.counts.staleness_sum += staleness
             self.counts.staleness_max = max(self.counts.staleness_max, staleness)
@@ -200,13 +205,17 @@ class MasterPart:
         if not self._order.active <= nodes:
             return
         pushes = [self._waiting.pop(node) for node in sorted(nodes)]
-        totals = [push.total for push in pushes if push.total is not None]
-        if totals:
-            total = totals[0] if len(totals) == 1 else sum(totals[1:], totals[0])
-            hyperparameters = pushes[0].hyperparameters
-            count = sum(push.count for push in pushes)
-            if is_finite(total):
-                self._model.apply(total, count, rate_factor=1.0, hyperparameters=hyperparameters)
+        given = [(push.total, push.absent) for push in pushes if push.total is not None]
+        if given:
+            totals, absent = zip(*given, strict=True)
+            applied = self._model.apply(
+                totals[0] if len(totals) == 1 else sum(totals[1:], totals[0]),
+                sum(push.count for push in pushes),
+                rate_factor=1.0,
+                hyperparameters=pushes[0].hyperparameters,
+                absent=frozenset.intersection(*absent),
+            )
+            if applied:
                 self.counts.pushes += len(pushes)
             else:
                 self.counts.nonfinite += len(pushes)

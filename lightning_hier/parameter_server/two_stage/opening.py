@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.parameter_server.two_stage import shared_file
-from lightning_hier.parameter_server.two_stage.replica import Replica, file_size, shared_dtype
+from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, file_size
 
 AllGather = Callable[[Any], list[Any]]
 """Every rank's value (anything that JSON can say), in order of rank: a collective of the world."""
@@ -85,7 +85,7 @@ def _create(parts: Sequence[Sequence[Tensor]], devices: int, *, makes: bool) -> 
     made: list[Path] = []
     try:
         for tensors in parts if makes else ():
-            made.append(shared_file.create_file(file_size(devices, *_shape(tensors))))
+            made.append(shared_file.create_file(file_size(devices, Shape.of(tensors))))
     except OSError:
         for path in made:
             shared_file.remove_file(path)
@@ -94,15 +94,10 @@ def _create(parts: Sequence[Sequence[Tensor]], devices: int, *, makes: bool) -> 
 
 
 def _map(parts: Sequence[Sequence[Tensor]], paths: Sequence[str], devices: int) -> list[Replica]:
-    found = []
-    for tensors, path in zip(parts, paths, strict=True):
-        numel, dtype = _shape(tensors)
-        found.append(Replica(Path(path), devices=devices, numel=numel, dtype=dtype))
-    return found
-
-
-def _shape(tensors: Sequence[Tensor]) -> tuple[int, torch.dtype]:
-    return sum(tensor.numel() for tensor in tensors), shared_dtype(tensors)
+    return [
+        Replica(Path(path), devices=devices, shape=Shape.of(tensors))
+        for tensors, path in zip(parts, paths, strict=True)
+    ]
 
 
 def _attempt(act: Callable[[], None]) -> str:

@@ -21,6 +21,7 @@ class Push:
         count: gradients in the sum; 0: none of them was finite.
         together: whether it is part of a step of the warm-up, which all nodes make together.
         hyperparameters: of the node's optimizer.
+        absent: positions of the parameters without a gradient in the sum.
         total: the sum, 1-D.
         due: until when it may wait for its turn.
 
@@ -32,6 +33,7 @@ class Push:
     count: int
     together: bool
     hyperparameters: Hyperparameters
+    absent: frozenset[int]
     total: Tensor | None
     due: float
 
@@ -40,8 +42,10 @@ def read_push(message: Message, address: bytes, *, due: float) -> Push | None:
     """A push out of its message; None if the message is not one."""
     facts = message.facts
     number, count = facts.get("number"), facts.get("count")
-    hyperparameters = facts.get("hyperparameters")
+    hyperparameters, absent = facts.get("hyperparameters"), facts.get("absent")
     if type(number) is not int or type(count) is not int or not isinstance(hyperparameters, list):
+        return None
+    if not isinstance(absent, list) or not all(type(place) is int for place in absent):
         return None
     return Push(
         address=address,
@@ -50,6 +54,7 @@ def read_push(message: Message, address: bytes, *, due: float) -> Push | None:
         count=count,
         together=facts.get("together") is True,
         hyperparameters=hyperparameters,
+        absent=frozenset(absent),
         total=message.payload,
         due=due,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,9 +30,33 @@ def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     return dtype
 
 
-def file_size(devices: int, numel: int, dtype: torch.dtype) -> int:
+@dataclass(frozen=True)
+class Shape:
+    """What a replica is of: so many parameters, with so many elements in all, of one dtype."""
+
+    parameters: int
+    numel: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Shape:
+        """That of a replica of some tensors."""
+        return cls(len(tensors), sum(one.numel() for one in tensors), shared_dtype(tensors))
+
+    @property
+    def room(self) -> int:
+        """Bytes of the elements, in whole pages."""
+        return _rounded_up(self.numel * self.dtype.itemsize)
+
+    @property
+    def marks(self) -> int:
+        """Bytes of a mark for each parameter, in whole pages."""
+        return _rounded_up(self.parameters)
+
+
+def file_size(devices: int, shape: Shape) -> int:
     """Bytes of the file of a group: a replica, and an accumulator for each device."""
-    return _head(devices) + (1 + devices) * _room(numel, dtype)
+    return _head(devices) + shape.room + devices * (shape.room + shape.marks)
 
 
 class Replica:
@@ -44,8 +69,7 @@ class Replica:
     Args:
         path: a file of `file_size` bytes.
         devices: devices of the node.
-        numel: elements of all parameters.
-        dtype: as by `shared_dtype`.
+        shape: of the parameters.
 
     Attributes:
         weights: w of the node, 1-D.
@@ -55,18 +79,23 @@ class Replica:
 
     """
 
-    def __init__(self, path: Path, *, devices: int, numel: int, dtype: torch.dtype) -> None:
-        self._file = file = SharedFile(path)
-        head, room = _head(devices), _room(numel, dtype)
+    def __init__(self, path: Path, *, devices: int, shape: Shape) -> None:
+        self._file = SharedFile(path)
+        self._shape = shape
+        file, head = self._file, _head(devices)
         words = file.words(WORDS_OF_LINE * (1 + devices))
         self._note = file.text(BYTES_OF_LINE * (1 + devices), _LONGEST_NOTE)
-        self.weights = file.tensor(dtype, numel, head)
+        self.weights = file.tensor(shape.dtype, shape.numel, head)
         self.node = NodeWords(words, 0)
         self.devices = [DeviceWords(words, 1 + device) for device in range(devices)]
         self.accumulators = [
-            Accumulator(file.tensor(dtype, numel, head + (1 + i) * room), own, file.lock(i))
-            for i, own in enumerate(self.devices)
+            self._accumulator(i, own, head + shape.room) for i, own in enumerate(self.devices)
         ]
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters it has."""
+        return self._shape.parameters
 
     @property
     def pending(self) -> int:
@@ -99,13 +128,16 @@ class Replica:
         """Let go of the file."""
         self._file.close()
 
+    def _accumulator(self, device: int, own: DeviceWords, offset: int) -> Accumulator:
+        shape = self._shape
+        begin = offset + device * (shape.room + shape.marks)
+        total = self._file.tensor(shape.dtype, shape.numel, begin)
+        present = self._file.tensor(torch.uint8, shape.parameters, begin + shape.room)
+        return Accumulator(total, present, own, self._file.lock(device))
+
 
 def _head(devices: int) -> int:
     return _rounded_up(BYTES_OF_LINE * (1 + devices) + _LONGEST_NOTE)
-
-
-def _room(numel: int, dtype: torch.dtype) -> int:
-    return _rounded_up(numel * dtype.itemsize)
 
 
 def _rounded_up(size: int) -> int:

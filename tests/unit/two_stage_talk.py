@@ -1,0 +1,74 @@
+"""A conversation with the master of two-stage ASGD, message by message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.two_stage.master import Master
+from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.updater import hyperparameters
+
+ETA = 0.25
+LIMIT_S = 10.0
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+
+class Talk:
+    """A master and the nodes' side of the conversation.
+
+    Without an optimizer it is SGD of one parameter of three elements, zeros.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[int, ...] = (0, 2),
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        **settings: Any,
+    ) -> None:
+        self.optimizer = optimizer or torch.optim.SGD([parameter()], lr=ETA)
+        self.model = MasterModel(self.optimizer, self.optimizer.param_groups[0]["params"])
+        self.sent: list[tuple[int, Message]] = []
+        settings = {"timeout_s": LIMIT_S} | settings
+        self.master = Master([self.model], nodes, self._send, TwoStageSettings(**settings))
+        self._numbers = dict.fromkeys(nodes, 0)
+        self.counts = self.master.parts[0].counts
+
+    def _send(self, address: bytes, message: Message) -> bool:
+        self.sent.append((int(address), message))
+        return True
+
+    def say(self, node: int, message: Message, now: float = 0.0) -> list[tuple[int, Message]]:
+        """Let a node say something; what the master sends then."""
+        self.sent.clear()
+        self.master.handle(Received(node, str(node).encode(), message), now)
+        return list(self.sent)
+
+    def push(
+        self, node: int, total: Tensor | None, count: int, *, now: float = 0.0, **facts: Any
+    ) -> list[tuple[int, Message]]:
+        self._numbers[node] += 1
+        told = self.facts(self._numbers[node], count)
+        version = facts.pop("version", self.model.version)
+        return self.say(node, Message(Kind.PUSH, 0, version, told | facts, total), now)
+
+    def facts(self, number: int, count: int = 1) -> dict[str, Any]:
+        """What is said along with a sum."""
+        told = hyperparameters(self.optimizer)
+        return {"number": number, "count": count, "hyperparameters": told, "absent": []}
+
+    def arrive(self, node: int, number: int = 1, now: float = 0.0) -> list[tuple[int, Message]]:
+        return self.say(node, Message(Kind.ARRIVE, 0, number), now)
+
+
+def ones(value: float) -> Tensor:
+    return torch.full((3,), value, dtype=torch.float64)
