@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
+from tests.ranks import rank_outcomes
 from tests.trainer.fitting import Net, fit, loader, make_trainer
 from tests.trainer.mistakes import check_mistake
 
@@ -129,6 +129,23 @@ class _Unfreezes(Net):
             self.layers[0].requires_grad_(True)
 
 
-def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost() -> None:
-    errors = run_ranks(fit, 2, "psp", 6, _Unfreezes(), expect_failure=True)
-    assert any("frozen when training started" in error for error in errors)
+class _AddsGroup(Net):
+    """As a BaseFinetuning does it."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.layers[2].parameters(), lr=0.1)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            parameters = list(self.layers[0].parameters())
+            self.optimizers(use_pl_optimizer=False).add_param_group({"params": parameters})
+
+
+@pytest.mark.parametrize("model", [_Unfreezes, _AddsGroup])
+@pytest.mark.parametrize("strategy", ["psp", "two_stage_asgd"])
+def test_parameter_that_is_unfrozen_in_training_is_an_error_and_not_lost(
+    strategy: str, model: Callable[[], Net]
+) -> None:
+    outcomes = rank_outcomes(fit, 2, strategy, 6, model())
+    for outcome in outcomes:
+        assert "frozen or in no optimizer when training started" in str(outcome.error)

@@ -20,6 +20,7 @@ from lightning_hier.parameter_server.psp.state_collector import StateCollector
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.served import Served
 from lightning_hier.parameter_server.updater import hyperparameters
 
 
@@ -49,7 +50,7 @@ class PSPEngine:
         self._client = client
         self._terms = terms
         blocks = plan_blocks(optimizers, terms.world_size)
-        self._planned = {parameter for block in blocks for parameter in block.parameters}
+        self._served = Served(optimizers)
         self._server = BlockServer(rank, blocks, optimizers, terms, replies)
         self._worker = Worker(
             blocks,
@@ -80,17 +81,11 @@ class PSPEngine:
         Raises:
             PeerError: a rank that can't be done without is missing.
             QuorumError: too few ranks are left.
-            RuntimeError: a parameter that was frozen at the start has a gradient.
+            RuntimeError: a parameter that was frozen at the start is to be trained.
 
         """
         own = self._optimizers[optimizer]
-        for group in own.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and parameter not in self._planned:
-                    raise RuntimeError(
-                        f"a parameter of shape {tuple(parameter.shape)} was frozen when training "
-                        "started, so no server has it: parameters can't be unfrozen under psp"
-                    )
+        self._served.check(optimizer, own)
         self._worker.push(optimizer, hyperparameters(own), time.monotonic())
         self._pull(optimizer)
 

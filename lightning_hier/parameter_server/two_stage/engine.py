@@ -7,13 +7,13 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.served import Served, served
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.exchange import MASTER, Exchange
 from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
@@ -59,7 +59,8 @@ class TwoStageASGD:
         client: Client,
         settings: TwoStageSettings,
     ) -> None:
-        parts = [_trainable(optimizer) for optimizer in optimizers]
+        parts = [served(optimizer) for optimizer in optimizers]
+        self._served = Served(optimizers)
         self._optimizers = list(optimizers)
         self._client = client
         self._first = rank - rank % group_size
@@ -105,8 +106,10 @@ class TwoStageASGD:
 
         Raises:
             PeerError: the group's first rank or the master is gone or late.
+            RuntimeError: a parameter that was frozen at the start is to be trained.
 
         """
+        self._served.check(optimizer, self._optimizers[optimizer])
         self._tell_hyperparameters(optimizer)
         self._devices[optimizer].step()
 
@@ -198,12 +201,3 @@ class TwoStageASGD:
         if self._node is not None:
             told = hyperparameters(self._optimizers[optimizer])
             self._node.exchanges[optimizer].hyperparameters = told
-
-
-def _trainable(optimizer: Optimizer) -> list[Parameter]:
-    return [
-        parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if parameter.requires_grad
-    ]
