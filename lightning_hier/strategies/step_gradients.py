@@ -47,11 +47,29 @@ class StepGradients:
             with torch.enable_grad():
                 result = closure()
         if any(parameter.grad is not None for parameter in self._parameters()):
-            self._take()
-            self.taken = True
+            if self._unscale():
+                self._take()
+                self.taken = True
             for parameter in self._parameters():
                 parameter.grad = None
         return (own, None if closure is None else lambda: result, *rest), kwargs
+
+    def _unscale(self) -> bool:
+        """Do what gradient scaling leaves to fused optimizers; whether the gradients are finite.
+
+        These are stepped with gradients that are multiplied by the loss scale, whatever is in them.
+        """
+        if not getattr(self._optimizer, "_step_supports_amp_scaling", False):
+            return True
+        found_inf = getattr(self._optimizer, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            return False
+        scale = getattr(self._optimizer, "grad_scale", None)
+        if scale is not None:
+            for parameter in self._parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale.to(parameter.grad.device))
+        return True
 
     def _parameters(self) -> list[torch.Tensor]:
         return [one for group in self._optimizer.param_groups for one in group["params"]]
