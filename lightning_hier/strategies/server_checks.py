@@ -15,6 +15,20 @@ RESUMES = (
 )
 
 
+def check_workers(virtual_workers: int) -> None:
+    """Check the number of workers that a rank plays.
+
+    Raises:
+        ValueError: several.
+
+    """
+    if virtual_workers != 1:
+        raise ValueError(
+            f"virtual_workers must be 1 with parameter servers, got {virtual_workers}: only the "
+            "synchronous strategies have a rank play several workers. Start a rank for each."
+        )
+
+
 def strategy_problem(strategy: ParallelStrategy) -> str | None:
     """What about the strategy's settings can't be combined with parameter servers, or None."""
     if strategy._layer_sync is not None:

@@ -67,6 +67,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         super().__init__(
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
+        server_checks.check_workers(self.virtual_workers)
         self._snapshot: Snapshot | None = None
         self._counted: dict[str, float] = {}
         self._failed = False
