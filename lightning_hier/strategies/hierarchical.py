@@ -28,7 +28,7 @@ from lightning_hier.strategies.batch_counts import (
     join_problem,
     join_trainer_problem,
 )
-from lightning_hier.strategies.between_epochs import BetweenEpochs
+from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.initial_model import share_initial_model
@@ -143,7 +143,7 @@ class HierarchicalStrategy(PlayingStrategy):
             )
             first = [
                 session.end_of_data(join=self.uneven_batches == "join"),
-                BetweenEpochs(session.synchroniser, session.worker),
+                EpochWithoutSteps(session.synchroniser),
                 GlobalModelLifecycle(session.synchroniser),
                 session.averaged_weights,
             ]

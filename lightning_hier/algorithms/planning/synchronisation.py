@@ -37,7 +37,7 @@ _MODELS_CARRIED = {"model": 0, "momentum": 1, "moments": 2}
 _CHUNK, _CODED_CHUNK, _SCALED = 1 << 19, 1 << 20, 512
 # Chunks on the wire at a time: gloo's threads; averaging.py waits for each a round later.
 _ON_THE_WIRE = 2
-_STATUS_BYTES, _COUNT_BYTES = 7 * 8, 8
+_STATUS_BYTES, _COUNT_BYTES = 8 * 8, 8
 
 # What a pass over an element takes, in copies (docs/reports/performance.md, one core).
 _SQUARES, _COPY, _LEAVE_OUT_START = 0.6, 1.0, 2.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,8 @@ class BlockReport:
     restarted: bool = False
 
 
-# Agrees with all ranks before anything is sent: takes what this rank finds in its local model,
-# returns whose models are averaged; raises on every rank what any rank objects to.
+# Agrees with all ranks before anything is sent, on whose models are averaged, from what this rank
+# finds in its local model; raises on every rank what any rank objects to.
 Agreement = Callable[[Reading], Verdict]
 
 Counts = Mapping[Parameter, list[float]]
@@ -57,10 +57,8 @@ class ModelBlock:
     """Global model and update of one optimizer's tensors, and how they meet the local model.
 
     Knows tensors and an optimizer, not how gradients are made: it works on any module whose
-    parameters are whole on every rank of a group.
-
-    All methods but the constructor are collectives of the world: every rank must call them at the
-    same step.
+    parameters are whole on every rank of a group. Methods are collectives of the world unless they
+    say otherwise: every rank must call them at the same step.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class ModelBlock:
 
     @property
     def counts(self) -> dict[Parameter, list[float]]:
-        """What is counted for each parameter beside the steps; see `LocalState.counts`."""
+        """What is counted for each parameter beside the steps."""
         return self._local_state.counts()
 
     def state(self) -> list[dict[str, Any]]:
@@ -133,6 +131,11 @@ class ModelBlock:
         for part, state in zip(self._parts, parts, strict=True):
             part.load(state)
         self._local_state.set_counts(counts)
+
+    def begin_from(self, tensors: Collection[Tensor]) -> None:
+        """Begin anew from what these of the parameters hold now. Communicates nothing."""
+        for part in self._parts:
+            part.begin_from(tensors)
 
     def load_local(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Go on with another local model of this rank, which is in the module."""
@@ -179,12 +182,9 @@ class ModelBlock:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
 
         Args:
-            agree: as in :meth:`synchronise`.
+            agree: as in :meth:`synchronise`; what it returns is returned.
             pending: whether steps were taken since the last synchronisation. W is then what it
                 would become if the block ended here.
-
-        Returns:
-            Whose models were averaged.
 
         """
         # Buffers move with every forward pass, be it one of a step or not: they are always pending.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -86,10 +86,7 @@ class ModelPart:
         return self._share.is_all
 
     def _leave_out_start_(self, model: Tensor, place: slice) -> float:
-        """Turn a stretch of the local model's filtered share into what travels of it, in place.
-
-        Returns the sum of its squares.
-        """
+        """Turn a stretch of the filtered share into what travels; the sum of its squares."""
         if self._coder is None:
             return sum_of_squares(model)
         return self._filter.leave_out_start_(model, *self._state_at(place))
@@ -153,10 +150,7 @@ class ModelPart:
         """Wait for what still travels: here nothing."""
 
     def recall_(self) -> None:
-        """Write W, and the state that the block started from, into the tensors.
-
-        A collective of the group.
-        """
+        """Write W, and the state that the block began with, back. A collective of the group."""
         self._share.values[self._share.filtered].copy_(self.global_model)
         if self._previous is not None:
             self._share.values[self._share.carried].copy_(self._previous)
@@ -191,6 +185,17 @@ class ModelPart:
             "previous": self._previous,
             "leftovers": None if self._leftovers is None else self._leftovers.state(),
         }
+
+    def begin_from(self, tensors: Collection[Tensor]) -> None:
+        """Take what these of the filtered tensors hold as W, and forget what led there."""
+        for tensor, inside, place in self._share.filtered_pieces():
+            if tensor in tensors:
+                self._begin_place(place, tensor.detach().reshape(-1)[inside])
+
+    def _begin_place(self, place: slice, values: Tensor) -> None:
+        self.global_model[place].copy_(values)
+        if self.update is not None:
+            self.update[place].zero_()
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """Take over what differs between the local models of a rank, of the present one."""

@@ -11,6 +11,9 @@ import torch
 
 from lightning_hier.comm.channel import Channel
 
+# Relative: of a sum in double precision.
+_ROUNDING = 1e-9
+
 
 class Place(IntEnum):
     """Where in training a rank comes to a synchronisation."""
@@ -49,6 +52,8 @@ class Status:
         terminate: whether this rank has received SIGTERM.
         nonfinite: what of the local model can't be averaged, a ``Nonfinite``.
         out_after: if it has no batches left in this epoch, how many it had, else -1.
+        written: sum of the squares of what hooks of the user have written into the parameters of
+            the global model since the last exchange.
 
     """
 
@@ -59,12 +64,13 @@ class Status:
     terminate: int
     nonfinite: int
     out_after: int
+    written: float = 0.0
 
     @classmethod
     def of_row(cls, row: list[float]) -> Status:
         """From one row of the exchange."""
-        place, optimizer, steps, squares, *flags = row
-        return cls(int(place), int(optimizer), int(steps), squares, *map(int, flags))
+        place, optimizer, steps, squares, *flags, written = row
+        return cls(int(place), int(optimizer), int(steps), squares, *map(int, flags), written)
 
 
 def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
@@ -76,6 +82,25 @@ def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
     rows = row.new_empty(world.size * row.numel())
     world.all_gather(rows, row, "status").wait()
     return [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
+
+
+def require_same_written(statuses: Sequence[Status]) -> None:
+    """Check that hooks have written the same into the global model on all ranks.
+
+    The same on every rank; no communication. Sums may be rounded otherwise on another machine.
+
+    Raises:
+        OutOfStepError: they have not.
+
+    """
+    own = [status.written for status in statuses]
+    if max(own) - min(own) > _ROUNDING * max(own):
+        ranks = [rank for rank, value in enumerate(own) if value != own[0]]
+        raise OutOfStepError(
+            f"while the global model was shown, a hook has written other values into its "
+            f"parameters on rank{'s' * (len(ranks) > 1)} {span(ranks)} than on rank 0. Have "
+            "on_train_epoch_end, validation hooks and callbacks write the same on all ranks."
+        )
 
 
 def common_place(statuses: Sequence[Status]) -> Status | None:

@@ -13,7 +13,13 @@ from lightning_hier.comm.blocks.health import (
     require_finite,
 )
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
+from lightning_hier.comm.blocks.status import (
+    Place,
+    Status,
+    common_place,
+    exchange,
+    require_same_written,
+)
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
@@ -30,6 +36,7 @@ class StatusExchange:
     Attributes:
         signalled: whether some rank has told that it got a signal.
         out_after: if this rank has no batches left in this epoch, how many it had, else -1.
+        written: as in :class:`~lightning_hier.comm.blocks.status.Status`.
 
     """
 
@@ -47,6 +54,7 @@ class StatusExchange:
         self._noted = False
         self.signalled = False
         self.out_after = -1
+        self.written = 0.0
 
     def note_signal(self) -> None:
         """Remember that this rank got a signal; all learn of it at the next exchange."""
@@ -131,7 +139,10 @@ class StatusExchange:
             int(self._noted),
             int(reading.nonfinite | self._buffers.finding),
             self.out_after,
+            self.written,
         )
         statuses = exchange(own, self._communicators.world, self._communicators.device)
+        self.written = 0.0
+        require_same_written(statuses)
         self.signalled |= any(status.terminate for status in statuses)
         return statuses

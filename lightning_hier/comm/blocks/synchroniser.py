@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.aside import Aside
 from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
-from lightning_hier.comm.blocks.health import OnNonfinite, Reading
+from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock, poll, settle
+from lightning_hier.comm.blocks.one_model import OneModel
+from lightning_hier.comm.blocks.shown_model import ShownModel
 from lightning_hier.comm.blocks.status import Place
 from lightning_hier.comm.blocks.status_exchange import StatusExchange
 from lightning_hier.comm.blocks.trained import TrainedTensors
-from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
+from lightning_hier.comm.blocks.written import go_on_from
+from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
@@ -82,11 +85,14 @@ class Synchroniser:
             config.across if config else "auto", communicators.group, cards=cards
         )
         self._blocks: list[ModelBlock] | None = None
-        self._aside = Aside()
+        self._aside = ShownModel()
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
         self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers)
+        self._one_model = OneModel(
+            module, self._trained, self._buffers, self.statuses, communicators
+        )
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
 
@@ -102,11 +108,13 @@ class Synchroniser:
 
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
-        self._buffers.reclaim()
-        trained = [p for p in self._module.parameters() if p in self._trained.parameters]
-        every: list[Tensor] = [*trained, *self._buffers.tensors]
         aside = self._models.current == 0  # no other local model is ever aside
+        every = self._trained.with_(self._buffers)
         return {own: self._aside.local(own) if aside else own.detach() for own in every}
+
+    def behind_shown(self) -> AbstractContextManager[None]:
+        """Load a local model while the module goes on showing the global one that it holds."""
+        return self._aside.behind(self._trained.with_(self._buffers))
 
     @property
     def blocks(self) -> Sequence[ModelBlock] | None:
@@ -190,16 +198,21 @@ class Synchroniser:
             self._look(Place.LOOK)
 
     def hide(self) -> None:
-        """Put the local model back, bit for bit. Does nothing where it is not aside for a look."""
-        if self.shown and not self._finished and not self._settled:
-            self._buffers.reclaim()
-            self._aside.restore()
+        """Put the local model back, bit for bit. Does nothing where it is not aside for a look.
+
+        What was written into the model that was shown stays, and blocks go on from it.
+        """
+        if not self.shown or self._finished or self._settled:
+            return
+        self._buffers.reclaim()
+        written = self._aside.take_written()
+        self._aside.restore()
+        self.statuses.written += go_on_from(written, self._blocks or (), self._models)
 
     def finish(self) -> None:
-        """End the last, short blocks and leave the global model in the module.
+        """End the last, short blocks and leave the global model. A collective of the world.
 
-        The local model stays aside, for a checkpoint that is saved after training. A collective of
-        the world.
+        The local model stays aside, for a checkpoint that is saved after training.
         """
         if self._settled:
             self.show()
@@ -209,10 +222,7 @@ class Synchroniser:
         self._finished = True
 
     def settle(self) -> None:
-        """Leave in the module what somebody else has put there: there are no steps any more.
-
-        Only buffers still move, those of BatchNorm; every look averages them over all ranks.
-        """
+        """Leave the module as somebody else has put it; only BatchNorm's buffers still move."""
         self._settled = True
 
     def _look(self, place: Place) -> None:
@@ -226,14 +236,13 @@ class Synchroniser:
         at = self._communicators.roll_call.at(self.statuses.said(place))
         with self._models.opened(needed=bool(blocks)), at, torch.no_grad():
             if not blocks:
-                # One model trains, so parameters are equal on all ranks; buffers are not.
-                self.statuses.check(place, -1, self._one_model())
-                broadcast_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
+                self._one_model.unite_buffers_(place)
             for index, block in enumerate(blocks or []):
                 count = self._worker.steps[index]
                 verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
                 if place == Place.END and count.in_block:
                     self.log.excluded_at_end[index] = len(verdict.excluded)
+        self._aside.note_shown()
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         self._buffers.reclaim()
@@ -255,9 +264,7 @@ class Synchroniser:
         """Make the groups' models equal to the last bit, buffers included, and begin blocks."""
         with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.optimizer_tensors]
-            self.statuses.check(Place.CHECK, -1, self._one_model(carried))
-            everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
-            broadcast_tensors_(everything, self._communicators.world, "initial_model")
+            self._one_model.unite_(carried)
         self.on_warm()
 
     def _open_blocks(self) -> None:
@@ -276,7 +283,7 @@ class Synchroniser:
         count = self._worker.steps[optimizer]
         count.in_block = 0
         if self._blocks is None:
-            self.statuses.check(Place.CHECK, optimizer, self._one_model())
+            self._one_model.check(Place.CHECK, optimizer)
             return
         count.blocks += 1
         block = self._blocks[optimizer]
@@ -289,8 +296,3 @@ class Synchroniser:
 
     def _agreement(self, place: Place, optimizer: int) -> Agreement:
         return lambda reading: self.statuses.judge(place, optimizer, reading)
-
-    def _one_model(self, carried: Sequence[Tensor] = ()) -> Reading:
-        """How the model is that all ranks train. Buffers and ``carried`` count on rank 0 alone."""
-        first = self._communicators.world.position == 0
-        return self._trained.reading(averaged=first, carried=carried if first else ())

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.health import Reading
 from lightning_hier.comm.blocks.members import Members, divide
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 
 
 class TrainedTensors:
@@ -31,6 +32,12 @@ class TrainedTensors:
         self._not_averaged = {
             name for name, buffer in module.named_buffers() if not buffer.isfinite().all()
         }
+
+    def with_(self, buffers: ModuleBuffers) -> list[Tensor]:
+        """What is or has been trainable, and all ``buffers``, which are brought back."""
+        buffers.reclaim()
+        trained = [own for own in self._module.parameters() if own in self.parameters]
+        return [*trained, *buffers.tensors]
 
     def admit(self) -> bool:
         """Take in parameters that have become trainable; whether there were any."""

@@ -116,11 +116,14 @@ class CheckpointedStrategy(TieredStrategy):
             return
         saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
         saved.require_complete(self.root_device)
-        kinds = self._kinds(self._fit_session)
-        if saved.goes_on(self.worker_layout.sizes, kinds):
-            self._go_on(saved, kinds)
-        else:
-            self._go_on_elsewhere(saved, checkpoint)
+        session = self._fit_session
+        kinds = self._kinds(session)
+        # Where nothing is left to be trained, what the module holds now is what `fit` leaves.
+        with session.synchroniser.behind_shown():
+            if saved.goes_on(self.worker_layout.sizes, kinds):
+                self._go_on(saved, kinds)
+            else:
+                self._go_on_elsewhere(saved, checkpoint)
 
     def _go_on(self, saved: SavedRun, kinds: Mapping[str, Any]) -> None:
         session, state = self._fit_session, self._fit_session.state

@@ -1,0 +1,79 @@
+"""A checkpoint of a run with nothing left to train: the module holds what the file holds."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, NoisyData, SaveAt, differences, shuffled
+from tests.trainer.fitting import make_trainer
+
+BMUF = partial(lh.BMUFStrategy, block_size=4)
+AVERAGING = partial(lh.ModelAveragingStrategy, block_size=7)
+VIRTUAL = partial(lh.BMUFStrategy, block_size=4, virtual_workers=2)
+
+
+class _Starts(Callback):
+    """Notes the state with which training starts."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Tensor]] = []
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.seen.append(_state(pl_module))
+
+
+def _state(module: Any) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+class _Tested(DropoutNet):
+    test_step = DropoutNet.validation_step
+
+
+def _resume(make_strategy: Any, path: Path, epochs: int) -> dict[str, Any]:
+    starts, model = _Starts(), _Tested(seed=99)
+    trainer = make_trainer(make_strategy(), callbacks=[starts], max_epochs=epochs)
+    trainer.fit(model, shuffled(10), ckpt_path=path)
+    end = _state(model)
+    trainer.test(model, DataLoader(NoisyData(4), batch_size=2), verbose=False)
+    return {"starts": starts.seen, "end": end, "tested": _state(model)}
+
+
+def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[dict[str, Any]]:
+    torch.manual_seed(int(os.environ["RANK"]))
+    path = folder / "saved.ckpt"
+    trainer = make_trainer(first(), callbacks=[SaveAt(hook, 1, path)], max_epochs=1)
+    trainer.fit(_Tested(), shuffled(10))
+    return [_resume(then, path, epochs) for epochs in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(BMUF, BMUF), (BMUF, AVERAGING), (VIRTUAL, VIRTUAL)],
+    ids=["same", "another", "virtual"],
+)
+@pytest.mark.parametrize(
+    "hook", ["on_train_epoch_end", pytest.param("on_train_end", marks=pytest.mark.slow)]
+)
+def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_path: Path) -> None:
+    """Where there is nothing to train, and, where there is, when training starts."""
+    results = run_ranks(_train_then_resume, 2, first, then, hook, tmp_path)
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=True)["state_dict"]
+    for done, going_on in results:
+        assert done["starts"] == []
+        assert differences(saved, done["end"]) == []
+        assert differences(saved, done["tested"]) == []
+        assert differences(saved, going_on["starts"][0]) == []
+        assert differences(results[0][1]["end"], going_on["end"]) == []
+        assert differences(saved, going_on["end"]) != []
