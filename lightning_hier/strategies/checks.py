@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
 # Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.
 _TAKEN: Mapping[str, str] = {
@@ -66,8 +66,15 @@ def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
 
 
-def check_synchronisations(gradient_sync: object, block_sync: object) -> None:
+def check_synchronisations(
+    gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
+) -> None:
     """Check what is to happen inside groups and across them.
+
+    Args:
+        gradient_sync: inside groups.
+        block_sync: across them.
+        ddp_kwargs: arguments for DDP.
 
     Raises:
         ValueError: it is nothing that a strategy can do.
@@ -76,6 +83,13 @@ def check_synchronisations(gradient_sync: object, block_sync: object) -> None:
     if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
         raise ValueError(
             f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
+        )
+    views = ddp_kwargs.get("gradient_as_bucket_view") and ddp_kwargs.get("find_unused_parameters")
+    if views and isinstance(gradient_sync, GTC):
+        raise ValueError(
+            "gradient_as_bucket_view=True can't be combined with GTC and "
+            "find_unused_parameters=True: GTC works in DDP's buckets, where the gradients of "
+            "another optimizer would lie. Leave out gradient_as_bucket_view."
         )
     if block_sync is not None and not isinstance(block_sync, BlockSync):
         raise ValueError(

@@ -95,7 +95,7 @@ class HierarchicalStrategy(PlayingStrategy):
             timeout=timeout,
             **ddp_kwargs,
         )
-        checks.check_synchronisations(gradient_sync, block_sync)
+        checks.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
         self.gradient_sync: GradientSync = gradient_sync or AllReduce()
         check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.block_sync = block_sync

@@ -109,6 +109,15 @@ def test_strategy_refuses_at_construction(name: str, value: Any, rule: str) -> N
         lh.HierarchicalStrategy(**{name: value})
 
 
+def test_compression_does_not_work_where_gradients_of_other_optimizers_lie() -> None:
+    options = {"gradient_as_bucket_view": True, "find_unused_parameters": True}
+    with pytest.raises(ValueError, match="gradient_as_bucket_view=True can't be.*Leave out"):
+        lh.GTCStrategy(**options)
+    lh.HierarchicalStrategy(**options)
+    for name in options:
+        lh.GTCStrategy(**{name: True})
+
+
 def test_strategy_takes_what_it_refuses_where_that_is_off() -> None:
     strategy = lh.HierarchicalStrategy(static_graph=False, process_group=None)
     assert not {"static_graph", "process_group"} & set(strategy._ddp_kwargs)
