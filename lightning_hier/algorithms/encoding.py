@@ -14,6 +14,7 @@ be finite on some rank leaves no trace. Nothing as large as the tensor is alloca
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -102,12 +103,12 @@ def encode_(
     if values.device.type != "cpu":
         if scale != 1.0:
             values.div_(scale)
-        kernels = _kernels_for(values)
+        kernels = _kernels_for(values, residual)
         if kernels is not None:
             selected: tuple[Tensor, bool] = kernels.encode_(values, residual, limit, infinity)
             return selected
         return encode_by_torch_(values, residual, threshold)
-    compiled = gtc_passes_for(values)
+    compiled = gtc_passes_for(values, residual)
     if compiled is not None:
         words, largest = compiled.encode_(values, residual, limit, scratch.words(), scale)
     else:
@@ -170,15 +171,36 @@ def encode_by_torch_(values: Tensor, residual: Tensor, threshold: float) -> tupl
 
 
 @lru_cache
-def _triton_kernels() -> ModuleType | None:
+def triton_kernels(device: torch.device) -> ModuleType | None:
+    """The kernels, tried once on the device; None where they can't run: plain torch does the same.
+
+    Triton compiles part of itself at the first launch, which needs a C compiler, and more that
+    differs between versions and devices.
+    """
     try:
-        return import_module("lightning_hier.algorithms.fused")
-    except ImportError:  # no Triton: plain torch does the same
+        kernels = import_module("lightning_hier.algorithms.fused")
+    except ImportError:
         return None
+    values, residual = torch.ones(2, 1, device=device)
+    limit, infinity = bits_of(0.5, values.dtype)
+    try:
+        words, _ = kernels.encode_(values, residual, limit, infinity)
+        kernels.settle_(values, residual, limit, [words], [1.0])
+    except Exception as error:  # of many kinds
+        warnings.warn(
+            f"Triton's kernels can't run here ({type(error).__name__}: {error}), so GTC encodes by "
+            "plain torch, to the same bits and more slowly. Triton needs a C compiler (gcc, or the "
+            "one that CC names) on every host.",
+            stacklevel=2,
+        )
+        return None
+    return kernels
 
 
-def _kernels_for(values: Tensor) -> ModuleType | None:
-    return _triton_kernels() if values.is_cuda else None
+def _kernels_for(values: Tensor, residual: Tensor) -> ModuleType | None:
+    pair = (values, residual)
+    fits = values.dtype == residual.dtype and all(one.is_contiguous() for one in pair)
+    return triton_kernels(values.device) if fits and all(one.is_cuda for one in pair) else None
 
 
 def settle_(
@@ -202,12 +224,12 @@ def settle_(
             same for every coding and rank.
 
     """
-    compiled = gtc_passes_for(values)
+    compiled = gtc_passes_for(values, residual)
     if compiled is not None and (received is None or isinstance(received, SignedWords)):
         rows = [] if received is None else received.rows
         compiled.settle_(values, residual, words, threshold, rows, factors)
         return
-    kernels = _kernels_for(values)
+    kernels = _kernels_for(values, residual)
     if kernels is not None:
         limit, _ = bits_of(threshold, values.dtype)
         if isinstance(received, SignedWords):
@@ -220,7 +242,7 @@ def settle_(
                 values.mul_(factor)
         return
     size = chunk_of(values)
-    sent = SignedWords([words], values, unit=-threshold)
+    sent = SignedWords([words], residual, unit=-threshold)
     chunks = zip(values.split(size), residual.split(size), strict=True)
     for number, (chunk, kept) in enumerate(chunks):
         kept.copy_(chunk)

@@ -93,9 +93,9 @@ class GTCPasses:
         )
 
 
-def gtc_passes_for(values: Tensor) -> GTCPasses | None:
-    """The loops, where they can and should be used for this tensor; otherwise None."""
-    library = library_for(values)
+def gtc_passes_for(values: Tensor, residual: Tensor) -> GTCPasses | None:
+    """The loops, where they can and should be used for these tensors; otherwise None."""
+    library = library_for(values, residual)
     return None if library is None else _declared(library)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hier.algorithms import coding, compiled, decoding, gtc_passes
+from lightning_hier.algorithms import coding, compiled, decoding, encoding, gtc_passes
 from lightning_hier.algorithms.coding import words_to_bitmap
 from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
 from lightning_hier.algorithms.threshold import SIGN_BIT
@@ -201,3 +202,42 @@ def test_nothing_as_large_as_the_tensor_is_allocated(density: float) -> None:
         assert seen.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
         assert scratch.room(gradient) is room
         residual.zero_()
+
+
+def test_kernels_that_do_not_run_on_this_host_are_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for Triton, which compiles its driver at the first launch."""
+
+    class Broken:
+        tries = 0
+
+        @classmethod
+        def encode_(cls, *arguments: Any) -> Any:
+            cls.tries += 1
+            raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(encoding, "import_module", lambda name: Broken)
+    encoding.triton_kernels.cache_clear()
+    device = torch.device("cpu")
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*plain torch.*needs a C comp"):
+        assert encoding.triton_kernels(device) is None
+    assert encoding.triton_kernels(device) is None
+    assert Broken.tries == 1
+    encoding.triton_kernels.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["double", "strided"])
+def test_residual_of_another_form_than_the_gradient(kind: str) -> None:
+    gradient, kept = _gradient(1, 200, torch.float32, 0.0), _gradient(2, 200, torch.float32, 0.0)
+    other = kept.double() if kind == "double" else torch.stack([kept, -kept], dim=1)[:, 0]
+    for residual in (kept, other):
+        values = gradient.clone()
+        words, finite = encode_(values, residual, 0.5, Scratch())
+        assert finite
+        settle_(values, residual, words, 0.5, decoding.SignedWords([words], values), [0.5])
+        if residual is kept:
+            expected = words, values
+    assert torch.equal(words, expected[0])
+    assert torch.equal(values, expected[1])
+    assert torch.allclose(kept, other.float(), rtol=0, atol=1e-6)
