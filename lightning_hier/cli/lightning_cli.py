@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, cast
 
+import lightning
+from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.mistakes import end_with
+from lightning_hier.cli.strategy_names import class_path_of
 
 
 class TrainingCLI(LightningCLI):
@@ -49,6 +52,13 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Leave it to :meth:`run`, so that mistakes before and crashes after can be told apart."""
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Lightning's own, but for what reads a config."""
+        kwargs.setdefault("dump_header", [f"lightning.pytorch=={lightning.__version__}"])
+        parser: LightningArgumentParser = self.parser_class(**kwargs)
+        parser.add_argument("-c", "--config", action=ConfigFile, help="a file of YAML or JSON")
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse; LightningCLI would warn that the process has the same arguments."""
         self.config = parser.parse_args(cast("list[str]", args))
@@ -62,6 +72,20 @@ class ShortErrorParser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         end_with(message)
+
+
+class ConfigFile(ActionConfigFile):
+    """Has the class of a preset for its name, so that what comes next may set its arguments."""
+
+    def __call__(
+        self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Take a config into what has been read before."""
+        super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+        named = cfg.get("trainer.strategy")
+        found = class_path_of(named) if isinstance(named, str) else None
+        if found is not None:
+            cfg["trainer.strategy"] = Namespace(class_path=found)
 
 
 class FirstBatch(Callback):

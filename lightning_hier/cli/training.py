@@ -6,14 +6,9 @@ import os
 from importlib.util import find_spec
 
 from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.cli.strategy_names import with_classes
 from lightning_hier.cli.training_help import short_help
-from lightning_hier.strategies.registry import PRESETS
 
-# Options that take a strategy's name, and those that take its class.
-STRATEGY = {
-    "--trainer.strategy": "--trainer.strategy.class_path",
-    "--trainer.strategy.help": "--trainer.strategy.help",
-}
 NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
 
 
@@ -38,20 +33,9 @@ def run(args: list[str]) -> None:
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     from lightning_hier.cli.lightning_cli import TrainingCLI
 
+    # Its own help is what we call --help_all.
+    asked = ["--help" if each == "--help_all" else each for each in with_classes(rest)]
     with mistakes_in_one_screen():
-        cli = TrainingCLI([name, *_for_the_parser(rest)])
+        cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.has_begun):
         cli.run()
-
-
-def _for_the_parser(args: list[str]) -> list[str]:
-    """The arguments, with the class of a preset for its name: its arguments may follow then."""
-    found: list[str] = []
-    for each in args:
-        if found and found[-1] in STRATEGY:
-            each = f"{found.pop()}={each}"
-        option, _, value = each.partition("=")
-        if option in STRATEGY and value.lower() in PRESETS:
-            each = f"{STRATEGY[option]}=lightning_hier.{PRESETS[value.lower()].__name__}"
-        found.append("--help" if each == "--help_all" else each)
-    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+import lightning_hier.cli
 from benchmarks.hosts import hosts
 from benchmarks.launch import run_module
 from lightning_hier.algorithms.planning.measurement import Measurement
@@ -130,6 +133,18 @@ def test_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert said.startswith("1 hosts of 1 ranks") and "66 parameters" in said
     found = Measurement.from_json((tmp_path / "network.json").read_text())
     assert found.workload is not None and found.workload.step_s > 0
+
+
+def test_links_need_no_parser_of_configs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra `cli` ranks can time their links."""
+    monkeypatch.setitem(sys.modules, "jsonargparse", None)
+    # All of it is imported anew, and afterwards what was there is there again.
+    monkeypatch.setattr(lightning_hier, "cli", lightning_hier.cli)
+    for name in [name for name in sys.modules if name.startswith("lightning_hier.cli")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("lightning_hier.cli.measure.command")
+    with pytest.raises(ImportError):
+        importlib.import_module("lightning_hier.cli.lightning_cli")
 
 
 def test_nothing_to_measure_is_refused(tmp_path: Path) -> None:

@@ -50,6 +50,45 @@ def test_strategy_is_named_in_any_way(args: list[str], capsys: pytest.CaptureFix
     assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, 0.01)
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--config=my.yaml", "--trainer.strategy.block_size=20"],
+        ["-c", "my.yaml", "--trainer.strategy.init_args.block_size=20"],
+        ["--config=my.yaml", "--config=arguments.yaml"],
+        ["--config=class.yaml", "--config=my.yaml", "--trainer.strategy.block_size=20"],
+        ["--config=my.yaml", "--config=class.yaml", "--trainer.strategy.density=0.01"],
+    ],
+    ids=["option", "init_args", "config", "after_a_class", "before_a_class"],
+)
+def test_strategy_is_named_in_a_config(
+    args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, strategy in {
+        "my": "BMUF_GTC",
+        "arguments": {"init_args": {"block_size": 20}},
+        "class": {
+            "class_path": "lightning_hier.BMUFGTCStrategy",
+            "init_args": {"block_size": 20, "density": 0.5},
+        },
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"trainer": {"strategy": strategy}}))
+    found = printed(*args, capsys=capsys)["trainer"]["strategy"]
+    assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
+    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, 0.01)
+
+
+def test_strategies_of_lightning_are_named_in_a_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my.yaml").write_text("trainer: {strategy: ddp}")
+    assert printed(f"--config={tmp_path}/my.yaml", capsys=capsys)["trainer"]["strategy"] == "ddp"
+
+
 def test_yaml_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = Page.read("docs/running.md").code(f"{THIS}::test_yaml_of_the_docs", "yaml")
     (tmp_path / "my.yaml").write_text(block.text)

@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import Callback
 from torch.optim import SGD, Adagrad, Optimizer, RMSprop
 
 from lightning_hier.algorithms.planning.workload import OptimizerName, Workload
-from lightning_hier.cli.lightning_cli import TrainingCLI
 from lightning_hier.cli.module_size import size_of
 
 
@@ -68,6 +67,9 @@ def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Wor
         ValueError: it came to an end after fewer than four steps.
 
     """
+    # Needs jsonargparse, and links can be timed without it.
+    from lightning_hier.cli.lightning_cli import TrainingCLI
+
     alone = {
         "strategy": "auto",
         "accelerator": "gpu" if device.type == "cuda" else "cpu",
