@@ -15,6 +15,7 @@ import pytest
 
 import lightning_hier
 from tests.conftest import REPOSITORY
+from tests.docs.test_blocks import CI
 from tests.packaging.environment import OutsideEnvironment
 
 VERSION = lightning_hier.__version__
@@ -43,11 +44,10 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     info = f"lightning_hier-{VERSION}.dist-info"
     assert {name.split("/")[0] for name in names} == {"lightning_hier", info}
     assert f"{info}/licenses/LICENSE" in names
-    package = REPOSITORY / "lightning_hier"
-    for ending in ("*.py", "*.c", "py.typed"):
-        sources = {str(path.relative_to(REPOSITORY)) for path in package.rglob(ending)}
-        assert sources, ending
-        assert sources <= names
+    files = [path for path in (REPOSITORY / "lightning_hier").rglob("*") if path.is_file()]
+    sources = {str(path.relative_to(REPOSITORY)) for path in files if path.suffix != ".pyc"}
+    assert {Path(name).suffix for name in sources} == {".py", ".c", ".css", ".js", ".typed"}
+    assert sources <= names
 
 
 def test_metadata(wheel: Path) -> None:
@@ -65,7 +65,7 @@ def test_metadata(wheel: Path) -> None:
 def test_source_archive_holds_what_the_commands_need(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    for name in ("pyproject.toml", "Makefile", "LICENSE", "README.md", "constraints.txt"):
+    for name in ("pyproject.toml", "Makefile", "LICENSE", "README.md", "constraints.txt", CI):
         assert name in names
     for folder in ("lightning_hier", "tests", "examples", "benchmarks", "docs"):
         assert any(name.startswith(f"{folder}/") for name in names), folder
