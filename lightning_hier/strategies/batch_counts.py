@@ -14,18 +14,19 @@ UnevenBatches = Literal["error", "join"]
 """Ranks with different numbers of batches: a mistake, or those that run out join the others."""
 
 
-def uneven_problem(counts: Sequence[float]) -> str | None:
-    """What to object to where all ranks need the same number of batches, or None.
+def uneven_problem(counts: Sequence[float], of: str = "rank") -> str | None:
+    """What to object to where all need the same number of batches, or None.
 
     Args:
-        counts: of each rank, in one epoch; inf where the data have no length.
+        counts: of each, in one epoch; inf where the data have no length.
+        of: what has batches, in the singular.
 
     """
     if len(set(counts)) == 1:
         return None
     return (
-        f"the ranks have different numbers of training batches: {_by_count(counts)}. Give every "
-        "rank the same number (drop_last, a DistributedSampler, or limit_train_batches)"
+        f"the {of}s have different numbers of training batches: {_by_count(counts, of)}. Give "
+        f"every {of} the same number (drop_last, a DistributedSampler, or limit_train_batches)"
     )
 
 
@@ -86,12 +87,12 @@ def join_trainer_problem(trainer: pl.Trainer) -> str | None:
     )
 
 
-def _by_count(counts: Sequence[float]) -> str:
+def _by_count(counts: Sequence[float], of: str = "rank") -> str:
     holders: defaultdict[float, list[int]] = defaultdict(list)
     for rank, count in enumerate(counts):
         holders[count].append(rank)
     return "; ".join(
         f"{'an unknown number' if count == math.inf else int(count)} on "
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        f"{of}{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         for count, ranks in holders.items()
     )

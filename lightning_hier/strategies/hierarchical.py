@@ -203,7 +203,7 @@ class HierarchicalStrategy(PlayingStrategy):
             )
         problem = super()._batches_problem(counts)
         groups = self.worker_layout.sizes[1]
-        if problem is None or groups == 1:
+        if problem is None or groups == 1 or self.virtual_workers > 1:
             return problem
         return f"{problem}, or pass uneven_batches='join'"
 

@@ -190,14 +190,18 @@ class TieredStrategy(PlacedStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        counts = gather_json(self._module.trainer.num_training_batches, self.root_device)
-        problem = self._batches_problem(counts)
+        counts = gather_json(self._batch_counts(), self.root_device)
+        problem = self._batches_problem([one for of_rank in counts for one in of_rank])
         if problem is not None:
             raise ValueError(problem)
 
+    def _batch_counts(self) -> list[float]:
+        """Training batches of each worker of this rank."""
+        return [self._module.trainer.num_training_batches]
+
     def _batches_problem(self, counts: Sequence[float]) -> str | None:
-        """What about the numbers of batches of all ranks can't be trained, or None."""
-        return uneven_problem(counts)
+        """What about the numbers of batches of all workers can't be trained, or None."""
+        return uneven_problem(counts, "rank" if self.virtual_workers == 1 else "worker")
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -27,6 +27,15 @@ class _Stream(IterableDataset[Tensor]):
 class _Transfers(Net):
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch
+
+
+class _Fetches(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = self.layers[0]
+
+    def training_step(self, dataloader_iter: Any) -> None:  # type: ignore[override]
+        raise AssertionError("training has begun")
 
 
 class _TwoOptimizers(Net):
@@ -44,7 +53,7 @@ class _ByHand(Net):
         self.automatic_optimization = False
         self.steps = steps
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         optimizer: Any = self.optimizers()
         for _ in range(self.steps):
             optimizer.zero_grad()
@@ -55,7 +64,7 @@ class _ByHand(Net):
 class _Unlike(_ByHand):
     """Decides by its data whether it steps."""
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         own = round(float(batch[0].sum()), 4)
         self.first = getattr(self, "first", own)
         if own == self.first:
@@ -73,6 +82,9 @@ MISTAKES: dict[str, tuple[Any, Callable[[], Net], dict[str, Any]]] = {
     "hook": (_BMUF, _Transfers, {}),
     "precision": (_BMUF, Net, _SCALED),
     "ema": (_BMUF, Net, {"callbacks": [EMAWeightAveraging()]}),
+    "fetches": (_BMUF, _Fetches, {"callbacks": [BackboneFinetuning()]}),
+    "several": (_BMUF, Net, {}),
+    "uneven": (_BMUF, Net, {"use_distributed_sampler": False}),
     "optimizers": (_BMUF, _TwoOptimizers, {}),
     "twice": (_BMUF, partial(_ByHand, 2), {}),
     "unlike": (_BMUF, _Unlike, {}),
@@ -88,7 +100,22 @@ class _Dealt(DistributedSampler[Any]):
         super().__init__(dataset, num_replicas=2, rank=int(os.environ["RANK"]))
 
 
+class _Uneven(Sampler[int]):
+    """Each rank takes what is left to it."""
+
+    def __init__(self) -> None:
+        self.num_replicas, self.rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+
+    def __iter__(self) -> Any:
+        return iter(range(self.rank, 5, self.num_replicas))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 DATA: dict[str, Any] = {
+    "several": lambda: {"one": loader(3), "other": loader(3)},
+    "uneven": lambda: DataLoader(loader(3).dataset, sampler=_Uneven()),
     "stream": lambda: DataLoader(_Stream()),
     "sampler": lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
 }
@@ -117,6 +144,9 @@ def _mistake(what: str) -> None:
         ("hook", "on_before_batch_transfer (use on_after_batch_transfer)"),
         ("precision", "precision='16-mixed' (use 'bf16-mixed')"),
         ("ema", "can't be combined with EMAWeightAveraging"),
+        ("fetches", "BackboneFinetuning, training_step(dataloader_iter) (use training_step(batch"),
+        ("several", "needs one DataLoader of training data, got dict of several"),
+        ("uneven", "the workers have different numbers of training batches: 2 on worker 0; 1 on"),
         ("optimizers", "can't be combined with 2 optimizers"),
     ],
 )

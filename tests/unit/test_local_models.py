@@ -61,7 +61,7 @@ class _Counting(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.1, "k": 0, "sum": torch.zeros((), dtype=torch.float64)})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["k"] += 1
             group["sum"] += group["lr"]

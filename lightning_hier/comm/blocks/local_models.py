@@ -149,8 +149,8 @@ class LocalModels:
             own.data = data
         for parameter, gradient in away.gradients.items():
             parameter.grad = gradient
-        for optimizer, own in zip(self._optimizers, away.optimizers, strict=True):
-            own.put_back(optimizer)
+        for optimizer, kept in zip(self._optimizers, away.optimizers, strict=True):
+            kept.put_back(optimizer)
 
     def _note_groups(self) -> None:
         self._changes = [GroupChanges(optimizer) for optimizer in self._optimizers]

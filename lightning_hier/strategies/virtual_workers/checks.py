@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    Callback,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
 from lightning_hier.comm.tiers import Casting
+from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 
 _WAY_OUT = "leave that out, or start a rank for each worker"
 
@@ -85,8 +92,13 @@ def virtual_problem(trainer: pl.Trainer, casting: Casting, *, warms_up: bool) ->
         found.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
     if casting.models_per_rank > 1:
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        averages = (WeightAveraging, StochasticWeightAveraging)  # of the one model in the module
-        found += [type(own).__name__ for own in callbacks if isinstance(own, averages)]
+        # They keep averages, or the groups of an optimizer, of the one model in the module.
+        of_one = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning)
+        found += [type(own).__name__ for own in callbacks if isinstance(own, of_one)]
+    if is_param_in_hook_signature(
+        trainer.lightning_module.training_step, "dataloader_iter", explicit=True
+    ):
+        found.append("training_step(dataloader_iter) (use training_step(batch, batch_idx))")
     hook = "on_before_batch_transfer"
     datamodule = getattr(trainer, "datamodule", None)
     if is_overridden(hook, trainer.lightning_module, pl.LightningModule) or (
@@ -108,6 +120,18 @@ def _of_shared(trainer: pl.Trainer) -> list[str]:
     if trainer._accelerator_connector._layer_sync is not None:
         found.append("sync_batchnorm=True in groups of several workers or a warm-up")
     return found
+
+
+def loaders_problem(trainer: pl.Trainer) -> str | None:
+    """What about the training data, which have begun, workers can't share, or None."""
+    data = trainer.train_dataloader
+    if isinstance(data, WorkerLoaders):
+        return None
+    return (
+        "virtual_workers above 1 needs one DataLoader of training data, got "
+        f"{type(data).__name__} of several: put their datasets into one, or start a rank for "
+        "each worker"
+    )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer]) -> None:

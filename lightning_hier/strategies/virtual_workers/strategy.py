@@ -6,15 +6,26 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.connectors.data_connector import (
+    _parse_num_batches,
+    _request_dataloader,
+)
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from typing_extensions import override
 
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.strategies.checkpoints.checkpointed import CheckpointedStrategy
-from lightning_hier.strategies.virtual_workers.checks import check_optimizers, virtual_problem
-from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, divide_among_workers
+from lightning_hier.strategies.virtual_workers.checks import (
+    check_optimizers,
+    loaders_problem,
+    virtual_problem,
+)
+from lightning_hier.strategies.virtual_workers.division import (
+    NotDividedError,
+    divide_among_workers,
+)
+from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, WorkerLoaders
 
 
 class PlayingStrategy(CheckpointedStrategy):
@@ -42,13 +53,35 @@ class PlayingStrategy(CheckpointedStrategy):
         if self.virtual_workers == 1 or not self._module.trainer.training:
             return loader
         source = self._module.trainer.fit_loop._data_source
-        return divide_among_workers(
-            loader,
-            self._workers,
-            self._all_workers,
-            self._fit_session.random,
-            self._request_loader if source.is_module() else None,
-        )
+        problem, divided = None, None
+        try:
+            divided = divide_among_workers(
+                loader,
+                self._workers,
+                self._all_workers,
+                self._fit_session.random,
+                self._request_loader if source.is_module() else None,
+            )
+        except NotDividedError as error:
+            problem = str(error)
+        raise_everywhere(problem, self.root_device)
+        return divided
+
+    @override
+    def on_train_start(self) -> None:
+        if self.virtual_workers > 1:
+            raise_everywhere(loaders_problem(self._module.trainer), self.root_device)
+        super().on_train_start()
+
+    @override
+    def _batch_counts(self) -> list[float]:
+        """Of every worker that this rank plays."""
+        trainer = self._module.trainer
+        data = trainer.train_dataloader
+        if not isinstance(data, WorkerLoaders):
+            return super()._batch_counts()
+        limit = trainer.limit_train_batches
+        return [_parse_num_batches(RunningStage.TRAINING, own, limit) for own in data.lengths]
 
     def _request_loader(self, number: int) -> object:
         """Have the user's ``train_dataloader`` make what the rank of one worker would get."""

@@ -1,0 +1,143 @@
+"""Divides the training data among all workers, as Lightning does among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn, sized_len
+from lightning.fabric.utilities.distributed import (
+    DistributedSamplerWrapper,
+    _DatasetSamplerWrapper,
+)
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
+from lightning_hier.strategies.virtual_workers.own_generators import OwnGenerators
+
+
+class NotDividedError(ValueError):
+    """Nothing tells how to divide the training data among workers."""
+
+
+def divide_among_workers(
+    loader: object,
+    workers: range,
+    total: int,
+    random: WorkerRandom,
+    request: Callable[[int], object] | None,
+) -> WorkerLoaders:
+    """Give every worker of a rank the data that a rank of its own would have.
+
+    Args:
+        loader: of this rank, whose sampler says which part of the data it is.
+        workers: numbers of the workers of this rank.
+        total: number of all workers.
+        random: what the workers of this rank draw from.
+        request: asks the module or its data for the loader of one worker, where they make it.
+
+    Raises:
+        NotDividedError: nothing tells how the data are divided among ranks, or they are divided
+            otherwise.
+
+    """
+    sampler = _divided_by(loader) if isinstance(loader, DataLoader) else None
+    if not isinstance(loader, DataLoader) or sampler is None:
+        raise NotDividedError(
+            f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
+            f"{type(loader).__name__} does not tell how it is divided among ranks: give a "
+            "DataLoader of a map-style dataset and leave use_distributed_sampler=True, or give its "
+            "sampler or batch_sampler the attributes num_replicas and rank, by which it divides "
+            "them whenever it is iterated over"
+        )
+    rank, ranks = workers.start // len(workers), total // len(workers)
+    if (sampler.num_replicas, sampler.rank) != (ranks, rank):
+        raise NotDividedError(
+            f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
+            f"{type(sampler).__name__} divides them otherwise: rank {rank} of {ranks} has "
+            f"num_replicas={sampler.num_replicas} and rank={sampler.rank}. Leave "
+            "use_distributed_sampler=True, divide them by trainer.world_size and "
+            "trainer.global_rank, or start a rank for each worker"
+        )
+    own = []
+    for turn, number in enumerate(workers):
+        if _divides_when_made(sampler, number, total):
+            with random.of(turn):
+                own.append(_requested(request, number, total, sampler))
+        else:
+            own.append(_for_worker(loader, sampler, number, total))
+    return WorkerLoaders(own, random)
+
+
+def _divides_when_made(sampler: Any, number: int, total: int) -> bool:
+    """Whether a sampler may have divided the data already, so that it can't be told to anew."""
+    if isinstance(sampler, DistributedSampler):
+        plain = type(sampler).__init__ is DistributedSampler.__init__
+        return not plain and not isinstance(sampler, DistributedSamplerWrapper)
+    try:
+        told = _told(sampler, number, total, OwnGenerators())
+    except AttributeError:  # they can only be read
+        return True
+    before, now = sized_len(sampler), sized_len(told)
+    return before is not None and before > 1 and now == before
+
+
+def _requested(
+    request: Callable[[int], object] | None, number: int, total: int, sampler: object
+) -> DataLoader[Any]:
+    loader = None if request is None else request(number)
+    own = _divided_by(loader) if isinstance(loader, DataLoader) else None
+    if own is None or (own.num_replicas, own.rank) != (total, number):
+        raise NotDividedError(
+            f"the sampler {type(sampler).__name__} divides the training data when it is made, so "
+            f"it has to be made for each of {total} workers: have one loader made in "
+            "train_dataloader of the LightningModule or LightningDataModule, with the rank and the "
+            "number of ranks from trainer.global_rank and trainer.world_size"
+        )
+    assert isinstance(loader, DataLoader)
+    _auto_add_worker_init_fn(loader, number)
+    return loader
+
+
+def _divided_by(loader: DataLoader[Any]) -> Any:
+    """The sampler that picks this rank's part, or None."""
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    for sampler in (loader.batch_sampler, loader.sampler, inner):
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
+            return sampler
+    return None
+
+
+def _for_worker(
+    loader: DataLoader[Any], sampler: Any, worker: int, workers: int
+) -> DataLoader[Any]:
+    generators = OwnGenerators()
+    own, made = _told(sampler, worker, workers, generators), generators.copied(loader)
+    # A DataLoader refuses to have them set.
+    if loader.batch_sampler is sampler:
+        made.__dict__["batch_sampler"] = own
+    else:
+        made.__dict__["sampler"] = own
+        if loader.batch_sampler is not None:
+            made.__dict__["batch_sampler"] = copy(loader.batch_sampler)
+            made.batch_sampler.__dict__["sampler"] = own
+    _auto_add_worker_init_fn(made, worker)
+    return made
+
+
+def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) -> Any:
+    """A copy of a sampler that divides the data among workers."""
+    own = generators.copied(sampler)
+    if not isinstance(own, DistributedSampler):
+        own.num_replicas, own.rank = workers, worker
+        return own
+    data: Any = sampler.dataset
+    if isinstance(sampler, DistributedSamplerWrapper):
+        # Keeps the order of an epoch, which its own sampler draws.
+        data = _DatasetSamplerWrapper(generators.copied(data._sampler))
+    DistributedSampler.__init__(
+        own, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
+    )
+    return own

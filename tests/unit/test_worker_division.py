@@ -1,0 +1,118 @@
+"""Training data divided among the workers of one rank, beside what a rank for each would get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, WeightedRandomSampler
+
+from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.virtual_workers.division import divide_among_workers
+from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
+
+DATA: Any = list(range(13))
+
+
+def _divided(
+    loader: object, workers: int = 3, request: Callable[[int], object] | None = None
+) -> WorkerLoaders:
+    random = WorkerRandom(workers, torch.device("cpu"))
+    return divide_among_workers(loader, range(workers), workers, random, request)
+
+
+def _weighted(rank: int, ranks: int, *, seeded: bool) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(5) if seeded else None
+    drawn = WeightedRandomSampler([1.0 + i for i in DATA], 12, generator=generator)
+    sampler = DistributedSamplerWrapper(drawn, num_replicas=ranks, rank=rank, shuffle=False)
+    return DataLoader(DATA, batch_size=2, sampler=sampler, generator=generator)
+
+
+def _epochs(data: Any) -> Iterator[list[list[int]]]:
+    """Two of a rank, or of each worker."""
+    for _ in range(2):
+        if isinstance(data, WorkerLoaders):
+            rounds = [batch.batches for batch in data]
+            yield [torch.cat(own).tolist() for own in zip(*rounds, strict=True)]
+        else:
+            yield [torch.cat(list(data)).tolist()]
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_samplers_that_draw_give_each_worker_what_its_rank_would_get(seeded: bool) -> None:
+    """All workers of an epoch from one order, drawn by a generator of theirs or by torch's."""
+    torch.manual_seed(3)
+    found = list(_epochs(_divided(_weighted(0, 1, seeded=seeded))))
+    expected: list[list[list[int]]] = [[], []]
+    for rank in range(3):
+        torch.manual_seed(3)
+        for epoch, own in enumerate(_epochs(_weighted(rank, 3, seeded=seeded))):
+            expected[epoch] += own
+    assert found == expected and found[0] != found[1]
+
+
+def test_a_sampler_that_divides_otherwise_than_by_rank_is_an_error() -> None:
+    sampler: Any = DistributedSampler(DATA, num_replicas=2, rank=1)  # within a host, say
+    with pytest.raises(ValueError, match="rank 0 of 1 has num_replicas=2 and rank=1"):
+        _divided(DataLoader(DATA, sampler=sampler))
+
+
+class _Dealt(Sampler[Any]):
+    """Has the attributes, but counts when it is made."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.num_replicas, self.rank = ranks, rank
+        self.num_samples = len(DATA) // ranks
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(DATA[self.rank :: self.num_replicas][: self.num_samples])
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def test_a_sampler_that_counts_when_it_is_made_is_made_for_each_worker() -> None:
+    loader = DataLoader(DATA, batch_size=2, sampler=_Dealt(0, 1))
+    with pytest.raises(ValueError, match="_Dealt divides the training data when it is made"):
+        _divided(loader)
+    made = _divided(loader, 3, lambda number: DataLoader(DATA, sampler=_Dealt(number, 3)))
+    assert made.lengths == [4, 4, 4]
+    assert next(_epochs(made)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+
+
+class _Batches:
+    """Neither an epoch nor an honest length, and uneven where it is told to be."""
+
+    def __init__(self, *, even: bool = True) -> None:
+        self.num_replicas, self.rank, self.even = 1, 0, even
+
+    def __iter__(self) -> Iterator[list[int]]:
+        count = 12 if self.even else 13
+        return ([item] for item in DATA[:count][self.rank :: self.num_replicas])
+
+    def __len__(self) -> int:
+        return 90 // self.num_replicas
+
+
+def test_an_epoch_ends_with_the_data_of_all_workers() -> None:
+    sampler: Any = _Batches()
+    data = _divided(DataLoader(DATA, batch_sampler=sampler))
+    data.sampler.set_epoch(1)  # which only others follow
+    assert len(data) == 30 and len(list(data)) == 4
+    uneven: Any = _Batches(even=False)
+    with pytest.raises(RuntimeError, match="after 4 batches the data of 2 of the 3 workers"):
+        list(_divided(DataLoader(DATA, batch_sampler=uneven)))
+
+
+def test_loaders_of_workers_are_reset_and_looked_into_as_one() -> None:
+    loader = _weighted(0, 1, seeded=True)
+    data = _divided(loader)
+    assert data.dataset is DATA and data.batch_sampler is not None
+    for own in data._loaders:
+        own._iterator = object()  # type: ignore[assignment]
+    CombinedLoader(data).reset()
+    assert [own._iterator for own in data._loaders] == [None] * 3
