@@ -26,6 +26,7 @@ from lightning_hier.strategies import checks, server_checks
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
 from lightning_hier.strategies.live_strategy import LiveStrategy
+from lightning_hier.strategies.parameter_order import require_same_order
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
@@ -87,6 +88,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             problem = server_checks.optimizer_problem(self.optimizers)
             raise_everywhere(problem, self.root_device)
             require_same(checks.optimizer_settings(self.optimizers), self.root_device)
+            require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
             self._session.begin(trainer, self.optimizers)
             lifecycle = GlobalModelLifecycle(self._session)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import lightning_hier as lh
-from tests.ranks import rank_outcomes
+from lightning_hier.strategies.parameter_order import Place, order_problem
+from tests.ranks import rank_outcomes, run_ranks
 from tests.trainer.fitting import Net, fit, loader, make_trainer
 from tests.trainer.mistakes import check_mistake
 
@@ -95,6 +96,47 @@ CASES: list[tuple[Callable[[], None], str]] = [
 )
 def test_one_clear_error_on_every_rank(mistake: Callable[[], None], message: str) -> None:
     check_mistake(mistake, message)
+
+
+def _one_order(strategy: str) -> str:
+    """As from a set: all blocks have the same sizes, and the gradients of others' parameters."""
+
+    def in_order_of_rank(net: Net) -> torch.optim.Optimizer:
+        halves = [net.layers[0].weight, net.layers[0].bias], [*net.layers[2].parameters()]
+        if _rank() == 1:
+            halves[0].reverse()
+        return torch.optim.SGD([{"params": own} for own in halves], lr=0.1)
+
+    with pytest.raises(ValueError) as caught:
+        fit(strategy, model=_Untrained(in_order_of_rank))
+    return str(caught.value)
+
+
+def _orders_under_both() -> list[str]:
+    return [_one_order("psp"), _one_order("two_stage_asgd")]
+
+
+def test_order_of_parameters_that_differs_is_one_clear_error_on_every_rank() -> None:
+    problems = run_ranks(_orders_under_both, 2)
+    assert len({problem for both in problems for problem in both}) == 1
+    assert (
+        "At place 0 is layers.0.weight (optimizer 0, group 0) on rank 0, and layers.0.bias "
+        "(optimizer 0, group 0) on rank 1" in problems[0][0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ([[(0, 0, "a"), (0, 1, "b")]] * 3, None),
+        ([[(0, 0, "a")], [(0, 0, "a")], [(0, 1, "a")]], "a (optimizer 0, group 1) on rank 2"),
+        ([[(0, 0, "a")], [(0, 0, "a"), (1, 0, "b")]], "nothing more on rank 0, and b (opt"),
+        ([[(0, 0, "a")], []], "a (optimizer 0, group 0) on rank 0, and nothing more on rank 1"),
+    ],
+)
+def test_first_place_that_differs(rows: list[list[Place]], found: str | None) -> None:
+    problem = order_problem(rows)
+    assert problem is None if found is None else found in str(problem)
 
 
 @pytest.mark.parametrize(
