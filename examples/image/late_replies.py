@@ -88,9 +88,8 @@ class LateReplies:
         return True
 
     def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
-        """Whether such a message is held, or has not left yet."""
-        named = ((held.address, held.message.kind, held.message.block) for held in self._held)
-        return (address, kind, block) in named or self._port.is_sending(address, kind, block)
+        """Whether such a message has not left yet; one that is held is not in anybody's way."""
+        return self._port.is_sending(address, kind, block)
 
     def handle(self, received: Received, now: float) -> None:
         """Nothing comes: there are no ``kinds``."""

@@ -32,6 +32,9 @@ class Served:
         dtype: of the parameters.
         **terms: further terms.
 
+    Attributes:
+        full: workers whose queue takes nothing more.
+
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Served:
         own = [Parameter(torch.zeros(3, dtype=dtype)), Parameter(torch.zeros(2, dtype=dtype))]
         self.optimizer = make(own)
         self.sent: list[tuple[int, Message]] = []
+        self.full: set[int] = set()
         self.live = set(range(workers))
         self.counts = ServerCounts()
         (block,) = plan_blocks([self.optimizer], 1)
@@ -124,6 +128,8 @@ class Served:
         return self._answers()
 
     def _send(self, address: bytes, message: Message) -> bool:
+        if address[0] in self.full:
+            return False
         self.sent.append((address[0], message))
         return True
 

@@ -12,7 +12,7 @@ class Replying:
 
     Attributes:
         send: what is called.
-        sending: addresses to which everything that was sent is still queued.
+        sending: addresses to which what was sent is still queued.
 
     """
 

@@ -146,7 +146,7 @@ class BlockServer:
         elif kind == Kind.HOLD:
             copy = read_copy(received, served.values.block)
             if copy is not None:
-                served.hear_late(copy.timestamp, copy.final, copy.flat)
+                served.hear_late(copy.timestamp, copy.final, copy.flat, now)
 
     def _start_what_can(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.patience import Patience
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 
 _LONGEST_SILENCE_S = 30.0
@@ -18,13 +19,14 @@ class HeldBlock:
     """One block on a worker.
 
     A message may be lost, by a broken connection or a full queue. So a request is remembered until
-    it is answered, and put again after a while: a gradient as ABSTAIN, which costs no traffic and
-    asks for the same. If it was the gradient that was lost, the round does without it.
+    it is answered, and put again after a while, later on a line where answers take longer: a
+    gradient as ABSTAIN, which costs no traffic and asks for the same. If it was the gradient that
+    was lost, the round does without it.
 
     Args:
         block: what it is.
         send: to a rank; False if it could not be sent.
-        ask_again_s: after so many seconds of silence a request is put again, later less often.
+        ask_again_s: after so many seconds of silence at least a request is put again.
 
     Attributes:
         host: copies of the parameters and their gradients.
@@ -47,9 +49,7 @@ class HeldBlock:
         self.final = 0
         self.owner = block.home
         self._send = send
-        self._ask_again_s = ask_again_s
-        self._silence_s = ask_again_s
-        self._asked_at = 0.0
+        self._patience = Patience(ask_again_s)
         self._unsent: list[Message] = []
         self._held_out_at: float | None = None
 
@@ -75,12 +75,9 @@ class HeldBlock:
         """Send what could not be sent, and put a request again that has not been answered."""
         if self._held_out_at is not None and now - self._held_out_at >= _LONGEST_SILENCE_S:
             self._hold_out(now)
-        self._flush()
-        silent = self.request is not None and now - self._asked_at >= self._silence_s
-        if self.request is not None and silent and not self._unsent:
-            self._silence_s = min(2 * self._silence_s, _LONGEST_SILENCE_S)
-            self._asked_at = now
-            again = self.request
+        self._flush(now)
+        again = self.request
+        if again is not None and not self._unsent and self._patience.asks_again(now):
             if again.kind == Kind.PUSH:
                 facts = {"final": self.final}
                 again = replace(again, kind=Kind.ABSTAIN, facts=facts, payload=None)
@@ -93,7 +90,7 @@ class HeldBlock:
         self._hold_out(now)
         self._queue(None, now)
 
-    def take_block(self, message: Message) -> bool:
+    def take_block(self, message: Message, now: float) -> bool:
         """Keep values if they are newer; tell whether they answer the request."""
         self._held_out_at = None
         if message.timestamp > self.newest:
@@ -101,6 +98,7 @@ class HeldBlock:
         answers = self.request is not None and message.timestamp > self.request.timestamp
         if answers:
             self.request = None
+            self._patience.answered(now)
         return answers
 
     def take_final(self, message: Message, number: int) -> None:
@@ -128,11 +126,11 @@ class HeldBlock:
         return self.host.read_values(self.host.empty())
 
     def _queue(self, message: Message | None, now: float) -> None:
-        self._asked_at, self._silence_s = now, self._ask_again_s
         if message is not None:
             self._unsent.append(message)
-        self._flush()
+        self._flush(now)
 
-    def _flush(self) -> None:
+    def _flush(self, now: float) -> None:
         while self._unsent and self._send(self.owner, self._unsent[0]):
-            self._unsent.pop(0)
+            if self._unsent.pop(0) is self.request:
+                self._patience.begin(now)

@@ -18,6 +18,7 @@ from lightning_hier.parameter_server.psp.push_facts import PushFacts
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.rendezvous import Arrival, Rendezvous
 from lightning_hier.parameter_server.psp.round import Round
+from lightning_hier.parameter_server.psp.waiting_workers import WaitingWorkers
 from lightning_hier.parameter_server.replies import Replies
 
 _log = logging.getLogger(__name__)
@@ -44,14 +45,6 @@ class Terms:
     warmup_steps: int = 0
     limit_s: float = 1800.0
     takeover_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A worker that waits for a version newer than ``timestamp``, and where to reach it."""
-
-    address: bytes
-    timestamp: int
 
 
 class ServedBlock:
@@ -90,7 +83,7 @@ class ServedBlock:
         self._counts = counts
         self._round = Round()
         self._rendezvous = Rendezvous()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting = WaitingWorkers(values.block.number, replies)
         self._newest_push: dict[int, int] = {}
         self._advanced: PushFacts | None = None
         self._final: Message | None = None
@@ -112,13 +105,13 @@ class ServedBlock:
         worker, timestamp = received.sender, received.message.timestamp
         if not self._rendezvous.holds(worker, timestamp):
             self._rendezvous.remove(worker)
-            self._waiting[worker] = _Waiting(received.address, timestamp)
+            self._waiting.note(worker, received.address, timestamp)
         final = received.message.facts.get("final")
         if isinstance(final, int):
             self.note_final(final)
         if timestamp >= self.timestamp:
             self._round.respond(worker, timestamp, now)
-        self._answer()
+        self._answer(now)
         self.settle(now)
 
     def arrive(self, received: Received, now: float) -> None:
@@ -128,10 +121,10 @@ class ServedBlock:
             _log.warning("rank %d came to a rendezvous without a number", received.sender)
             return
         if self._final is not None and number <= self.final_number:
-            self._replies.send(received.address, self._final)
+            self._send_final(received.address, self._final)
             return
         self.note_final(number - 1)
-        self._waiting.pop(received.sender, None)
+        self._waiting.forget(received.sender)
         arrival = Arrival(received.address, number, received.message.timestamp)
         self._rendezvous.note(received.sender, arrival, now)
         self.settle(now)
@@ -149,9 +142,9 @@ class ServedBlock:
         if number > self.final_number:
             self._final = self._message(Kind.FINAL, {"number": number})
             for arrival in self._rendezvous.disperse(number):
-                self._replies.send(arrival.address, self._final)
+                self._send_final(arrival.address, self._final)
 
-    def hear_late(self, timestamp: int, final: int, flat: Tensor) -> None:
+    def hear_late(self, timestamp: int, final: int, flat: Tensor, now: float) -> None:
         """Hear of a worker's copy after the block was taken over and has begun to go on.
 
         A newer copy is taken as long as nothing has been pushed, which may have gone into it.
@@ -159,12 +152,12 @@ class ServedBlock:
         if timestamp > self.timestamp and not self._moved and not self._round.responded:
             self.values.adopt(flat)
             self.timestamp = timestamp
-            self._answer()
+            self._answer(now)
         self.note_final(final)
 
     def leave(self, worker: int, now: float) -> None:
         """Wait for a worker no longer; a gradient of it in this round counts."""
-        self._waiting.pop(worker, None)
+        self._waiting.forget(worker)
         self._rendezvous.remove(worker)
         self.settle(now)
 
@@ -178,11 +171,14 @@ class ServedBlock:
             self.note_final(self._rendezvous.number)
         elif self._round.responded and self._round_is_over(now):
             self._update()
-            self._answer()
+            self._answer(now)
 
     def deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""
         dues = [since + self._terms.limit_s for since in self._waited_since()]
+        retry_at = self._waiting.deadline()
+        if retry_at is not None:
+            dues.append(retry_at)
         if self._round.enough_since is not None:
             dues.append(self._round.enough_since + self._terms.rule.timeout_s)
         return min(dues, default=None)
@@ -190,6 +186,7 @@ class ServedBlock:
     def tick(self, now: float) -> None:
         """End what time ends, and tell those that have waited too long for whom they wait."""
         self.settle(now)
+        self._answer(now)
         if any(since + self._terms.limit_s <= now for since in self._waited_since()):
             self._name_missing(now)
 
@@ -246,16 +243,13 @@ class ServedBlock:
             self._counts.note_round(ended.gradients, done=done)
         self.timestamp = max(self.timestamp, ended.newest) + 1
 
-    def _answer(self) -> None:
-        """Send the block to those that wait for a version as new as this (line 3).
+    def _answer(self, now: float) -> None:
+        self._waiting.answer(self.timestamp, lambda: self._message(Kind.BLOCK, {}), now)
 
-        Sent to those that have asked by a push, and not to all: the queue to a slow worker does not
-        grow. A worker that misses the answer asks again.
-        """
-        for worker, waiting in sorted(self._waiting.items()):
-            if waiting.timestamp < self.timestamp:
-                del self._waiting[worker]
-                self._replies.send(waiting.address, self._message(Kind.BLOCK, {}))
+    def _send_final(self, address: bytes, final: Message) -> None:
+        # One that is not taken is asked for again; one that is queued will do.
+        if not self._replies.is_sending(address, Kind.FINAL, final.block):
+            self._replies.send(address, final)
 
     def _message(self, kind: Kind, facts: dict[str, Any]) -> Message:
         return Message(kind, self.values.block.number, self.timestamp, facts, self.values.flat())
@@ -269,8 +263,8 @@ class ServedBlock:
         number = self.values.block.number
         absent = self._rendezvous.absent(self._live)
         silent = sorted(self._live - self._round.responded - self._rendezvous.arrivals.keys())
-        for waiting in self._waiting.values():
-            self._replies.send(waiting.address, Message(Kind.BLOCK, number, 0, {"missing": silent}))
+        for address in self._waiting.unanswered(self.timestamp):
+            self._replies.send(address, Message(Kind.BLOCK, number, 0, {"missing": silent}))
         facts = {"missing": sorted(absent), "number": self._rendezvous.number}
         for arrival in self._rendezvous.arrivals.values():
             self._replies.send(arrival.address, Message(Kind.FINAL, number, 0, facts))

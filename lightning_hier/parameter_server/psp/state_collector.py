@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.patience import Patience
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.state_transfer import BlockState
 from lightning_hier.parameter_server.updater import ParameterStates
 
+# After so many seconds of silence at least; a server answers what it is sending already once.
 _ASK_AGAIN_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class StateCollector:
         self._gone: set[int] = set()
         self._request = 0
         self._found: dict[int, BlockState] = {}
-        self._asked_at: dict[int, float] = {}
+        self._patience = {number: Patience(_ASK_AGAIN_S) for number in self._blocks}
 
     def ask(self, now: float) -> None:
         """Ask for the state of all blocks as it is now."""
@@ -55,6 +57,7 @@ class StateCollector:
         block = self._blocks.get(received.message.block)
         if block is None or block.number not in self._found:
             return
+        self._patience[block.number].heard(now)
         try:
             self._found[block.number].take(received.message, block)
         except ValueError as error:
@@ -73,8 +76,8 @@ class StateCollector:
     def tick(self, now: float) -> None:
         """Ask again where no answer has come."""
         for number in self._awaited():
-            if now - self._asked_at[number] >= _ASK_AGAIN_S:
-                self._ask(number, now)
+            if self._patience[number].asks_again(now):
+                self._request_state(number)
 
     def is_complete(self) -> bool:
         """Whether the state of all blocks has come."""
@@ -112,5 +115,8 @@ class StateCollector:
         return [number for number, found in self._found.items() if not found.complete]
 
     def _ask(self, number: int, now: float) -> None:
-        self._asked_at[number] = now
+        self._patience[number].begin(now)
+        self._request_state(number)
+
+    def _request_state(self, number: int) -> None:
         self._send(self._owner(number), Message(Kind.STATE_REQUEST, number, self._request))

@@ -58,7 +58,7 @@ class Worker:
         send: to a rank's server; False if it could not be sent.
         pull_rule: b and tau_2.
         warmup_steps: so many first steps wait for all blocks.
-        ask_again_s: after so many seconds of silence a request is put again.
+        ask_again_s: after so many seconds of silence at least a request is put again.
 
     """
 
@@ -218,7 +218,7 @@ class Worker:
         elif message.kind == Kind.FINAL and self._at_rendezvous and number == self._rendezvous:
             held.take_final(message, self._rendezvous)
         elif message.kind == Kind.BLOCK and not self._at_rendezvous:
-            self.counts.late += not held.take_block(message)
+            self.counts.late += not held.take_block(message, now)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Speak to the successor about the blocks of a rank that is gone."""
