@@ -65,6 +65,10 @@ class Client:
         """Send without waiting; False if the peer is gone or takes nothing more for now."""
         return self._port.send(rank, message)
 
+    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
+        """Whether some of a large message of this kind about this block has not left yet."""
+        return self._port.is_sending(rank, kind, block)
+
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Handle one message if there is one within ``timeout_s`` seconds; tell whether.
 

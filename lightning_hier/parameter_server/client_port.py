@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import zmq
 
 from lightning_hier.parameter_server.link import Accounts, Link, milliseconds_until
-from lightning_hier.parameter_server.message import Message
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.refusals import Refused
 from lightning_hier.parameter_server.server_port import Received
 from lightning_hier.parameter_server.sockets import Socket
@@ -42,6 +42,10 @@ class ClientPort:
         if rank not in self._sockets or rank in self._watch.left():
             return False
         return self._links[rank].send(self._sockets[rank], message)
+
+    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
+        """Whether some of a large message of this kind about this block has not left yet."""
+        return self._links[rank].is_sending(kind, block)
 
     def receive(self, timeout_s: float) -> Received | None:
         """The next reply, or None if none is complete within ``timeout_s`` seconds.

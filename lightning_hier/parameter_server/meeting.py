@@ -2,13 +2,15 @@
 
 What barriers, broadcasts and sums of a strategy are made of where a collective of the process
 group would wait for ever for a rank that has died. The lowest rank that is there leads: it collects
-what the ranks say and sends the minutes to all. If it dies, the next one leads. A rank that has the
-minutes already hands them to the new lead, so that all ranks go by the same.
+what the ranks say and sends the minutes to all. A rank that hears nothing says its word again: a
+connection that breaks and comes back loses what was on it. If the lead dies, the next one leads.
+A rank that has the minutes already hands them to the new lead, so that all ranks go by the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +20,9 @@ from torch import Tensor
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.patience import Patience
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.replies import Replies
 
 # Meetings of which a lead keeps the minutes: ranks are at most one meeting apart.
 _KEPT = 2
@@ -46,18 +50,16 @@ class MeetingDuty:
 
     Args:
         world_size: number of ranks.
-        send: to an address that came with a message.
+        replies: port of the rank.
         limit_s: after so many seconds those who have come are told who is missing.
 
     """
 
     kinds = frozenset({Kind.MEET, Kind.MINUTES})
 
-    def __init__(
-        self, world_size: int, send: Callable[[bytes, Message], bool], *, limit_s: float
-    ) -> None:
+    def __init__(self, world_size: int, replies: Replies, *, limit_s: float) -> None:
         self._present = set(range(world_size))
-        self._send = send
+        self._replies = replies
         self._limit_s = limit_s
         self._open: dict[int, _Agenda] = {}
         self._minutes: dict[int, Message] = {}
@@ -69,11 +71,13 @@ class MeetingDuty:
             self._close(number, _copied(message))
             return
         if number in self._minutes:
-            self._send(received.address, self._minutes[number])
+            if not self._replies.is_sending(received.address, Kind.MINUTES, message.block):
+                self._replies.send(received.address, self._minutes[number])
             return
         agenda = self._open.setdefault(number, _Agenda(due=now + self._limit_s))
-        payload = None if message.payload is None else message.payload.clone()
-        agenda.words[received.sender] = Word(message.facts.get("value"), payload)
+        if received.sender not in agenda.words:
+            payload = None if message.payload is None else message.payload.clone()
+            agenda.words[received.sender] = Word(message.facts.get("value"), payload)
         agenda.addresses[received.sender] = received.address
         self._close_complete()
 
@@ -104,7 +108,8 @@ class MeetingDuty:
             del self._minutes[old]
         agenda = self._open.pop(number, _Agenda())
         for address in agenda.addresses.values():
-            self._send(address, minutes)
+            # Minutes that are not taken, or are lost, are asked for again.
+            self._replies.send(address, minutes)
 
 
 def write_minutes(number: int, words: Mapping[int, Word]) -> Message:
@@ -145,14 +150,21 @@ def read_minutes(message: Message) -> dict[int, Word]:
 
 
 class Meetings:
-    """The meetings that a rank attends, from its main thread."""
+    """The meetings that a rank attends, from its main thread.
 
-    def __init__(self, world_size: int, client: Client) -> None:
-        """Attend through ``client``, among ``world_size`` ranks at the start."""
+    Args:
+        world_size: number of ranks at the start.
+        client: of the main thread.
+        ask_again_s: after so many seconds of silence at least a word is said again.
+
+    """
+
+    def __init__(self, world_size: int, client: Client, *, ask_again_s: float = 5.0) -> None:
         self._world_size = world_size
         self._client = client
         self._number = 0
         self._waiting: Message | None = None
+        self._patience = Patience(ask_again_s)
         self._latest: Message | None = None
         client.on(Kind.MINUTES, self._take_minutes)
         client.on_gone(self._meet_new_lead)
@@ -171,14 +183,22 @@ class Meetings:
         self._number += 1
         facts = {"value": value}
         self._waiting = Message(Kind.MEET, 0, self._number, facts, payload)
+        self._patience.begin(time.monotonic())
         self._client.send(self._lead(), self._waiting)
         self._client.wait(
-            lambda: self._waiting is None,
+            self._has_minutes,
             lambda: f"rank {self._lead()} leads meeting {self._number} and has sent no minutes",
         )
         if self._latest is None:
             raise RuntimeError("a meeting has ended without minutes")
         return read_minutes(self._latest)
+
+    def _has_minutes(self) -> bool:
+        if self._waiting is not None and self._patience.asks_again(time.monotonic()):
+            lead = self._lead()
+            if not self._client.is_sending(lead, Kind.MEET, 0):
+                self._client.send(lead, self._waiting)
+        return self._waiting is None
 
     def _lead(self) -> int:
         return min(set(range(self._world_size)) - self._client.gone())

@@ -57,7 +57,7 @@ class ServerSession:
         self._traffic = traffic
         self._rank = rank
         self._world_size = world_size
-        leading = MeetingDuty(world_size, ports.server.send, limit_s=timeout_s)
+        leading = MeetingDuty(world_size, ports.server, limit_s=timeout_s)
         duties = [leading]
         self._servant = Servant(ports.server, ports.watch, duties)
         # Twice: the servants, who know who is missing, speak first.

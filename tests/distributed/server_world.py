@@ -71,7 +71,7 @@ def server_world(
     servant = Servant(ports.server, ports.watch, [])
     client = Client(ports.open_client("main"), servant, timeout_s=2 * timeout_s)
     engine = build(rank, ports, client)
-    servant.add([MeetingDuty(world_size, ports.server.send, limit_s=timeout_s), *engine.duties])
+    servant.add([MeetingDuty(world_size, ports.server, limit_s=timeout_s), *engine.duties])
     meetings = Meetings(world_size, client)
     before(engine)
     exchange("nobody has begun")

@@ -9,23 +9,29 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.message import Message
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.servant import Duty, Servant
 
 
 class LocalNetwork:
-    """Mailboxes of so many ranks; messages to and from a rank that was cut off are dropped."""
+    """Mailboxes of so many ranks; messages to and from a rank that was cut off are dropped.
+
+    `refuse` tells which messages a port does not take, `lose` which are lost on their way.
+    """
 
     def __init__(self, world_size: int) -> None:
         self.servers: list[queue.Queue[Received]] = [queue.Queue() for _ in range(world_size)]
         self.clients: list[queue.Queue[Received]] = [queue.Queue() for _ in range(world_size)]
         self.cut_off: dict[int, str] = {}
         self.refuse: Callable[[int, int, Message], bool] = lambda sender, receiver, message: False
+        self.lose: Callable[[int, int, Message], bool] = lambda sender, receiver, message: False
 
     def deliver(self, box: queue.Queue[Received], sender: int, to: int, message: Message) -> bool:
         if sender in self.cut_off or to in self.cut_off or self.refuse(sender, to, message):
             return False
+        if self.lose(sender, to, message):
+            return True
         box.put(Received(sender, str(sender).encode(), message))
         return True
 
@@ -43,6 +49,9 @@ class LocalServerPort:
         to = int(address)
         return self._network.deliver(self._network.clients[to], self._rank, to, message)
 
+    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+        return False
+
 
 class LocalClientPort:
     """The client port of one rank."""
@@ -57,6 +66,9 @@ class LocalClientPort:
 
     def send(self, rank: int, message: Message) -> bool:
         return self._network.deliver(self._network.servers[rank], self._rank, rank, message)
+
+    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
+        return False
 
 
 class LocalWatch:

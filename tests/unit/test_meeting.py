@@ -12,9 +12,11 @@ from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collectives import LiveCollectives
 from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.servant import Duty, Servant
 from tests.unit.local_ports import LocalNetwork, LocalServerPort, LocalWatch, on_every_rank
-from tests.waiting import wait_until
+from tests.unit.replying import Replying
+from tests.waiting import WAIT_S, wait_until
 
 WORLD = 4
 
@@ -23,7 +25,7 @@ def meet_on_all(network: LocalNetwork, work: Any, *, limit_s: float = 10.0) -> l
     world = len(network.servers)
 
     def duties(rank: int, port: LocalServerPort) -> list[Duty]:
-        return [MeetingDuty(world, port.send, limit_s=limit_s)]
+        return [MeetingDuty(world, port, limit_s=limit_s)]
 
     def attend(rank: int, client: Client) -> Any:
         return work(rank, Meetings(world, client))
@@ -98,6 +100,51 @@ def test_rank_that_dies_before_it_speaks_is_not_waited_for() -> None:
     assert [results[rank] for rank in (0, 1, 3)] == [{0: 0, 1: 1, 3: 3}] * 3
 
 
+@pytest.mark.parametrize("fate", ["lose", "refuse"])
+def test_what_a_connection_loses_is_said_again(fate: str) -> None:
+    """The first word to the lead in every meeting, and the first minutes, of all ranks."""
+    network = LocalNetwork(WORLD)
+    seen: set[tuple[int, int, Kind, int]] = set()
+
+    def first(sender: int, to: int, message: Message) -> bool:
+        known = sender, to, message.kind, message.timestamp
+        if known in seen or sender == to:
+            return False
+        seen.add(known)
+        return True
+
+    setattr(network, fate, first)
+
+    def attend(rank: int, client: Client) -> Any:
+        meetings = Meetings(WORLD, client, ask_again_s=0.02)
+        return [facts(meetings.meet([rank, number])) for number in range(3)]
+
+    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
+        return [MeetingDuty(WORLD, port, limit_s=WAIT_S)]
+
+    expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(3)]
+    assert on_every_rank(network, duties, attend, timeout_s=WAIT_S) == [expected] * WORLD
+
+
+def test_minutes_that_are_queued_are_not_sent_again() -> None:
+    sent: list[tuple[bytes, Kind]] = []
+
+    def send(address: bytes, message: Message) -> bool:
+        sent.append((address, message.kind))
+        return True
+
+    replies = Replying(send)
+    duty = MeetingDuty(2, replies, limit_s=WAIT_S)
+    for rank in (0, 1, 1):
+        word = Message(Kind.MEET, 0, 1, {"value": rank}, torch.ones(1))
+        duty.handle(Received(rank, bytes([rank]), word), 0.0)
+        replies.sending = {bytes([1])}
+    assert sent == [(bytes([rank]), Kind.MINUTES) for rank in (0, 1)]
+    replies.sending = set()
+    duty.handle(Received(1, bytes([1]), word), 9.0)
+    assert sent[2:] == [(bytes([1]), Kind.MINUTES)]
+
+
 def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
     def work(rank: int, meetings: Meetings) -> Any:
         return None if rank == 3 else meetings.meet(rank)
@@ -110,7 +157,7 @@ def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
 
 def test_rank_that_was_given_up_is_told() -> None:
     def duties(rank: int, port: LocalServerPort) -> list[Duty]:
-        return [MeetingDuty(2, port.send, limit_s=5)]
+        return [MeetingDuty(2, port, limit_s=5)]
 
     def work(rank: int, client: Client) -> Any:
         if rank == 1:

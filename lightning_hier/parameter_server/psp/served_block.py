@@ -121,7 +121,8 @@ class ServedBlock:
             _log.warning("rank %d came to a rendezvous without a number", received.sender)
             return
         if self._final is not None and number <= self.final_number:
-            self._send_final(received.address, self._final)
+            if not self._replies.is_sending(received.address, Kind.FINAL, self._final.block):
+                self._replies.send(received.address, self._final)
             return
         self.note_final(number - 1)
         self._waiting.forget(received.sender)
@@ -142,7 +143,7 @@ class ServedBlock:
         if number > self.final_number:
             self._final = self._message(Kind.FINAL, {"number": number})
             for arrival in self._rendezvous.disperse(number):
-                self._send_final(arrival.address, self._final)
+                self._replies.send(arrival.address, self._final)
 
     def hear_late(self, timestamp: int, final: int, flat: Tensor, now: float) -> None:
         """Hear of a worker's copy after the block was taken over and has begun to go on.
@@ -245,11 +246,6 @@ class ServedBlock:
 
     def _answer(self, now: float) -> None:
         self._waiting.answer(self.timestamp, lambda: self._message(Kind.BLOCK, {}), now)
-
-    def _send_final(self, address: bytes, final: Message) -> None:
-        # One that is not taken is asked for again; one that is queued will do.
-        if not self._replies.is_sending(address, Kind.FINAL, final.block):
-            self._replies.send(address, final)
 
     def _message(self, kind: Kind, facts: dict[str, Any]) -> Message:
         return Message(kind, self.values.block.number, self.timestamp, facts, self.values.flat())
