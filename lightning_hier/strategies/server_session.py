@@ -32,7 +32,7 @@ class ServerSession:
     """Ports, servant, client and engine of a rank, and changes to a Trainer.
 
     Args:
-        ports: of this rank; closed with the session.
+        ports: of this rank; closed with the session, and where it can't be made.
         build: makes the engine.
         rank: of this rank.
         world_size: number of ranks.
@@ -60,15 +60,18 @@ class ServerSession:
         leading = MeetingDuty(world_size, ports.server, limit_s=timeout_s)
         duties = [leading]
         self._servant = Servant(ports.server, ports.watch, duties)
-        # Twice: the servants, who know who is missing, speak first.
-        self._client = Client(
-            ports.open_client("main"),
-            self._servant,
-            timeout_s=2 * timeout_s,
-            # Whoever is waited for: the others may be anywhere.
-            on_waited=partial(traffic.add_wait, world_tier),
-        )
-        self.engine = build(ports, self._client)
+        with ExitStack() as undo:
+            undo.callback(ports.close)
+            # Twice: the servants, who know who is missing, speak first.
+            self._client = Client(
+                ports.open_client("main"),
+                self._servant,
+                timeout_s=2 * timeout_s,
+                # Whoever is waited for: the others may be anywhere.
+                on_waited=partial(traffic.add_wait, world_tier),
+            )
+            self.engine = build(ports, self._client)
+            undo.pop_all()
         self._servant.add(self.engine.duties)
         self._client.on_gone(self._note_gone)
         self.collectives = LiveCollectives(Meetings(world_size, self._client))
@@ -166,17 +169,20 @@ class ServerSession:
 
         """
         self._at_end.close()
-        try:
-            if orderly and self.started:
-                self._servant.part()
-                self.collectives.barrier()
-                for rank in self.living():
-                    self._client.send(rank, Message(Kind.BYE))
+        with ExitStack() as closing:
+            # Last first: the servant's thread uses the sockets until it has ended.
+            closing.callback(self._ports.close)
+            closing.callback(self.engine.close)
             if self.started:
-                self._servant.stop()
-        finally:
-            self.engine.close()
-            self._ports.close()
+                closing.callback(self._servant.stop)
+                if orderly:
+                    self._take_leave()
+
+    def _take_leave(self) -> None:
+        self._servant.part()
+        self.collectives.barrier()
+        for rank in self.living():
+            self._client.send(rank, Message(Kind.BYE))
 
     def _note_gone(self, rank: int) -> None:
         reason = self._servant.lost().get(rank)
