@@ -58,6 +58,8 @@ class LiveCollectives:
         of no use here.
         """
         flat = tensor.detach().reshape(-1).cpu()
+        if flat.dtype == torch.bool:
+            flat = flat.to(torch.uint8)  # messages have no truth values
         words = self._meetings.meet([str(tensor.dtype), *tensor.shape], flat)
         return [_shaped(word, tensor) for _, word in sorted(words.items())]
 

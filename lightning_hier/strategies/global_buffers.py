@@ -27,20 +27,22 @@ class GlobalBuffers:
     def show(self) -> None:
         """Write the global ones, and put this rank's aside. All ranks that are there must call it.
 
-        They travel as float64, which holds floats and whole numbers up to 2^53 exactly.
+        They travel together and byte for byte, whatever their dtypes.
         """
         buffers = list(self._module.buffers())
         if not buffers:
             return
         self._own = [buffer.clone() for buffer in buffers]
-        flat = torch.cat([buffer.reshape(-1).double().cpu() for buffer in buffers])
-        everybody = torch.stack(self._collectives.gather(flat))
-        mean, first = everybody.mean(0), everybody[0]
-        sizes = [buffer.numel() for buffer in buffers]
-        parts = zip(buffers, mean.split(sizes), first.split(sizes), strict=True)
-        for buffer, averaged, lowest in parts:
-            source = averaged if buffer.is_floating_point() else lowest
-            buffer.copy_(source.view_as(buffer))
+        raw = torch.cat([buffer.cpu().reshape(-1).view(torch.uint8) for buffer in buffers])
+        sizes = [buffer.nbytes for buffer in buffers]
+        everybody = [theirs.split(sizes) for theirs in self._collectives.gather(raw)]
+        for buffer, *pieces in zip(buffers, *everybody, strict=True):
+            # Clones, since a number must not begin at any byte.
+            values = [piece.clone().view(buffer.dtype).view(buffer.shape) for piece in pieces]
+            if buffer.is_floating_point():
+                buffer.copy_(torch.stack([value.double() for value in values]).mean(0))
+            else:
+                buffer.copy_(values[0])
 
     @torch.no_grad()
     def hide(self) -> None:

@@ -141,8 +141,10 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if self._live is None or not self.is_global_zero:
             return state
         self._snapshot = self._live.engine.snapshot()
-        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
-        held = {names[id(own)]: value for own, value in self._snapshot.values.items()}
+        values = self._snapshot.values
+        # A tied weight has several names, and the state dict all of them.
+        named = self._module.named_parameters(remove_duplicate=False)
+        held = {name: values[own] for name, own in named if own in values}
         return {name: held.get(name, value) for name, value in state.items()}
 
     @override

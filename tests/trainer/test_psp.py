@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torchmetrics import MeanSquaredError
 
@@ -189,6 +190,41 @@ def _in_precision(precision: str) -> Tensor:
         data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
     trainer.fit(model, data)
     return weights(model)
+
+
+class _Tied(Net):
+    """Input and output share a weight, as in language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        self.layers[1].weight = self.layers[0].weight
+
+    def forward(self, batch: Tensor) -> Tensor:
+        result: Tensor = self.layers(batch)[:, :2]
+        return result
+
+
+def _saved_tied(path: str) -> bool:
+    fit("psp", 3, _Tied(), callbacks=[_SaveAfterStep(path)])
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    return torch.equal(saved["layers.0.weight"], saved["layers.1.weight"])
+
+
+class _SaveAfterStep(Callback):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        if trainer.global_step == 2:
+            if trainer.is_global_zero:
+                with torch.no_grad():  # so that the module differs from the servers
+                    pl_module.layers[0].weight.add_(1.0)
+            trainer.save_checkpoint(self.path)
+
+
+def test_tied_weight_is_saved_under_all_its_names(tmp_path: Path) -> None:
+    assert all(run_ranks(_saved_tied, 2, str(tmp_path / "tied.ckpt")))
 
 
 def _stages(name: str) -> Any:

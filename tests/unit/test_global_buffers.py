@@ -1,0 +1,65 @@
+"""Buffers of the global model: means of floats, and everything else as it is on the lowest rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hier.parameter_server.collectives import LiveCollectives
+from lightning_hier.parameter_server.meeting import Meetings, Word
+from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.wire import encode
+from lightning_hier.strategies.global_buffers import GlobalBuffers
+from tests.unit.local_ports import LocalNetwork
+from tests.unit.test_meeting import meet_on_all
+
+
+def _module(rank: int) -> nn.Module:
+    module = nn.BatchNorm1d(3)
+    module.running_mean.fill_(float(rank))
+    module.register_buffer("rotation", torch.tensor([[0.5 + 2.0j, -1.0j]]))
+    module.register_buffer("seed", torch.tensor(2**60 + 1 + rank))
+    module.register_buffer("mask", torch.tensor([True, False, rank == 0]))
+    module.register_buffer("halves", torch.full((3,), 1.0 + rank, dtype=torch.bfloat16))
+    return module
+
+
+def _looked_at(rank: int, meetings: Meetings) -> dict[str, Tensor]:
+    module = _module(rank)
+    own = {name: value.clone() for name, value in module.named_buffers()}
+    buffers = GlobalBuffers(module, LiveCollectives(meetings))
+    buffers.show()
+    shown = {name: value.clone() for name, value in module.named_buffers()}
+    buffers.hide()
+    assert all(torch.equal(own[name], value) for name, value in module.named_buffers())
+    return shown
+
+
+def test_floats_are_averaged_and_the_rest_is_rank_0s_to_the_last_bit() -> None:
+    first = dict(_module(0).named_buffers())
+    expected = first | {
+        "running_mean": torch.full((3,), 0.5),
+        "halves": torch.full((3,), 1.5, dtype=torch.bfloat16),
+    }
+    for shown in meet_on_all(LocalNetwork(2), _looked_at):
+        for name, value in expected.items():
+            assert torch.equal(shown[name], value), name
+
+
+class _Wired:
+    """Meets nobody, by messages as they are on the wire."""
+
+    def meet(self, facts: Any = None, payload: Tensor | None = None) -> dict[int, Word]:
+        encode(Message(Kind.MEET, 0, 0, {"facts": facts}, payload), 1, Limits())
+        return {0: Word(facts, payload)}
+
+
+def test_truth_values_are_gathered_and_reduced() -> None:
+    """The mask of a ``self.all_gather``, the state of a metric."""
+    mask = torch.tensor([[True], [False]])
+    live = LiveCollectives(_Wired())  # type: ignore[arg-type]
+    [gathered] = live.gather(mask)
+    assert gathered.dtype == torch.bool and torch.equal(gathered, mask)
+    assert torch.equal(live.reduce(mask, "max"), mask)
