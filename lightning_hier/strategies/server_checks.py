@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, LearningRateFinder
 from lightning.pytorch.strategies import ParallelStrategy
 from torch.optim import Optimizer
 
@@ -35,6 +37,19 @@ def strategy_problem(strategy: ParallelStrategy) -> str | None:
         return (
             "sync_batchnorm=True can't be combined with parameter servers: every batch would wait "
             "for all ranks. Leave it out: statistics are averaged when the model is looked at."
+        )
+    return None
+
+
+def callback_problem(trainer: pl.Trainer) -> str | None:
+    """What about the Trainer's callbacks can't be combined with parameter servers, or None."""
+    callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    # Tuner.lr_find has one that ends its fit with the search.
+    if any(isinstance(own, LearningRateFinder) and not own._early_exit for own in callbacks):
+        return (
+            "LearningRateFinder can't be combined with parameter servers: they would go on from "
+            "what the search has made of the model. Leave it out, and call "
+            "Tuner(trainer).lr_find(model, data) before fit."
         )
     return None
 

@@ -40,6 +40,12 @@ class ServerSession:
         traffic: where the ports count.
         world_tier: the tier of what concerns all ranks.
 
+    Attributes:
+        engine: what this rank does.
+        collectives: of the ranks that are there.
+        settled: whether the module holds what somebody else has put into it, for good.
+        started: whether it serves.
+
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class ServerSession:
         self._termination: QuietTermination | None = None
         self._at_end = ExitStack()
         self._shown = False
+        self.settled = False
         self.started = False
 
     @property
@@ -112,6 +119,8 @@ class ServerSession:
 
     def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
         """Make a step of an optimizer: ``run`` computes the gradients and steps the optimizer."""
+        if self.settled:
+            return run()  # at the end of an epoch without steps Lightning makes one all the same
         taking = self._gradients[optimizer]
         taking.taken = False
         result = run()
@@ -125,7 +134,8 @@ class ServerSession:
         if self._shown or self._buffers is None:
             return
         with self._traffic.synchronising("a look at the model"):
-            self.engine.rendezvous()
+            if not self.settled:
+                self.engine.rendezvous()
             self._buffers.show()
         self._shown = True
 
@@ -134,6 +144,12 @@ class ServerSession:
         if self._shown and self._buffers is not None:
             self._buffers.hide()
             self._shown = False
+
+    def settle(self) -> None:
+        """Leave the module as somebody else has put it; only its buffers are still averaged."""
+        if not self.settled and self._buffers is not None:
+            self._buffers.keep()
+            self._shown, self.settled = False, True
 
     def finish(self) -> None:
         """Leave the global model in the module."""

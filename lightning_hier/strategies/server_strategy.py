@@ -23,6 +23,7 @@ from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.comm.traffic import Tier
 from lightning_hier.strategies import checks, server_checks
+from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
 from lightning_hier.strategies.live_strategy import LiveStrategy
@@ -81,7 +82,10 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     def setup(self, trainer: pl.Trainer) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
-            raise_everywhere(server_checks.strategy_problem(self), self.root_device)
+            problem = server_checks.strategy_problem(self) or server_checks.callback_problem(
+                trainer
+            )
+            raise_everywhere(problem, self.root_device)
             checks.check_run(trainer)
         super().setup(trainer)
         if fitting:
@@ -91,9 +95,9 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
             self._session.begin(trainer, self.optimizers)
-            lifecycle = GlobalModelLifecycle(self._session)
+            first = [EpochWithoutSteps(self._session), GlobalModelLifecycle(self._session)]
             last = [*self._watching(), self._session.termination]
-            self._session.at_end(surround_callbacks(trainer, [lifecycle], last))
+            self._session.at_end(surround_callbacks(trainer, first, last))
             self._session.at_end(show_in_progress_bar(trainer, self.traffic))
 
     @override
@@ -141,6 +145,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if self._live is None or not self.is_global_zero:
             return state
         self._snapshot = self._live.engine.snapshot()
+        if self._live.settled:
+            return state
         values = self._snapshot.values
         # A tied weight has several names, and the state dict all of them.
         named = self._module.named_parameters(remove_duplicate=False)

@@ -19,6 +19,8 @@ from tests.resume.runs import DropoutNet, NoisyData, shuffled, stop_and_go_on
 from tests.trainer.fitting import make_trainer, weights
 
 STRATEGIES: dict[str, tuple[int, Any]] = {
+    "psp": (2, lh.PSPStrategy),
+    "two_stage_asgd": (2, lh.TwoStageASGDStrategy),
     "bmuf": (2, partial(lh.BMUFStrategy, block_size=7)),
     "bmuf_gtc": (
         4,
@@ -69,7 +71,14 @@ def _train(make_model: Any, strategy: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("make_model", "name"), [(PlainNet, "bmuf"), (DropoutNet, "bmuf"), (DropoutNet, "bmuf_gtc")]
+    ("make_model", "name"),
+    [
+        (PlainNet, "bmuf"),
+        (DropoutNet, "bmuf"),
+        (DropoutNet, "bmuf_gtc"),
+        (DropoutNet, "psp"),
+        pytest.param(DropoutNet, "two_stage_asgd", marks=pytest.mark.slow),
+    ],
 )
 def test_average_of_global_models_is_the_end(make_model: Any, name: str) -> None:
     """With BatchNorm one more epoch sees the average, and ends with its statistics.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import LearningRateFinder
 
 import lightning_hier as lh
 from lightning_hier.strategies.parameter_order import Place, order_problem
@@ -68,6 +69,10 @@ def _sync_batchnorm() -> None:
     fit("two_stage_asgd", model=_Untrained(), sync_batchnorm=True)
 
 
+def _learning_rate_finder() -> None:
+    fit("psp", model=_Untrained(), callbacks=[LearningRateFinder()])
+
+
 def _optimizers_differ() -> None:
     kind = torch.optim.Adam if _rank() == 1 else torch.optim.SGD
     fit("psp", model=_Untrained(lambda net: kind(net.parameters(), lr=0.1)))
@@ -86,6 +91,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_lbfgs, r"LBFGS calls its closure several times"),
     (_shared_parameters, r"two optimizers share a parameter"),
     (_sync_batchnorm, r"sync_batchnorm=True can't be combined with parameter servers"),
+    (_learning_rate_finder, r"LearningRateFinder can't be .*Tuner\(trainer\).lr_find"),
     (_optimizers_differ, r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1'),
     (_batches_differ, r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1"),
 ]
