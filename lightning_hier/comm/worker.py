@@ -35,12 +35,19 @@ class GradientMemory:
     tensors: dict[Parameter, TensorMemory] = field(default_factory=dict)
 
     def of(self, parameter: Parameter, flat: Tensor, threshold: float | None) -> TensorMemory:
-        """Memory of a parameter; a zero residual like ``flat`` where there is none yet."""
+        """Memory of a parameter; a zero residual like ``flat`` where there is none yet.
+
+        Args:
+            parameter: whose.
+            flat: its gradient.
+            threshold: a fixed one, whatever was used before; None keeps the one that is there.
+
+        """
         memory = self.tensors.get(parameter)
         if memory is None:
             memory = TensorMemory(torch.zeros_like(flat), threshold)
             self.tensors[parameter] = memory
-        elif memory.threshold is None:
+        elif threshold is not None:
             memory.threshold = threshold
         return memory
 
@@ -58,7 +65,7 @@ class GradientMemory:
         for name, residual in state["residuals"].items():
             if name in parameters:
                 own = parameters[name]
-                flat = residual.to(device=own.device, copy=True)
+                flat = residual.to(own.device, own.dtype, copy=True)
                 self.tensors[own] = TensorMemory(flat, state["thresholds"][name])
 
     def forget(self, parameters: Iterable[Parameter]) -> None:

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_hier.algorithms.encoding import Scratch
 from lightning_hier.algorithms.threshold import first_threshold, next_threshold
@@ -102,7 +103,8 @@ class GTCReducer:
     def reduce(self, bucket: GradientBucket) -> Future:
         """Begin this bucket, send the one before it, and finish all with the last one."""
         if self.channel.size * len(bucket.buffers) == 1:
-            self._return_residuals(bucket)
+            pieces = zip(bucket.parameters, bucket.pieces(bucket.buffers[0]), strict=True)
+            self._return_residuals(bucket.workers[0], pieces)
             return finished(bucket.buffers[0])
         if bucket.is_first:
             self._open.clear()  # a backward pass that was cut off leaves its buckets behind
@@ -122,13 +124,10 @@ class GTCReducer:
         density = self.density.read()
         return found if math.isnan(density) else found | {"hier/gtc/density": density}
 
-    def _return_residuals(self, bucket: GradientBucket) -> None:
-        """Add what a run of larger groups has left unsent to the exact gradient, once."""
-        tensors = self._memories[bucket.workers[0]].tensors
-        if not tensors:
-            return
-        pieces = bucket.pieces(bucket.buffers[0])
-        for parameter, flat in zip(bucket.parameters, pieces, strict=True):
+    def _return_residuals(self, worker: int, exact: Iterable[tuple[Parameter, Tensor]]) -> None:
+        """Add to exact gradients, once, what a run has left unsent that compressed them."""
+        tensors = self._memories[worker].tensors
+        for parameter, flat in exact:
             memory = tensors.pop(parameter, None)
             if memory is not None:
                 flat.add_(memory.residual, alpha=self._grad_scale())
@@ -145,6 +144,9 @@ class GTCReducer:
             row = self._select(bucket, turn, pieces, scale)
             finite = all(selection.finite for selection in row)
             small = [flat for flat in pieces if flat.numel() < self._config.dense_below]
+            named = zip(bucket.parameters, pieces, strict=True)
+            exact_ones = (own for own in named if own[1].numel() < self._config.dense_below)
+            self._return_residuals(bucket.workers[turn], exact_ones)
             exact = exact or small
             if small:
                 own = torch.cat(small)
