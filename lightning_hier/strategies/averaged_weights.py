@@ -2,11 +2,13 @@
 
 After a step such a callback sees the local model, so every group has an average of its own. An
 average over steps is linear in the models, so the mean of these averages over the groups is the
-average of the groups' mean model: that one is validated, saved and left in the module.
+average of the groups' mean model: that one is validated, saved and left in the module. NaN stays in
+an average for ever; a group that has some is left out of the mean, and goes on with that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -19,6 +21,7 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.blocks.aside import Aside
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
@@ -110,22 +113,33 @@ class AveragedWeights(Callback):
         self._own.put(tensors)
         if tensors:
             place = "a look at averaged weights"
+            finite = all(all_finite(own.detach()) for m in models for own in m.parameters())
             with self._communicators.roll_call.at(place), torch.no_grad():
-                _average_(tensors, self._communicators)
+                _average_(tensors, self._communicators, takes_part=finite)
+            if not finite:
+                self._own.put(tensors)
 
     def _hide(self) -> None:
         self._own.restore()
 
 
-def _average_(tensors: Sequence[Tensor], communicators: Communicators) -> None:
-    """Mean over the groups, in place; whole numbers become those of rank 0.
+def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:
+    """Mean over the groups that take part, in place; whole numbers become those of rank 0.
 
     The groups' first ranks average and tell the others. The tensors may lie on another device than
     the one of collectives.
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
     if communicators.group.position == 0:
-        average_tensors_(moved, communicators.across, KIND)
+        share = torch.tensor(float(takes_part), device=communicators.device)
+        averaged = [value for value in moved if value.is_floating_point() or value.is_complex()]
+        for value in averaged if not takes_part else ():
+            value.zero_()
+        average_tensors_([*moved, share], communicators.across, KIND)
+        groups = communicators.across.size
+        healthy = round(float(share) * groups)
+        if healthy < groups:
+            torch._foreach_mul_(averaged, groups / healthy if healthy else math.nan)
     broadcast_tensors_(moved, communicators.group, KIND)
     for tensor, value in zip(tensors, moved, strict=True):
         tensor.copy_(value)

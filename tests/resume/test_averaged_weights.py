@@ -135,6 +135,35 @@ def test_resume_goes_on_with_every_ranks_own_average(
     assert found == [[]] * world_size
 
 
+class _SickOnce(DropoutNet):
+    """Group 1's model is spoilt in one step, and comes back at the end of that block."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        sick = os.environ["RANK"] == "1" and self.global_step == 1
+        return loss * float("nan") if sick else loss
+
+
+def _sick() -> tuple[list[Tensor], Tensor, Tensor]:
+    model, watch = _SickOnce(), _Validated()
+    strategy = lh.BMUFStrategy(block_size=4, on_nonfinite="exclude")
+    callbacks = [*_ema(), watch]
+    trainer = make_trainer(
+        strategy, callbacks=callbacks, max_epochs=2, num_sanity_val_steps=0, val_check_interval=3
+    )
+    trainer.fit(model, shuffled(5), DataLoader(NoisyData(2), batch_size=2))
+    own: Any = callbacks[0]
+    return watch.during, weights(model), weights(own._average_model.module)
+
+
+@pytest.mark.filterwarnings("ignore:.*left out of the mean:RuntimeWarning")
+def test_sick_group_is_left_out_of_the_average_and_goes_on_from_it() -> None:
+    results = run_ranks(_sick, 2)
+    for during, end, _ in results:
+        assert all(bool(shown.isfinite().all()) for shown in [*during, end])
+        assert torch.equal(end, results[0][1])
+
+
 def _once_an_epoch() -> list[Callback]:
     return _ema(update_every_n_steps=10**9, update_starting_at_step=1, update_starting_at_epoch=0)
 
