@@ -165,7 +165,8 @@ def check_run(trainer: pl.Trainer) -> None:
 
     """
     device = trainer.strategy.root_device
-    raise_everywhere(module_problem(trainer.lightning_module), device)
+    problem = module_problem(trainer.lightning_module) or trainer_problem(trainer)
+    raise_everywhere(problem, device)
     require_same(trainer_settings(trainer), device)
     warn_of_coupling(trainer)
 
@@ -184,6 +185,17 @@ def module_problem(module: Module) -> str | None:
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return "the model has no trainable parameter: nothing to synchronise"
+    return None
+
+
+def trainer_problem(trainer: pl.Trainer) -> str | None:
+    """What about the Trainer can't be combined with several ranks, or None."""
+    if trainer._val_check_time_interval is not None and trainer.world_size > 1:
+        return (
+            f"val_check_interval of {trainer._val_check_time_interval:g} s can't be combined with "
+            "several ranks: each would validate when its own clock says so, and they must validate "
+            "at the same step. Give it as a number of batches or a part of an epoch."
+        )
     return None
 
 

@@ -52,6 +52,10 @@ def _trainers_differ() -> None:
     fit("bmuf", model=_Untrained(), max_epochs=2 if _rank() == 1 else 1)
 
 
+def _validates_by_the_clock() -> None:
+    fit("bmuf", model=_Untrained(), val_check_interval="00:00:00:15")
+
+
 def _models_differ() -> None:
     model = _Untrained()
     if _rank() == 2:
@@ -166,6 +170,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_nothing_to_train, r"no trainable parameter"),
     (_static_graph, r"static_graph can't be set, got True.*find_unused_parameters"),
     (_hook, r"ddp_comm_hook can't be set.*gradient_sync=CommHook"),
+    (_validates_by_the_clock, r"val_check_interval of 15 s.*a number of batches"),
     (_batches_differ, r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1"),
 ]
 
