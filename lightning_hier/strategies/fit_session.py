@@ -53,6 +53,7 @@ class FitSession:
         random: what each worker draws from.
         position: where training stands in its data.
         on_start: to be called when training starts.
+        saved_under: what this rank calls a checkpoint, and where all ranks have saved it.
 
     """
 
@@ -74,6 +75,7 @@ class FitSession:
         self._averaged_weights: AveragedWeights | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
+        self.saved_under: dict[str, str] = {}
         self.random = WorkerRandom(virtual_workers, communicators.device)
         validation = IsolatedValidation(trainer, communicators.device)
         self.position = DataPosition(trainer, self.random, validation)
@@ -113,6 +115,11 @@ class FitSession:
         if self._averaged_weights is None:
             raise RuntimeError("averages are followed from the moment when optimizers are set up")
         return self._averaged_weights
+
+    @property
+    def begun(self) -> bool:
+        """Whether :meth:`begin` has come to its end."""
+        return self._averaged_weights is not None
 
     @property
     def worker(self) -> Worker:

@@ -215,10 +215,7 @@ class HierarchicalStrategy(PlayingStrategy):
         model: pl.LightningModule | Module | None = None,
         **kwargs: Any,
     ) -> Any:
-        """One step, then, if it ends a block, the synchronisation of models.
-
-        A collective of the group, and of the world at the end of a block.
-        """
+        """One step, and what it ends. A collective of the group, of the world at a block's end."""
         session = self._fit_session
         if self.virtual_workers == 1:
             session.synchroniser.before_step()
@@ -240,9 +237,10 @@ class HierarchicalStrategy(PlayingStrategy):
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the global model. A collective of the world during training."""
-        if self._session is None or self._session.synchroniser.shown:
+        session = self._session
+        if session is None or not session.begun or session.synchroniser.shown:
             return super().lightning_module_state_dict()
-        synchroniser = self._session.synchroniser
+        synchroniser = session.synchroniser
         synchroniser.show()
         state = super().lightning_module_state_dict()
         if synchroniser.shown:

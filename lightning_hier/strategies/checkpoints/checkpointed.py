@@ -27,7 +27,7 @@ from lightning_hier.strategies.checkpoints.rank_files import (
 )
 from lightning_hier.strategies.checkpoints.resuming import SavedRun
 from lightning_hier.strategies.checkpoints.run_state import State
-from lightning_hier.strategies.checkpoints.saving import save_run
+from lightning_hier.strategies.checkpoints.saving import save_run, write_everywhere
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -70,12 +70,12 @@ class CheckpointedStrategy(TieredStrategy):
         """
         session = self._session or self._ended
         write = super().save_checkpoint
-        if session is None or "optimizer_states" not in checkpoint:
-            write(checkpoint, filepath, storage_options)
+        if session is None or not session.begun or "optimizer_states" not in checkpoint:
+            write_everywhere(lambda: write(checkpoint, filepath, storage_options), self.root_device)
             return
         # What callbacks have put into the checkpoint are the tensors that are shown here.
         with session.averaged_weights.shown():
-            save_run(
+            common = save_run(
                 checkpoint,
                 filepath,
                 shared=self._shared(session),
@@ -86,6 +86,7 @@ class CheckpointedStrategy(TieredStrategy):
                 write=lambda whole: write(whole, filepath, storage_options),
                 device=self.root_device,
             )
+        session.saved_under[str(filepath)] = common
 
     @override
     def load_checkpoint(
@@ -99,8 +100,10 @@ class CheckpointedStrategy(TieredStrategy):
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint, then what ranks have saved beside it."""
         super().remove_checkpoint(filepath)
+        session = self._session or self._ended
+        common = session.saved_under.pop(str(filepath), filepath) if session else filepath
         if self.local_rank == 0:
-            remove_rank_files(filepath)
+            remove_rank_files(common)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -114,7 +117,7 @@ class CheckpointedStrategy(TieredStrategy):
             super().load_optimizer_state_dict(checkpoint)
             rank_zero_warn(f"Resuming from {path}: {_PLAIN}")
             return
-        saved = SavedRun(section, RankFiles(path, section["save"]), self.checkpoint_io)
+        saved = SavedRun(section, RankFiles.saved_with(path, section["save"]), self.checkpoint_io)
         saved.require_complete(self.root_device)
         session = self._fit_session
         kinds = self._kinds(session)

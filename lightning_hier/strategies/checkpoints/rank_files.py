@@ -32,16 +32,26 @@ class RankFiles:
     """The files of one save.
 
     Args:
-        checkpoint: path of the checkpoint itself; a link is followed.
+        checkpoint: path of the checkpoint itself.
         save: name of the save.
 
     """
 
     def __init__(self, checkpoint: str | Path, save: str) -> None:
-        path = os.path.realpath(checkpoint) if os.path.islink(checkpoint) else str(checkpoint)
-        self._all = f"{path}.ranks"
+        self._all = f"{checkpoint}.ranks"
         self._save = save
         self.folder = f"{self._all}/{save}"
+
+    @classmethod
+    def saved_with(cls, checkpoint: str | Path, save: str) -> RankFiles:
+        """Those of a checkpoint that is there; where it is a link they may lie beside its target.
+
+        Only who reads follows links: a save replaces a link by a file, with a folder of its own.
+        """
+        own = cls(checkpoint, save)
+        if not os.path.islink(checkpoint) or os.path.isdir(own.folder):
+            return own
+        return cls(os.path.realpath(checkpoint), save)
 
     def path(self, part: Part, number: int) -> str:
         """Of the file of a rank or of a group."""
@@ -133,7 +143,7 @@ def _incomplete(path: str | Path) -> str | None:
     section = checkpoint.get(SECTION) if isinstance(checkpoint, Mapping) else None
     if section is None:
         return None
-    missing = RankFiles(path, section["save"]).missing(tuple(section["sizes"]))
+    missing = RankFiles.saved_with(path, section["save"]).missing(tuple(section["sizes"]))
     return f"{len(missing)} files are missing, among them {missing[0]}" if missing else None
 
 

@@ -28,14 +28,15 @@ def save_run(
     io: CheckpointIO,
     write: Callable[[dict[str, Any]], None],
     device: torch.device,
-) -> None:
+) -> str:
     """Save the state of every rank, and then the checkpoint that names it.
 
     A collective of the world: every rank must call it.
 
     Args:
         checkpoint: what Lightning saves; gets this package's section.
-        path: of the checkpoint.
+        path: of the checkpoint. That of rank 0 counts: a name with a metric that is not the same on
+            all ranks differs from rank to rank.
         shared: what is small and the same on all ranks.
         states: what this rank saves: of each worker that it plays what differs from worker to
             worker, and of each group whose first worker it plays what the group has in common.
@@ -45,31 +46,47 @@ def save_run(
         write: writes the checkpoint itself, on rank 0.
         device: of collectives.
 
+    Returns:
+        Path of the checkpoint, the same on all ranks.
+
     Raises:
         OSError: on every rank, what any rank could not write.
 
     """
     devices, groups = layout.sizes
-    _finish_earlier(io)
-    save = gather_json(f"{time.time_ns():020d}", device)[0]
-    files = RankFiles(path, save)
+    finish_writing(io)
+    save, common = gather_json([f"{time.time_ns():020d}", str(path)], device)[0]
+    files = RankFiles(common, save)
     problem = None
     for part, number, state in states:
         write_part = partial(io.save_checkpoint, state, files.path(part, number))
         problem = problem or _problem(write_part)
     raise_everywhere(problem, device, error=OSError)
     checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
-    raise_everywhere(_problem(lambda: write(checkpoint)), device, error=OSError)
+    write_everywhere(lambda: write(checkpoint), device)
     if removes:
         # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
         files.remove_older(keep=1 if isinstance(io, AsyncCheckpointIO) else 0)
+    return str(common)
 
 
-def _finish_earlier(io: CheckpointIO) -> None:
-    """Wait until this rank has written what it saved before.
+def write_everywhere(write: Callable[[], None], device: torch.device) -> None:
+    """Write on the ranks that do, and have all know whether it was done.
 
-    Once all ranks have, an older save may be removed: nobody writes into its folder any more. It
-    also bounds the copies that wait to be written, to those of one save.
+    A collective of the world: every rank must call it.
+
+    Raises:
+        OSError: on every rank, what any rank could not write.
+
+    """
+    raise_everywhere(_problem(write), device, error=OSError)
+
+
+def finish_writing(io: CheckpointIO) -> None:
+    """Wait until this rank has written what it has saved so far.
+
+    Before a save: once all ranks have, an older save may be removed, since nobody writes into its
+    folder any more. It also bounds the copies that wait to be written, to those of one save.
     """
     executor = io._executor if isinstance(io, AsyncCheckpointIO) else None
     if executor is not None:
@@ -81,4 +98,6 @@ def _problem(act: Callable[[], None]) -> str | None:
         act()
     except OSError as error:
         return str(error)
+    except Exception as error:  # whatever pickle says of what a callback has put there
+        return f"the checkpoint could not be written: {type(error).__name__}: {error}"
     return None
