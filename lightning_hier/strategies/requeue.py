@@ -10,6 +10,8 @@ import lightning.pytorch as pl
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from lightning_hier.strategies.checkpoints.saving import finish_writing
+
 _LIGHTNINGS = "hpc_ckpt_"
 _OURS = "requeue_"
 
@@ -34,7 +36,9 @@ def requeue(trainer: pl.Trainer) -> None:
         link = Path(local)
         own = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
         save(own, *args, **kwargs)
-        if trainer.is_global_zero:
+        finish_writing(trainer.strategy.checkpoint_io)
+        trainer.strategy.barrier("requeue: the save is complete")
+        if trainer.is_global_zero and own.exists():  # else its writer says at the end what failed
             os.symlink(own.name, link)
 
     connector: Any = trainer._signal_connector

@@ -77,6 +77,21 @@ def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
     assert [raised for _, _, raised in results] == [True] * 4
 
 
+def _signalled_in_the_warm_up() -> tuple[int, bool]:
+    model = _Terminated()
+    raised = False
+    try:
+        fit(lh.BMUFStrategy(block_size=4, warmup_steps=150), 200, model)
+    except SIGTERMException:
+        raised = True
+    return len(model.seen), raised
+
+
+def test_all_ranks_stop_in_a_long_warm_up() -> None:
+    """At the next check of all ranks, which comes every 50 steps."""
+    assert run_ranks(_signalled_in_the_warm_up, 3) == [(50, True)] * 3
+
+
 def _train(
     make_strategy: MakeStrategy,
     model: DropoutNet,

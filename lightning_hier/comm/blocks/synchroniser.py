@@ -26,7 +26,7 @@ from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
-# Steps between two checks of all ranks where there is no block synchronisation.
+# Steps between two checks of all ranks where blocks have not begun or there are none.
 _CHECK_EVERY = 50
 
 
@@ -164,7 +164,8 @@ class Synchroniser:
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
 
-        A collective of the world at the end of a block, and of nobody before. After
+        A collective of the world at the end of a block, and of nobody before; in the warm-up
+        ranks meet anyway, and check from time to time that they are in step. After
         :meth:`settle` a step has no gradients and does not count.
         """
         if self._settled:
@@ -175,6 +176,9 @@ class Synchroniser:
         if was_warming:
             if not self.warming:
                 self._end_warm_up()
+            elif count.total % _CHECK_EVERY == 0:
+                with self._communicators.roll_call.at(Place.CHECK.text):
+                    self._one_model.check(Place.CHECK, optimizer)
             return
         count.in_block += 1
         poll(self._blocks or ())
