@@ -26,6 +26,7 @@ from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.loss_scale import LossScale
+from lightning_hier.strategies.raw_steps import RawSteps
 from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
@@ -72,6 +73,7 @@ class FitSession:
         self._synchroniser: Synchroniser | None = None
         self._termination: QuietTermination | None = None
         self._state: RunState | None = None
+        self._raw_steps: RawSteps | None = None
         self._averaged_weights: AveragedWeights | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
@@ -101,6 +103,13 @@ class FitSession:
         if self._termination is None:
             raise RuntimeError("signals are noted from the moment when optimizers are set up")
         return self._termination
+
+    @property
+    def raw_steps(self) -> RawSteps:
+        """What knows which steps are counted; there once :meth:`begin` has been called."""
+        if self._raw_steps is None:
+            raise RuntimeError("steps are watched from the moment when optimizers are set up")
+        return self._raw_steps
 
     @property
     def state(self) -> RunState:
@@ -199,7 +208,11 @@ class FitSession:
         if scaler is not None:
             self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
         self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
-        self._change(self._termination)
+        synchroniser = self._synchroniser
+        self._raw_steps = RawSteps(
+            optimizers, lambda: synchroniser.shown or self._communicators.world.size == 1
+        )
+        self._change(self._termination, self._raw_steps)
         if len(self.workers) > 1:
             buffers = FirstBuffers(models.buffers, self._communicators.group)
             turns = Turns(trainer, self._played, self.reduction, buffers)

@@ -219,7 +219,8 @@ class HierarchicalStrategy(PlayingStrategy):
         session = self._fit_session
         if self.virtual_workers == 1:
             session.synchroniser.before_step()
-        output = super().optimizer_step(optimizer, closure, model, **kwargs)
+        with session.raw_steps.counted():
+            output = super().optimizer_step(optimizer, closure, model, **kwargs)
         if session.played.models.is_last:
             session.after_step(self._index(optimizer))
         return output

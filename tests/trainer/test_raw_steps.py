@@ -1,0 +1,38 @@
+"""Steps that nobody counts: taken on the optimizer itself, past the Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit
+
+
+class _Raw(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+def _train(strategy: str) -> int:
+    model = _Raw()
+    fit(strategy, 6, model)
+    return len(model.seen)
+
+
+def test_one_clear_error_on_every_rank() -> None:
+    for error in run_ranks(_train, 2, "bmuf", expect_failure=True):
+        assert error.startswith("RuntimeError: SGD.step() was called on the optimizer itself")
+        assert "self.optimizers()" in error
+
+
+def test_one_rank_has_nothing_to_synchronise() -> None:
+    assert run_ranks(_train, 1, "bmuf") == [6]
