@@ -97,6 +97,14 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_picture_of_groups_of_several_hosts(tmp_path: Path) -> None:
+    """Groups of two hosts: no cluster of one host has them."""
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "plan.png"
+    run([*SAID, "--group-size", "4", "--png", str(file), "--most-hosts", "9"])
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
 def test_without_matplotlib_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +139,10 @@ def test_what_was_measured_need_not_be_said(
         (" ".join([*SAID, "--density", "0"]), "density must lie between 0 and 1, got 0"),
         (" ".join([*SAID, "--push-period", "0"]), "push_period must be a whole number"),
         (" ".join([*SAID, "--most-hosts", "0", "--png", "x.png"]), "most must be"),
+        (
+            " ".join([*SAID, "--group-size", "8", "--most-hosts", "3", "--png", "x.png"]),
+            "most must be at least 4, the hosts of a group, got 3",
+        ),
     ],
 )
 def test_a_mistake_is_a_value_error_that_says_what_would_be_right(args: str, says: str) -> None:

@@ -182,6 +182,7 @@ def test_speedups_go_on_to_thousands_of_hosts() -> None:
     assert hosts[0] == 1 and hosts[-2:] == [4096, 5000]
     curves = speedups(workload, network, Choices(), hosts)
     assert [own.ranks for own in curves["bmuf"]] == hosts
+    assert doublings(100, group_hosts=3) == [3, 6, 12, 24, 48, 96, 99]
     kept = curves["two_stage_asgd"]
     assert kept[-1].speedup == pytest.approx(kept[-2].speedup, rel=0.01), (
         "the master's link is full"

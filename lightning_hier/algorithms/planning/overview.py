@@ -123,8 +123,20 @@ def speedups(
     }
 
 
-def doublings(most: int) -> list[int]:
-    """1, 2, 4, ... up to a number of hosts, and that number."""
+def doublings(most: int, group_hosts: int = 1) -> list[int]:
+    """Hosts of 1, 2, 4, ... groups, and of as many as there can be.
+
+    Args:
+        most: hosts.
+        group_hosts: hosts of a group; 1 where a host has several.
+
+    Raises:
+        ValueError: there is no room for a group.
+
+    """
     check_whole("most", most)
-    found = [1 << power for power in range(most.bit_length())]
-    return found if found[-1] == most else [*found, most]
+    if most < group_hosts:
+        raise ValueError(f"most must be at least {group_hosts}, the hosts of a group, got {most}")
+    groups = most // group_hosts
+    found = [1 << power for power in range(groups.bit_length())]
+    return [group_hosts * number for number in sorted({*found, groups})]

@@ -14,6 +14,7 @@ from lightning_hier.algorithms.planning.overview import (
     predict_all,
     speedups,
 )
+from lightning_hier.algorithms.planning.placement import Placement
 from lightning_hier.algorithms.planning.prediction import Prediction
 from lightning_hier.algorithms.planning.recommend import (
     Recommendation,
@@ -122,7 +123,9 @@ def _as_json(
 def _draw(told: Namespace, workload: Workload, network: Network, choices: Choices) -> None:
     from lightning_hier.cli.plan.plot import draw
 
-    curves = speedups(workload, network, choices, doublings(told.most_hosts))
+    group = Placement(network=network, group_size=choices.group_size).group
+    hosts = doublings(told.most_hosts, group.hosts)
+    curves = speedups(workload, network, choices, hosts)
     title = (
         f"{workload.name}, {workload.parameters / 1e6:.3g}M parameters, {network.devices} devices "
         f"a host, {8e-6 * network.between.bytes_per_second:.4g} Mbit/s; block {choices.block_size}"
