@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PROGRAM = "lightning-hier"
+# What brings the packages that some commands need besides.
+INSTALL = "pip install '.[cli]' in the folder of lightning_hier"
 
 
 class Command(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
+from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
 from lightning_hier.cli.strategy_names import with_classes
 from lightning_hier.cli.training_help import short_help
@@ -28,7 +29,7 @@ def run(args: list[str]) -> None:
         return
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
-        end_with(f"{name} needs {', '.join(missing)}: pip install 'lightning_hier[cli]'")
+        end_with(f"{name} needs {', '.join(missing)}: {INSTALL}")
     # The parser is Lightning's own, and what it does with it is none of the user's affair.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     from lightning_hier.cli.lightning_cli import TrainingCLI

@@ -109,7 +109,9 @@ def test_without_matplotlib_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ValueError, match="needs matplotlib: pip install"):
+    with pytest.raises(
+        ValueError, match=r"needs matplotlib: pip install '\.\[cli\]' in the folder"
+    ):
         run([*SAID, "--png", str(tmp_path / "plan.png")])
 
 

@@ -162,7 +162,7 @@ def test_missing_extra_is_named(
         main(["fit", *NET])
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "jsonargparse" in line and "pip install 'lightning_hier[cli]'" in line
+    assert "jsonargparse" in line and "pip install '.[cli]' in the folder of lightning_hier" in line
 
 
 USERS_MODULE = """

@@ -92,8 +92,7 @@ class Espeak:
             import espeakng_loader
         except ImportError as error:
             raise ImportError(
-                "speech synthesis needs the package espeakng-loader: "
-                "pip install 'lightning-hier[examples]'"
+                "speech synthesis needs the package espeakng-loader: pip install -e '.[examples]'"
             ) from error
         # The loaded copy stays valid without its file, except on Windows, which keeps the file.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

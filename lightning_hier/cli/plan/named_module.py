@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.module_size import ModuleSize, size_of
 
 
@@ -56,9 +57,7 @@ def _from_file(file: Path) -> Any:
         from jsonargparse import ArgumentParser
         from torch.nn import Module
     except ImportError as error:
-        raise ValueError(
-            f"reading {file} needs jsonargparse: pip install 'lightning_hier[cli]'"
-        ) from error
+        raise ValueError(f"reading {file} needs jsonargparse: {INSTALL}") from error
     found = yaml.safe_load(file.read_text())
     if not isinstance(found, dict) or "model" not in found:
         raise ValueError(f"{file} has no entry 'model'")

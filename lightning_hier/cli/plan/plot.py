@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lightning_hier.algorithms.planning.prediction import Prediction
+from lightning_hier.cli.commands import INSTALL
 
 _SIZE_INCHES, _DPI = (8, 5.5), 130
 
@@ -26,9 +27,7 @@ def draw(file: Path, title: str, curves: Mapping[str, Sequence[Prediction]]) -> 
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ValueError(
-            f"{file} needs matplotlib: pip install 'lightning_hier[cli]', or leave out --png"
-        ) from error
+        raise ValueError(f"{file} needs matplotlib: {INSTALL}, or leave out --png") from error
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     for name, found in curves.items():
