@@ -32,6 +32,7 @@ from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.validation import IsolatedValidation
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.played import Played
+from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
 from lightning_hier.strategies.virtual_workers.turns import Turns
 
 
@@ -215,9 +216,9 @@ class FitSession:
         self._change(self._termination, self._raw_steps)
         if len(self.workers) > 1:
             buffers = FirstBuffers(models.buffers, self._communicators.group)
-            turns = Turns(trainer, self._played, self.reduction, buffers)
-            turns.before = self._synchroniser.before_step
-            self._change(turns)
+            stray = StrayWrites(module, models)
+            before = self._synchroniser.before_step
+            self._change(Turns(trainer, self._played, self.reduction, buffers, stray, before))
         self._state = RunState(module, optimizers, self._synchroniser, self.workers)
         self._averaged_weights = AveragedWeights(trainer, self._communicators)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 import lightning_hier as lh
@@ -36,6 +36,27 @@ class _Fetches(Net):
 
     def training_step(self, dataloader_iter: Any) -> None:  # type: ignore[override]
         raise AssertionError("training has begun")
+
+
+class _Clamps(Net):
+    """As a critic that is clamped after its step."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for own in self.layers[0].parameters():
+            own.data.clamp_(-0.1, 0.1)
+
+
+class _Teaches(Net):
+    """Has a mean teacher that follows in every training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(4, 8).requires_grad_(False)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.layers[0].weight, 0.1)
+        return super().training_step(batch, batch_idx)
 
 
 class _TwoOptimizers(Net):
@@ -85,6 +106,9 @@ MISTAKES: dict[str, tuple[Any, Callable[[], Net], dict[str, Any]]] = {
     "fetches": (_BMUF, _Fetches, {"callbacks": [BackboneFinetuning()]}),
     "several": (_BMUF, Net, {}),
     "uneven": (_BMUF, Net, {"use_distributed_sampler": False}),
+    "clamps": (_BMUF, _Clamps, {}),
+    "teaches": (_BMUF, _Teaches, {}),
+    "teaches_together": (_GTC, _Teaches, {}),
     "optimizers": (_BMUF, _TwoOptimizers, {}),
     "twice": (_BMUF, partial(_ByHand, 2), {}),
     "unlike": (_BMUF, _Unlike, {}),
@@ -147,6 +171,13 @@ def _mistake(what: str) -> None:
         ("fetches", "BackboneFinetuning, training_step(dataloader_iter) (use training_step(batch"),
         ("several", "needs one DataLoader of training data, got dict of several"),
         ("uneven", "the workers have different numbers of training batches: 2 on worker 0; 1 on"),
+        ("clamps", "written to in on_train_batch_end (layers.0.weight, layers.0.bias)"),
+        ("teaches", "frozen parameters were written to in a step (teacher.weight)"),
+        pytest.param(
+            "teaches_together",
+            "frozen parameters were written to in a step (teacher.weight)",
+            marks=pytest.mark.slow,
+        ),
         ("optimizers", "can't be combined with 2 optimizers"),
     ],
 )

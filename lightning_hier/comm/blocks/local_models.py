@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class LocalModels:
         self.current = 0
         self.buffers = ModuleBuffers(module)
         self._away: dict[int, _Away] = {}
-        self._parameters: list[Parameter] = []
+        self._parameters: dict[Parameter, None] = {}  # in order
         self._in_turns = False
         self._changes: list[GroupChanges] = []
 
@@ -63,6 +63,11 @@ class LocalModels:
     def in_play(self) -> int:
         """How many there are at present: one, until they are opened."""
         return 1 + len(self._away)
+
+    @property
+    def parameters(self) -> Collection[Parameter]:
+        """Those of which every model has its own, once they are opened."""
+        return self._parameters
 
     @property
     def is_last(self) -> bool:
@@ -77,7 +82,7 @@ class LocalModels:
         if self.number == 1 or self._away:
             return
         # Of these, whatever is frozen for a while: modules with several optimizers do that.
-        self._parameters = [own for own in self._module.parameters() if own.requires_grad]
+        self._parameters = {own: None for own in self._module.parameters() if own.requires_grad}
         for other in range(self.number):
             if other != self.current:
                 self._away[other] = _cloned(self._put_away())

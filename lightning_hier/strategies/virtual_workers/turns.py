@@ -18,6 +18,7 @@ from lightning_hier.strategies.virtual_workers.by_hand import RoundByHand
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
 from lightning_hier.strategies.virtual_workers.played import Played
+from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
 
 _Kwargs = OrderedDict[str, Any]
 
@@ -37,14 +38,19 @@ class Turns:
         played: what the workers are played with.
         reduction: of their gradients.
         buffers: of workers that share a model.
-
-    Attributes:
+        stray: looks for writes that would not reach each worker as its own.
         before: called before each round.
 
     """
 
     def __init__(
-        self, trainer: pl.Trainer, played: Played, reduction: Reduction, buffers: FirstBuffers
+        self,
+        trainer: pl.Trainer,
+        played: Played,
+        reduction: Reduction,
+        buffers: FirstBuffers,
+        stray: StrayWrites,
+        before: Callable[[], None],
     ) -> None:
         self._trainer: Any = trainer
         self._models = played.models
@@ -53,13 +59,15 @@ class Turns:
         self._reduction = reduction
         self._buffers = buffers
         self._workers = range(1)
-        self.before: Callable[[], None] = lambda: None
+        self._stray = stray
+        self._before = before
 
     def install(self) -> None:
-        """Wrap the methods that train on a batch."""
+        """Wrap the methods that train on a batch, and what comes after its hooks."""
         loop = self._trainer.fit_loop.epoch_loop
         automatic, manual = loop.automatic_optimization, loop.manual_optimization
         step, step_by_hand, make = automatic.run, manual.run, automatic._make_closure
+        advance_end = loop.on_advance_end
 
         def run(optimizer: Optimizer, batch_idx: int, kwargs: _Kwargs) -> Any:
             return self._round(automatic, kwargs, lambda own: step(optimizer, batch_idx, own))
@@ -76,12 +84,18 @@ class Turns:
         def run_by_hand(kwargs: _Kwargs) -> Any:
             return self._round(manual, kwargs, RoundByHand(self._trainer, step_by_hand).turn)
 
+        def on_advance_end(fetcher: Any) -> None:
+            self._stray.end_batch()
+            advance_end(fetcher)
+
+        loop.on_advance_end = on_advance_end
         automatic.run, automatic._make_closure = run, make_closure
         manual.run = run_by_hand
 
     def remove(self) -> None:
         """Give the loops their own methods back."""
         loop = self._trainer.fit_loop.epoch_loop
+        loop.__dict__.pop("on_advance_end", None)
         for optimization in (loop.automatic_optimization, loop.manual_optimization):
             for name in ("run", "_make_closure"):
                 optimization.__dict__.pop(name, None)
@@ -89,7 +103,8 @@ class Turns:
     def _round(self, optimization: Any, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]) -> Any:
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
-        self.before()
+        self._before()
+        self._stray.begin_round()
         output = None
         for workers in self._played.each():
             self._workers = workers
@@ -104,6 +119,7 @@ class Turns:
             with self._random.of(workers[0]):
                 output = step(OrderedDict(kwargs, batch=batch))
             setattr(optimization, self._progress(optimization), progress)
+        self._stray.end_round()
         return output
 
     def _make_gradients(self, batch: WorkerBatches, closures: Sequence[Closure]) -> ClosureResult:
