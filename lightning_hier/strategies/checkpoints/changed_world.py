@@ -154,4 +154,8 @@ def what_changes(
         given_up.append("what short forms of models had left over is given up")
     given_up.append("local optimizers go on from that of rank 0")
     given_up.append("random numbers and the order of the data begin anew")
-    return f"Resuming with a change: {'; '.join(said)}. So {', '.join(given_up)}."
+    text = f"Resuming with a change: {'; '.join(said)}. So {', '.join(given_up)}."
+    if devices != before[0] and layout.world_size == saved.ranks:
+        # "node" counts the workers of a host, which are more where hosts are fewer.
+        text += f" As many workers are there as before: group_size={before[0]} keeps their groups."
+    return text
