@@ -190,9 +190,10 @@ def module_problem(module: Module) -> str | None:
 
 def trainer_problem(trainer: pl.Trainer) -> str | None:
     """What about the Trainer can't be combined with several ranks, or None."""
-    if trainer._val_check_time_interval is not None and trainer.world_size > 1:
+    seconds = trainer._val_check_time_interval  # type: ignore[attr-defined]
+    if seconds is not None and trainer.world_size > 1:
         return (
-            f"val_check_interval of {trainer._val_check_time_interval:g} s can't be combined with "
+            f"val_check_interval of {seconds:g} s can't be combined with "
             "several ranks: each would validate when its own clock says so, and they must validate "
             "at the same step. Give it as a number of batches or a part of an epoch."
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 import lightning_hier as lh
@@ -209,57 +209,6 @@ def test_ranks_must_read_the_same_save(tmp_path: Path) -> None:
         assert "save of the checkpoint" in outcome.error
 
 
-def _full_disk(folder: Path) -> None:
-    """Rank 1 can't write."""
-    trainer = make_trainer(BMUF(), max_epochs=1)
-    trainer.fit(DropoutNet(), shuffled(5))
-    trainer.save_checkpoint(folder / "a.ckpt")
-    if os.environ["RANK"] == "1":
-        trainer.strategy.checkpoint_io.save_checkpoint = _refuse  # type: ignore[method-assign]
-    trainer.save_checkpoint(folder / "a.ckpt")
-
-
-def _refuse(*args: Any, **kwargs: Any) -> None:
-    raise OSError("no space left on device")
-
-
-def test_rank_that_can_not_write_is_an_error_on_every_rank(tmp_path: Path) -> None:
-    """The older checkpoint of the same name stays complete."""
-    for outcome in rank_outcomes(_full_disk, 2, tmp_path):
-        assert outcome.error == "OSError: no space left on device"
-    assert lh.newest_checkpoint(tmp_path) == tmp_path / "a.ckpt"
-
-
-def _weights_alone(folder: Path) -> None:
-    trainer = make_trainer(BMUF(), max_epochs=1)
-    trainer.fit(DropoutNet(), shuffled(5))
-    trainer.strategy.checkpoint_io.save_checkpoint = _refuse  # type: ignore[method-assign]
-    trainer.save_checkpoint(folder / "a.ckpt", weights_only=True)
-
-
-def test_weights_that_can_not_be_written_are_an_error_on_every_rank(tmp_path: Path) -> None:
-    errors = run_ranks(_weights_alone, 2, tmp_path, expect_failure=True)
-    assert errors == ["OSError: no space left on device"] * 2
-
-
-class _Unpicklable(DropoutNet):
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["mine"] = lambda: None
-
-
-def _save_unpicklable(folder: Path) -> None:
-    trainer = make_trainer(BMUF(), max_epochs=1)
-    trainer.fit(_Unpicklable(), shuffled(5))
-    trainer.save_checkpoint(folder / "a.ckpt")
-
-
-def test_what_can_not_be_pickled_is_an_error_on_every_rank(tmp_path: Path) -> None:
-    first, second = run_ranks(_save_unpicklable, 2, tmp_path, expect_failure=True)
-    assert first == second
-    assert first.startswith("OSError: the checkpoint could not be written: ")
-    assert "lambda" in first
-
-
 class _Logging(DropoutNet):
     """Logs another loss on every rank."""
 
@@ -298,24 +247,6 @@ def test_save_over_a_link_leaves_its_target(tmp_path: Path) -> None:
     assert lh.newest_checkpoint(tmp_path) == tmp_path / "last.ckpt"
     (tmp_path / "last.ckpt").unlink()
     assert lh.newest_checkpoint(tmp_path) == tmp_path / "target.ckpt"
-
-
-class _NotForBMUFAdam(DropoutNet):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), amsgrad=True)
-
-
-def _mistake_with_saver(folder: Path) -> None:
-    saver = OnExceptionCheckpoint(folder)
-    strategy = lh.BMUFAdamStrategy(block_size=4)
-    trainer = make_trainer(strategy, callbacks=[saver], enable_checkpointing=True)
-    trainer.fit(_NotForBMUFAdam(), shuffled(5))
-
-
-def test_error_before_training_is_not_hidden_by_a_save(tmp_path: Path) -> None:
-    for error in run_ranks(_mistake_with_saver, 2, tmp_path, expect_failure=True):
-        assert error.startswith("ValueError")
-        assert "amsgrad" in error
 
 
 def _after_fit(folder: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class _Wired:
 def test_truth_values_are_gathered_and_reduced() -> None:
     """The mask of a ``self.all_gather``, the state of a metric."""
     mask = torch.tensor([[True], [False]])
-    live = LiveCollectives(_Wired())  # type: ignore[arg-type]
+    live = LiveCollectives(_Wired())
     [gathered] = live.gather(mask)
     assert gathered.dtype == torch.bool and torch.equal(gathered, mask)
     assert torch.equal(live.reduce(mask, "max"), mask)

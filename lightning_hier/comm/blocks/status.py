@@ -69,8 +69,9 @@ class Status:
     @classmethod
     def of_row(cls, row: list[float]) -> Status:
         """From one row of the exchange."""
-        place, optimizer, steps, squares, *flags, written = row
-        return cls(int(place), int(optimizer), int(steps), squares, *map(int, flags), written)
+        place, optimizer, steps = map(int, row[:3])
+        terminate, nonfinite, out_after = map(int, row[4:7])
+        return cls(place, optimizer, steps, row[3], terminate, nonfinite, out_after, row[7])
 
 
 def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
