@@ -20,20 +20,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from lightning_hier.algorithms.encoding import Scratch
 from lightning_hier.algorithms.threshold import first_threshold, next_threshold
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
-from lightning_hier.comm.gradients.gradient_hook import Future, finished, open_future
+from lightning_hier.comm.gradients.gradient_hook import Future, open_future
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.gradients.gtc_payload import Payload, Selection
+from lightning_hier.comm.gradients.returned_residuals import (
+    ExactWithResiduals,
+    ReturnedResiduals,
+)
 from lightning_hier.comm.worker import GradientMemory
 
 # A tensor of which this share is sent at a fixed threshold gets more gradient than it can send.
@@ -95,6 +98,8 @@ class GTCReducer:
         self._config = config
         self._memories = memories
         self._grad_scale = grad_scale
+        self._returned = ReturnedResiduals(memories, grad_scale)
+        self._alone = ExactWithResiduals(memories[0], self._returned)
         self._scratch = Scratch()
         self._open: list[_Bucket] = []
         self._warned = False
@@ -103,11 +108,10 @@ class GTCReducer:
     def reduce(self, bucket: GradientBucket) -> Future:
         """Begin this bucket, send the one before it, and finish all with the last one."""
         if self.channel.size * len(bucket.buffers) == 1:
-            pieces = zip(bucket.parameters, bucket.pieces(bucket.buffers[0]), strict=True)
-            self._return_residuals(bucket.workers[0], pieces)
-            return finished(bucket.buffers[0])
+            return self._alone.reduce(bucket)
         if bucket.is_first:
             self._open.clear()  # a backward pass that was cut off leaves its buckets behind
+            self._returned.begin()
         begun = self._begin(bucket)
         self._open.append(begun)
         if len(self._open) > 1:
@@ -124,14 +128,6 @@ class GTCReducer:
         density = self.density.read()
         return found if math.isnan(density) else found | {"hier/gtc/density": density}
 
-    def _return_residuals(self, worker: int, exact: Iterable[tuple[Parameter, Tensor]]) -> None:
-        """Add to exact gradients, once, what a run has left unsent that compressed them."""
-        tensors = self._memories[worker].tensors
-        for parameter, flat in exact:
-            memory = tensors.pop(parameter, None)
-            if memory is not None:
-                flat.add_(memory.residual, alpha=self._grad_scale())
-
     def _begin(self, bucket: GradientBucket) -> _Bucket:
         scale = self._grad_scale()
         mean = bucket.buffers[0]
@@ -144,9 +140,7 @@ class GTCReducer:
             row = self._select(bucket, turn, pieces, scale)
             finite = all(selection.finite for selection in row)
             small = [flat for flat in pieces if flat.numel() < self._config.dense_below]
-            named = zip(bucket.parameters, pieces, strict=True)
-            exact_ones = (own for own in named if own[1].numel() < self._config.dense_below)
-            self._return_residuals(bucket.workers[turn], exact_ones)
+            self._returned.add_(bucket, turn, below=self._config.dense_below)
             exact = exact or small
             if small:
                 own = torch.cat(small)
@@ -209,6 +203,7 @@ class GTCReducer:
 
     def _finish(self) -> None:
         failed = any(self._failed(bucket) for bucket in self._open)
+        self._returned.end(failed=failed)
         for bucket in self._open:
             self._write_mean(bucket, failed=failed)
             bucket.future.set_result(bucket.buffer)
