@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import GradientHook
+from lightning_hier.comm.gradients.memory_order import flattened, shaped
 
 # As DDP's: long enough that a collective is worth its start.
 _BUCKET_BYTES = 25 * 1024**2
@@ -74,7 +75,7 @@ class WorkerGradients:
         for bucket, future in zip(buckets, futures, strict=True):
             means = future.wait().split([own.numel() for own in bucket])
             for own, mean in zip(bucket, means, strict=True):
-                own.grad = mean.view_as(own) if own in reached else None
+                own.grad = shaped(mean, own) if own in reached else None
 
     def _put(self, gradients: Mapping[Parameter, Tensor]) -> None:
         for own in self._parameters:
@@ -107,7 +108,7 @@ def _flat(parameters: Sequence[Parameter], gradients: Mapping[Parameter, Tensor]
     """Gradients after each other; zeros for those that are not there."""
     return torch.cat(
         [
-            gradients[own].reshape(-1) if own in gradients else own.new_zeros(own.numel())
+            flattened(gradients[own], own) if own in gradients else own.new_zeros(own.numel())
             for own in parameters
         ]
     )
