@@ -117,6 +117,8 @@ def start(
     bucket_cap_mb: float = 25.0,
     grad_scale: Callable[[], float] = lambda: 1.0,
     find_unused: bool = False,
+    warming: bool = False,
+    bucket_views: bool = False,
 ) -> Run:
     """Put `module` under DDP in this rank's group, with the hook for `config`."""
     communicators = open_world(group_size)
@@ -125,7 +127,7 @@ def start(
         config,
         communicators,
         [worker],
-        warming=False,
+        warming=warming,
         grad_scale=grad_scale,
         ready_order=ReadyOrder(list(module.parameters())),
         reached=ReachedParameters(module.parameters()) if find_unused else None,
@@ -135,6 +137,7 @@ def start(
         process_group=communicators.group.group,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused,
+        gradient_as_bucket_view=bucket_views,
     )
     run = Run(communicators, model, worker, hook)
     names = {parameter: name for name, parameter in module.named_parameters()}

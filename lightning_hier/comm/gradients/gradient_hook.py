@@ -13,6 +13,7 @@ from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
+from lightning_hier.comm.gradients.used_elsewhere import UsedElsewhere
 
 Future = torch.futures.Future[Tensor]
 
@@ -52,14 +53,19 @@ class GradientHook:
         warming: bool,
         ready_order: ReadyOrder,
         reached: ReachedParameters | None = None,
+        elsewhere: UsedElsewhere | None = None,
     ) -> None:
-        """Use ``warm_up`` while ``warming``, then ``in_group``; empty ``reached`` at each step."""
+        """Use ``warm_up`` while ``warming``, then ``in_group``; empty ``reached`` at each step.
+
+        During the warm-up ``elsewhere`` follows the buckets of DDP.
+        """
         self.warming = warming
         self.rehearsing = False
         self.ready_order = ready_order
         self._warm_up = warm_up
         self._in_group = in_group
         self._reached = reached
+        self._elsewhere = elsewhere
 
     @property
     def channel(self) -> Channel:
@@ -70,7 +76,10 @@ class GradientHook:
         """Reduce one bucket that DDP hands over."""
         if self.rehearsing:
             return finished(bucket.buffer())
-        return self.reduce(GradientBucket.from_ddp(bucket, self._reached))
+        begun = GradientBucket.from_ddp(bucket, self._reached)
+        if self.warming and self._elsewhere is not None:
+            self._elsewhere.follow(begun)
+        return self.reduce(begun)
 
     def reduce(self, bucket: GradientBucket) -> Future:
         """Reduce one bucket by the reducer in force."""

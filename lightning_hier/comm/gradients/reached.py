@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch.nn import Parameter
+
+from lightning_hier.comm.channel import Channel
 
 
 class ReachedParameters:
@@ -36,3 +39,21 @@ class ReachedParameters:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+
+
+def reached_by_any(
+    parameters: Sequence[Parameter], here: Sequence[bool], channel: Channel
+) -> set[Parameter]:
+    """The parameters that have a gradient somewhere. A collective of the channel.
+
+    Args:
+        parameters: the same on all ranks.
+        here: whether each has one on this rank.
+        channel: the ranks that are asked.
+
+    """
+    if channel.size > 1:
+        counts = torch.tensor(here, dtype=torch.int32, device=parameters[0].device)
+        channel.all_reduce_(counts, "gradient_counts").wait()
+        here = (counts > 0).tolist()
+    return {own for own, found in zip(parameters, here, strict=True) if found}

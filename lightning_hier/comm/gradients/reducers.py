@@ -15,6 +15,7 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientS
 from lightning_hier.comm.gradients.gtc_hook import GTCReducer
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
+from lightning_hier.comm.gradients.used_elsewhere import UsedElsewhere
 from lightning_hier.comm.worker import Worker
 
 
@@ -40,7 +41,7 @@ def build_hook(
         reached: the parameters with gradient, where not all need to have some in a step.
 
     """
-    group = communicators.group
+    group, world = communicators.group, communicators.world
     in_group: Reducer
     if isinstance(config, GTC):
         memories = [worker.memory for worker in workers]
@@ -49,10 +50,12 @@ def build_hook(
         in_group = HookReducer(group, config)
     else:
         in_group = AllReducer(group)
+    some_elsewhere = reached is not None and group.size < world.size
     return GradientHook(
-        warm_up=AllReducer(communicators.world),
+        warm_up=AllReducer(world),
         in_group=in_group,
         warming=warming,
         ready_order=ready_order,
         reached=reached,
+        elsewhere=UsedElsewhere(world) if some_elsewhere else None,
     )

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import GradientHook
 from lightning_hier.comm.gradients.memory_order import flattened, shaped
+from lightning_hier.comm.gradients.reached import reached_by_any
 
 # As DDP's: long enough that a collective is worth its start.
 _BUCKET_BYTES = 25 * 1024**2
@@ -83,13 +84,8 @@ class WorkerGradients:
 
     def _reached(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
         """The parameters that have a gradient on some worker of the channel."""
-        channel = self._hook.channel
         here = [any(own in held for held in gradients) for own in self._parameters]
-        if channel.size > 1:
-            counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
-            channel.all_reduce_(counts, "gradient_counts").wait()
-            here = (counts > 0).tolist()
-        return {own for own, found in zip(self._parameters, here, strict=True) if found}
+        return reached_by_any(self._parameters, here, self._hook.channel)
 
 
 def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
