@@ -32,6 +32,9 @@ class GTC(GradientSync):
         r <- r + g;   sent = T sign(r) where |r| > T, else 0;   r <- r - sent
         gradient = mean over the group of sent
 
+    A residual remembers gradients that are thrown away, too: with several optimizers use
+    ``toggle_optimizer``, so that a pass makes gradients for one of them only.
+
     Attributes:
         threshold: T in units of the gradient (of the mean loss, after unscaling under fp16), or
             ``"auto"``: one threshold for each parameter tensor, moved so that about ``density`` of
