@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -24,6 +25,7 @@ from lightning_hier.strategies import checks
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
+from lightning_hier.strategies.discarded_gradients import DiscardedGradients
 from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.raw_steps import RawSteps
@@ -269,6 +271,10 @@ class FitSession:
         statuses = synchroniser.statuses
         joining = Joining(self._communicators, self.worker, statuses, synchroniser.end_block)
         return EndOfData(statuses, joining if join else None, self.obey_signal)
+
+    def watching(self, optimizers: int) -> list[Callback]:
+        """Callbacks that warn of what so many optimizers may do to each other."""
+        return [DiscardedGradients(self.reduction)] if optimizers > 1 else []
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""

@@ -147,7 +147,7 @@ class HierarchicalStrategy(PlayingStrategy):
                 GlobalModelLifecycle(session.synchroniser),
                 session.averaged_weights,
             ]
-            last = [*self._watching(), session.termination]
+            last = [*self._watching(), *session.watching(len(self.optimizers)), session.termination]
             session.at_end(surround_callbacks(trainer, first, last))
             session.at_end(show_in_progress_bar(trainer, self.traffic, self._place_in_block))
 

@@ -36,6 +36,7 @@ class Reduction:
         self._wrapped: DistributedDataParallel | None = None
         self._needs_hook = False
         self._in_turns: WorkerGradients | None = None
+        self._reached: ReachedParameters | None = None
         self.reduced: list[Parameter] = []
 
     @property
@@ -62,6 +63,7 @@ class Reduction:
         """Register the hook with a module that DDP has just wrapped, perhaps anew."""
         self.close()
         self.reduced = [own for own in model.parameters() if own.requires_grad]
+        self._reached = ReachedParameters(self.reduced) if find_unused else None
         self._hook = build_hook(
             config,
             self._communicators,
@@ -69,12 +71,17 @@ class Reduction:
             warming=warming,
             grad_scale=grad_scale,
             ready_order=ReadyOrder(self.reduced),
-            reached=ReachedParameters(self.reduced) if find_unused else None,
+            reached=self._reached,
         )
         model.register_comm_hook(self._hook, gradient_hook)
         self._in_turns = WorkerGradients(self.reduced, self._hook, self._in_turns)
         self._wrapped, self._needs_hook = model, isinstance(config, CommHook)
         self.spare_ddp()
+
+    def take_compressed(self) -> set[Parameter]:
+        """Parameters of the last pass that have a residual; nothing where none can be unused."""
+        reached = set() if self._reached is None else self._reached.take_last()
+        return reached & self._workers[0].memory.tensors.keys()
 
     def rehearse(self, model: DistributedDataParallel, order: list[Parameter]) -> None:
         """Have DDP form its buckets as a run had them whose gradients came in ``order``.
