@@ -20,6 +20,14 @@ def test_every_public_name_is_on_one_page() -> None:
     assert sorted(name for name in names if "." not in name) == sorted(lightning_hier.__all__)
 
 
+def test_index_lists_every_page_and_every_module() -> None:
+    index = (DOCS / "api" / "index.md").read_text()
+    pages = {path.name for path in (DOCS / "api").glob("*.md")}
+    assert set(re.findall(r"\]\((\w+\.md)\)", index)) == pages - {"index.md"}
+    modules = {name.rpartition(".")[0] for name in _shown()}
+    assert not [module for module in modules if f"`{module}`" not in index]
+
+
 def test_every_public_name_says_what_it_is() -> None:
     for name in lightning_hier.__all__:
         if name != "__version__":
