@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
 import lightning_hier as lh
