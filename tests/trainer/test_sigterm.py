@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import lightning_hier as lh
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, differences, outcome, shuffled
 from tests.trainer.fitting import Net, fit, make_trainer
@@ -156,10 +159,14 @@ def test_user_who_saves_nothing_is_told() -> None:
 
 
 def _cluster(folder: Path) -> dict[str, str]:
-    """The environment of a SLURM job, and a `scontrol` that notes how it is called."""
+    """The environment of a SLURM job, and a `scontrol` that notes how it is called.
+
+    And whether the save is there by then.
+    """
     tool = folder / "bin" / "scontrol"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {folder}/asked\n')
+    save = f"{folder}/hpc_ckpt_1.ckpt"
+    tool.write_text(f'#!/bin/sh\ntest -e {save} && echo "$@" >> {folder}/asked\n')
     tool.chmod(0o755)
     names = {"JOB_ID": "4711", "JOB_NAME": "train", "NNODES": "1", "NODEID": "0"}
     names |= {"NTASKS": "2", "NTASKS_PER_NODE": "2"}
@@ -167,14 +174,28 @@ def _cluster(folder: Path) -> dict[str, str]:
     return {"PATH": path, **{f"SLURM_{name}": value for name, value in names.items()}}
 
 
-def _requeued(signals: tuple[int, ...], folder: Path) -> tuple[int, list[str]]:
+class _Slow(AtomicCheckpointIO):
+    """Takes its time, as a disk that others use."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        time.sleep(0.3)
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+def _requeued(
+    signals: tuple[int, ...], folder: Path, *, aside: bool = False
+) -> tuple[int, list[str]]:
     os.environ["SLURM_PROCID"] = os.environ["SLURM_LOCALID"] = os.environ["RANK"]
     make_strategy = STRATEGIES["bmuf"][0]
     through = _Signalled((), 0)
     whole = outcome(_train(make_strategy, through, 1)[0], through)
-    settings = {"default_root_dir": folder, "plugins": [SLURMEnvironment(auto_requeue=True)]}
+    settings: dict[str, Any] = {
+        "default_root_dir": folder,
+        "plugins": [SLURMEnvironment(auto_requeue=True)],
+    }
     stopped = _Signalled(signals, 6)
-    _, terminated = _train(make_strategy, stopped, 1, **settings)
+    writer = {"plugins": [*settings["plugins"], AsyncCheckpointIO(_Slow())]} if aside else {}
+    _, terminated = _train(make_strategy, stopped, 1, **(settings | writer))
     assert terminated == (signal.SIGTERM in signals)
     # Lightning finds the save by itself, as in the job that SLURM starts again.
     resumed = _Signalled((), 0, seed=99)
@@ -201,3 +222,10 @@ def test_slurm_job_is_saved_and_requeued_once(
     assert found == [(steps, [])] * 2
     assert (tmp_path / "asked").read_text() == "requeue 4711\n"
     assert lh.newest_checkpoint(tmp_path) is not None
+
+
+def test_slurm_job_is_requeued_once_its_save_is_written_aside(tmp_path: Path) -> None:
+    signals = (signal.SIGUSR1, signal.SIGTERM)
+    env = _cluster(tmp_path)
+    assert run_ranks(_requeued, 2, signals, tmp_path, aside=True, env=env) == [(8, [])] * 2
+    assert (tmp_path / "asked").read_text() == "requeue 4711\n"
