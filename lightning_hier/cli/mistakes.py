@@ -44,8 +44,19 @@ def end_with(message: str, *more: str) -> NoReturn:
     lines = plain(message).splitlines()
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], "..."]
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
-    on_rank = "" if rank is None else f" on rank {rank}"
-    text = "\n".join([f"{PROGRAM}: error{on_rank}: {lines[0] if lines else ''}", *lines[1:], *more])
-    print(text, file=sys.stderr)
+    first = f"{PROGRAM}: error{_on_rank()}: {lines[0] if lines else ''}"
+    print("\n".join([first, *lines[1:], *more]), file=sys.stderr)
     raise SystemExit(2)
+
+
+def _on_rank() -> str:
+    """Which rank this is by the variables of torchrun, Lightning's own launcher or SLURM.
+
+    SLURM's comes last: a batch script has one too, and hands it on to all ranks that it starts.
+    """
+    told = os.environ
+    if "RANK" not in told and "LOCAL_RANK" in told and told.get("NODE_RANK", "0") != "0":
+        # How many ranks the hosts before this one have is not known here.
+        return f" on rank {told['LOCAL_RANK']} of host {told['NODE_RANK']}"
+    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return next((f" on rank {told[name]}" for name in names if name in told), "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
@@ -13,13 +12,6 @@ from lightning_hier.cli.main import main
 from lightning_hier.cli.wording import plain
 from lightning_hier.version import __version__
 from tests.cli.shell import run_python
-
-
-@pytest.fixture(autouse=True)
-def no_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("RANK", "SLURM_PROCID", mistakes.TRACEBACK_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-    yield
 
 
 @pytest.mark.parametrize("args", [["--help"], ["fit", "--help"]])
@@ -111,14 +103,35 @@ def test_crash_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         run_raising(ValueError("hosts"), monkeypatch)
 
 
-def test_rank_is_named_and_a_long_message_is_cut(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "3", "LOCAL_RANK": "1", "SLURM_PROCID": "0"}, "error on rank 3: no"),
+        ({"SLURM_PROCID": "5"}, "error on rank 5: no"),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0", "SLURM_PROCID": "0"}, "error on rank 1: no"),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "error on rank 1 of host 2: no"),
+        ({}, "error: no"),
+    ],
+    ids=["torchrun", "slurm", "lightning", "lightning_on_hosts", "alone"],
+)
+def test_rank_is_named(
+    variables: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("RANK", "3")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        mistakes.end_with("no")
+    assert capsys.readouterr().err == f"lightning-hier: {said}\n"
+
+
+def test_a_long_message_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         mistakes.end_with("\n".join(f"line {number}" for number in range(100)))
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "lightning-hier: error on rank 3: line 0"
+    assert lines[0] == "lightning-hier: error: line 0"
     assert len(lines) == 20 and lines[-1] == "..."
 
 
