@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.stages import WorkQueue
 from lightning_hier.comm.tiers import RankLayout
 
 
@@ -27,12 +28,14 @@ class AcrossRoute:
         host: the averaging ranks of this host; None where each is alone on its host, or all are on
             one.
         lanes: the number of ranks in ``between``, known also where that is None.
+        travelling: what is on its way while blocks are trained, of all blocks.
 
     """
 
     between: Channel | None
     host: Channel | None
     lanes: int
+    travelling: WorkQueue = field(default_factory=WorkQueue, compare=False, repr=False)
 
 
 def build_route(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import islice
 
 from lightning_hier.comm.channel import Pending
@@ -68,6 +69,57 @@ class StagedWork:
                 return
             self._going = [*new, *older]
             self._round.extend(older)
+
+
+class QueuedWork:
+    """Work in a :class:`WorkQueue`; begun when its turn comes."""
+
+    def __init__(self, chunks: Iterable[Stages], at_once: int) -> None:
+        self._chunks = chunks
+        self._at_once = at_once
+
+    @cached_property
+    def begun(self) -> StagedWork:
+        """The work, with its first stages begun."""
+        return StagedWork(self._chunks, at_once=self._at_once)
+
+
+class WorkQueue:
+    """Work that is looked after from time to time, and shares its process groups.
+
+    A piece of work begins when all before it are through: so the order of its collectives among
+    those of other pieces follows from the order in which they were added, and not from time.
+    Whatever else uses the groups must call :meth:`finish` before.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[QueuedWork] = deque()
+
+    def add(self, chunks: Iterable[Stages], *, at_once: int = 1) -> QueuedWork:
+        """Add work, as :class:`StagedWork` takes it, and start what can be started of it.
+
+        Every rank of the groups must add the same, in the same order.
+        """
+        work = QueuedWork(chunks, at_once)
+        self._waiting.append(work)
+        self.poll()
+        return work
+
+    def poll(self) -> None:
+        """Go as far as possible without waiting."""
+        while self._waiting and self._waiting[0].begun.poll():
+            self._waiting.popleft()
+
+    def finish(self, last: QueuedWork | None = None) -> None:
+        """Wait until all work up to ``last``, or all that there is, is through.
+
+        Raises:
+            PeerError: a collective failed or ran out of time; names the missing ranks.
+
+        """
+        while self._waiting and (last is None or last in self._waiting):
+            self._waiting[0].begun.finish()
+            self._waiting.popleft()
 
 
 class _OnItsWay:

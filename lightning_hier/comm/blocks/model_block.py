@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,16 +116,6 @@ class ModelBlock:
         """This rank's share of W and Delta, for each dtype; the tensors are not copied."""
         return [part.state() for part in self._parts]
 
-    def poll(self) -> None:
-        """Help along what travels while a block is trained. A collective of nobody."""
-        for part in self._parts:
-            part.poll()
-
-    def settle(self) -> None:
-        """Wait for what still travels; nothing that is trained changes."""
-        for part in self._parts:
-            part.settle()
-
     def load(self, parts: Sequence[Mapping[str, Any]], counts: Counts) -> None:
         """Go on in the middle of a block of the same groups. Communicates nothing."""
         for part, state in zip(self._parts, parts, strict=True):
@@ -170,6 +160,8 @@ class ModelBlock:
             part.keep_made_()
         self._local_state.collect(verdict)
         found = [part.synchronise_(verdict) for part in self._parts]
+        for part in self._parts:
+            part.send_off(verdict)
         self._equalise_other_buffers()
         self._hand_to_others()
         for _ in self._models.each():
@@ -215,7 +207,7 @@ class ModelBlock:
                 "for each worker"
             )
         saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.optimizer_tensors]]
-        self.settle()
+        self._communicators.route.travelling.finish()
         for part in self._parts:
             part.recall_()
         block = ModelBlock(
@@ -286,15 +278,3 @@ class ModelBlock:
             excluded=len(verdict.excluded),
             restarted=not verdict.takes_part,
         )
-
-
-def poll(blocks: Iterable[ModelBlock]) -> None:
-    """Help along what travels of some blocks while they are trained; waits for nobody."""
-    for block in blocks:
-        block.poll()
-
-
-def settle(blocks: Iterable[ModelBlock]) -> None:
-    """Wait for what still travels of some blocks."""
-    for block in blocks:
-        block.settle()

@@ -143,11 +143,8 @@ class ModelPart:
         """Write what :meth:`synchronise_` has made into the tensors of another local model."""
         self._share.write()
 
-    def poll(self) -> None:
-        """Help along what travels while a block is trained: here nothing."""
-
-    def settle(self) -> None:
-        """Wait for what still travels: here nothing."""
+    def send_off(self, verdict: Verdict) -> None:
+        """Have travel what travels while the next block is trained: here nothing."""
 
     def recall_(self) -> None:
         """Write W, and the state that the block began with, back. A collective of the group."""

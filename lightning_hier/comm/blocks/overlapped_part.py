@@ -12,7 +12,7 @@ from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk
-from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
+from lightning_hier.comm.stages import QueuedWork, Stages, side_by_side
 
 # Chunks that travel together: enough to keep a link busy from one step to the next.
 _AT_ONCE = 8
@@ -52,7 +52,8 @@ class OverlappedPart(ModelPart):
         self._begun = [self.global_model.clone()] * self._models.number
         self._travelling = torch.zeros_like(self.global_model)
         self._under_way = False
-        self._work: StagedWork | None = None
+        self._travels = settings.route.travelling
+        self._work: QueuedWork | None = None
         self._squares = 0.0
 
     @property
@@ -60,27 +61,19 @@ class OverlappedPart(ModelPart):
         """This rank's share of what the local model in the module began its block with."""
         return self._begun[self._models.current]
 
-    def poll(self) -> None:
-        """Start what can be started; waits for nobody."""
-        if self._work is not None:
-            self._work.poll()
-
-    def settle(self) -> None:
-        """Wait until the mean is there; it is applied at the block's end."""
-        if self._work is not None:
-            self._work.finish()
-            self._work = None
-
     def _leave_out_start_(self, model: Tensor, place: slice) -> float:
         """What travels is what this group has made of its share in this block."""
         return self._filter.leave_out_start_(model, self._begun_with[place], None)
 
     def synchronise_(self, verdict: Verdict) -> Squares:
-        """Apply the mean of the block before; send off what this one has made.
+        """Apply the mean of the block before. A collective of the world.
 
-        A collective of the world.
+        What this block has made is ready for :meth:`send_off`.
         """
-        self.settle()
+        if self._share.averages:
+            self._travels.finish()  # buffers take the same way
+        elif self._work is not None:
+            self._travels.finish(self._work)
         found = Squares(self._squares)
         self._squares = verdict.squares / verdict.healthy
 
@@ -104,13 +97,16 @@ class OverlappedPart(ModelPart):
             made.copy_(begun_with)
 
         self._each_chunk(lambda chunk: self._exact(chunk.averaged, verdict), advance)
+        return found
+
+    def send_off(self, verdict: Verdict) -> None:
+        """Have the mean of what this block has made travel while the next one is trained."""
         self._under_way = True
         places = [chunk.filtered for chunk in self._share.chunks()]
-        self._work = StagedWork(
+        self._work = self._travels.add(
             (self._mean_of(self._travelling[place], place, verdict, keep=True) for place in places),
             at_once=_AT_ONCE,
         )
-        return found
 
     def keep_made_(self) -> None:
         """Keep what the local model in the module has made in the place of what it began with.
@@ -129,7 +125,7 @@ class OverlappedPart(ModelPart):
     def _begin_place(self, place: slice, values: Tensor) -> None:
         # What travels was in the model that was shown, over which the values were written.
         super()._begin_place(place, values)
-        self.settle()
+        self._travels.finish()
         self._travelling[place].zero_()
         for begun_with in self._begun:
             begun_with[place].copy_(values)
@@ -144,7 +140,7 @@ class OverlappedPart(ModelPart):
 
         A collective of the world. W, Delta and what travels stay as they are.
         """
-        self.settle()
+        self._travels.finish()
 
         def average(chunk: Chunk) -> Stages:
             exact = self._exact(chunk.averaged, verdict)
@@ -185,7 +181,7 @@ class OverlappedPart(ModelPart):
 
     def state(self) -> dict[str, Any]:
         """This rank's share of the state; the tensors are not copied. Waits for what travels."""
-        self.settle()
+        self._travels.finish()
         return super().state() | {
             "begun_with": self._begun_with,
             "travelling": self._travelling if self._under_way else None,

@@ -111,6 +111,11 @@ class Share:
         return self._buffer.dtype
 
     @property
+    def averages(self) -> bool:
+        """Whether any tensors are only averaged."""
+        return len(self._model) > self.elements
+
+    @property
     def is_all(self) -> bool:
         """Whether this rank carries every element."""
         return self.values.numel() >= len(self._view)

@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock, poll, settle
+from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock
 from lightning_hier.comm.blocks.one_model import OneModel
 from lightning_hier.comm.blocks.shown_model import ShownModel
 from lightning_hier.comm.blocks.status import Place
@@ -129,7 +129,7 @@ class Synchroniser:
 
     def rewind(self) -> None:
         """Forget blocks and looks, before a state is loaded that is older than the present one."""
-        settle(self._blocks or ())
+        self._communicators.route.travelling.finish()
         self._blocks = None
         self._models.forget()
         self._aside.forget()
@@ -181,7 +181,7 @@ class Synchroniser:
                     self._one_model.check(Place.CHECK, optimizer)
             return
         count.in_block += 1
-        poll(self._blocks or ())
+        self._communicators.route.travelling.poll()
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
             place = Place.CHECK if self._blocks is None else Place.BLOCK

@@ -1,0 +1,138 @@
+"""Models that travel while blocks are trained: in what order, from when on, what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lightning_hier import BMUF
+from lightning_hier.comm.blocks import share
+from lightning_hier.comm.blocks.carriers import make_carrier
+from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.members import divide
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from tests.ranks import run_ranks
+
+SLOW = 1
+
+
+class _Net(nn.Module):
+    """Of two dtypes, with a buffer of a third."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = nn.Parameter(torch.zeros(90))
+        self.wide = nn.Parameter(torch.zeros(90, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(5, dtype=torch.complex64))
+
+
+def _open(group: int, host_of: Sequence[int]) -> Communicators:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    return Communicators.build(
+        RankLayout.two_tiers(group, dist.get_world_size()),
+        device=torch.device("cpu"),
+        timeout=timedelta(seconds=20),
+        traffic=Traffic(),
+        host_of=host_of,
+    )
+
+
+def _blocks(module: nn.Module, communicators: Communicators, across_dtype: Any) -> list[ModelBlock]:
+    """One for each child of the module, with an optimizer of its own."""
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module.children()]
+    members = divide(module, optimizers, set(module.parameters()))
+    return [
+        ModelBlock(
+            *pair,
+            config=BMUF(block_momentum=0.5, across_dtype=across_dtype, overlap=True),
+            carrier=make_carrier("sharded", communicators.group, cards=None),
+            communicators=communicators,
+            models=LocalModels(module, optimizers),
+        )
+        for pair in zip(members, optimizers, strict=True)
+    ]
+
+
+def _agree(reading: Reading) -> Verdict:
+    squares = torch.tensor(reading.squares, dtype=torch.float64)
+    dist.all_reduce(squares)
+    return Verdict(float(squares), 4)
+
+
+def _train_(tensors: Sequence[Tensor], turn: int) -> None:
+    """Move a model to where nobody else's goes."""
+    generator = torch.Generator().manual_seed(100 * turn + dist.get_rank())
+    with torch.no_grad():
+        for own in tensors:
+            own.add_(torch.randn(own.shape, dtype=own.dtype, generator=generator))
+
+
+@torch.no_grad()
+def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
+    """W of two optimizers' blocks after some turns."""
+    module = nn.ModuleList([_Net(), _Net()])
+    communicators = _open(1, [0, 0, 1, 1])
+    travelling = communicators.route.travelling
+    with mock.patch.object(share, "CHUNK", 16):
+        blocks = _blocks(module, communicators, across_dtype)
+        for turn in range(3):
+            for block in blocks:
+                _train_(block.members.tensors, turn)
+                block.synchronise(_agree)
+                if not at_leisure:
+                    travelling.finish()
+            for _ in range(0 if dist.get_rank() == SLOW else 20):
+                travelling.poll()
+        for block in blocks:
+            block.look(_agree, pending=False)
+    flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
+    found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
+    return found
+
+
+def _models() -> dict[str, list[list[float]]]:
+    return {
+        dtype: [_model(dtype, at_leisure=at_leisure) for at_leisure in (False, True)]
+        for dtype in ("same", "int8")
+    }
+
+
+def test_ranks_of_different_pace_keep_one_order() -> None:
+    """Two optimizers, three dtypes, many chunks and two hosts, and a rank that never polls."""
+    first, *others = run_ranks(_models, 4)
+    for promptly, leisurely in first.values():
+        assert promptly == leisurely and max(map(abs, promptly)) > 0.1
+    assert all(own == first for own in others)
+
+
+@torch.no_grad()
+def _started() -> list[int]:
+    """How many collectives of models have begun when the end of a block returns."""
+    found = []
+    for across_dtype in ("same", "int8"):
+        module = nn.ModuleList([nn.Linear(3, 3)])
+        (block,) = _blocks(module, _open(1, [0, 0, 0, 0]), across_dtype)
+        with mock.patch.object(
+            Channel, "_start", autospec=True, side_effect=Channel._start
+        ) as start:
+            block.synchronise(_agree)
+        found.append([call.args[2] for call in start.call_args_list].count("models"))
+    return found
+
+
+def test_what_travels_starts_at_the_end_of_its_block() -> None:
+    assert run_ranks(_started, 4) == [[1, 1]] * 4
