@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -51,10 +54,15 @@ def _open(group: int, host_of: Sequence[int]) -> Communicators:
     )
 
 
-def _blocks(module: nn.Module, communicators: Communicators, across_dtype: Any) -> list[ModelBlock]:
+def _blocks(
+    module: nn.Module,
+    communicators: Communicators,
+    across_dtype: Any,
+    trained: Collection[nn.Parameter] | None = None,
+) -> list[ModelBlock]:
     """One for each child of the module, with an optimizer of its own."""
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module.children()]
-    members = divide(module, optimizers, set(module.parameters()))
+    members = divide(module, optimizers, set(module.parameters()) if trained is None else trained)
     return [
         ModelBlock(
             *pair,
@@ -67,15 +75,15 @@ def _blocks(module: nn.Module, communicators: Communicators, across_dtype: Any) 
     ]
 
 
-def _agree(reading: Reading) -> Verdict:
+def _agree(reading: Reading, groups: int = 4) -> Verdict:
     squares = torch.tensor(reading.squares, dtype=torch.float64)
     dist.all_reduce(squares)
-    return Verdict(float(squares), 4)
+    return Verdict(float(squares), groups)
 
 
-def _train_(tensors: Sequence[Tensor], turn: int) -> None:
-    """Move a model to where nobody else's goes."""
-    generator = torch.Generator().manual_seed(100 * turn + dist.get_rank())
+def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
+    """Move a model to where no other group's goes."""
+    generator = torch.Generator().manual_seed(100 * turn + dist.get_rank() // group)
     with torch.no_grad():
         for own in tensors:
             own.add_(torch.randn(own.shape, dtype=own.dtype, generator=generator))
@@ -136,3 +144,67 @@ def _started() -> list[int]:
 
 def test_what_travels_starts_at_the_end_of_its_block() -> None:
     assert run_ranks(_started, 4) == [[1, 1]] * 4
+
+
+@torch.no_grad()
+def _unfrozen() -> list[float]:
+    """Values of an optimizer that had nothing to train in its first block, after three more."""
+    module = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    trained = set(module[0].parameters())
+    communicators = _open(1, [0, 0, 0, 0])
+    _, block = _blocks(module, communicators, "same", trained)
+    assert not block.members.tensors and block.synchronise(_agree).update_norm == 0.0
+    for own in module[1].parameters():
+        own.fill_(1.0)
+    block = block.regrown(replace(block.members, parameters=list(module[1].parameters())))
+    for turn in range(3):
+        if turn == 0:
+            for own in block.members.parameters:
+                own.add_(dist.get_rank())
+        block.synchronise(_agree)
+    return [float(own.mean()) for own in block.members.parameters]
+
+
+def test_an_optimizer_whose_first_parameters_are_unfrozen_begins_there() -> None:
+    """From 1 by the mean of 0 to 3, then by block momentum of a half, and that much ahead."""
+    for found in run_ranks(_unfrozen, 4):
+        assert found == pytest.approx([1 + 1.5 + 0.75 + 0.375] * 2)
+
+
+def _apart(tensors: Sequence[Tensor]) -> float:
+    """Mean over the ranks of the squared distance from their mean."""
+    own = torch.cat([torch.view_as_real(t + 0j).double().reshape(-1) for t in tensors])
+    mean = own.clone()
+    dist.all_reduce(mean)
+    square = (own - mean / dist.get_world_size()).square().sum()
+    dist.all_reduce(square)
+    return float(square) / dist.get_world_size()
+
+
+@torch.no_grad()
+def _distances(group: int) -> list[tuple[float, float]]:
+    """Of each block but the last: what the report of the next one says, and what it is."""
+    module = nn.ModuleList([_Net()])
+    module[0].mean.fill_(10.0)
+    (block,) = _blocks(module, _open(group, [0, 0, 0, 0]), "same")
+    said, expected = [], []
+    for turn in range(4):
+        before = [own.clone() for own in block.members.parameters]
+        _train_(block.members.tensors, turn, group)
+        moved = [own - old for own, old in zip(block.members.parameters, before, strict=True)]
+        expected.append(_apart([*moved, *block.members.float_buffers]) ** 0.5)
+        said.append(block.synchronise(partial(_agree, groups=4 // group)).model_distance)
+    assert said[0] == 0.0
+    return list(zip(said[1:], expected[:-1], strict=True))
+
+
+def _of_groups() -> list[tuple[float, float]]:
+    return [*_distances(1), *_distances(2)]
+
+
+def test_distance_of_models_is_that_of_the_block_that_has_arrived() -> None:
+    """Parameters and averaged buffers of one and the same block."""
+    for found in run_ranks(_of_groups, 4):
+        assert len(found) == 6
+        for said, expected in found:
+            assert said == pytest.approx(expected, rel=1e-6)

@@ -226,8 +226,10 @@ class ModelBlock:
                 part.show_(name)
             for part in block._parts:
                 part.adopt_(name)
+        older = {part.dtype: part for part in self._parts}
         for part in block._parts:
-            part.follow(self._parts[0])
+            if part.dtype in older:
+                part.follow(older[part.dtype])
         for tensor, local in saved:
             tensor.copy_(local)
         return block
@@ -271,7 +273,8 @@ class ModelBlock:
                 "the global update is beyond the range of its dtype, although the models that it "
                 "was made of are finite: training has diverged. Lower the learning rate."
             )
-        apart = found[0].models - mean if found else 0.0
+        # The same for all parts but those whose first block this was.
+        apart = max((own.models for own in found), default=0.0) - mean
         return BlockReport(
             update_norm=update**0.5,
             model_distance=max(apart, 0.0) ** 0.5,

@@ -81,6 +81,11 @@ class ModelPart:
         return Reading.of_squares(parameters, buffers, optimizer)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of all tensors."""
+        return self._share.dtype
+
+    @property
     def carries_all(self) -> bool:
         """Whether no other rank of the group carries anything."""
         return self._share.is_all
@@ -167,7 +172,7 @@ class ModelPart:
         self.vectors()[name].copy_(self._share.read()[self._share.filtered])
 
     def follow(self, older: ModelPart) -> None:
-        """Take over from a part with fewer tensors what is the same for all elements."""
+        """Take over from a part of the same dtype with fewer tensors what is not by element."""
 
     def state(self) -> dict[str, Any]:
         """This rank's share of the state, and where it begins; the tensors are not copied."""

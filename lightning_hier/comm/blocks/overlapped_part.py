@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import sum_of_squares
 from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
@@ -54,7 +55,8 @@ class OverlappedPart(ModelPart):
         self._under_way = False
         self._travels = settings.route.travelling
         self._work: QueuedWork | None = None
-        self._squares = 0.0
+        # Of the models whose way travels: theirs, and of what was averaged at once.
+        self._squares = Squares(0.0)
 
     @property
     def _begun_with(self) -> Tensor:
@@ -74,8 +76,7 @@ class OverlappedPart(ModelPart):
             self._travels.finish()  # buffers take the same way
         elif self._work is not None:
             self._travels.finish(self._work)
-        found = Squares(self._squares)
-        self._squares = verdict.squares / verdict.healthy
+        found, self._squares = self._squares, Squares(verdict.squares / verdict.healthy)
 
         def advance(chunk: Chunk) -> None:
             place = chunk.filtered
@@ -85,6 +86,7 @@ class OverlappedPart(ModelPart):
                 found.add(*self._filter.advance_by_(arrived, own, update))
             else:
                 arrived.copy_(self._filter.start_model(own, update))
+            self._squares.mean += sum_of_squares(self._share.values[chunk.averaged])
             begun_with = self._begun_with[place]
             if len(self._begun) > 1:
                 for each in self._begun:
@@ -175,7 +177,7 @@ class OverlappedPart(ModelPart):
             super().adopt_(name)
 
     def follow(self, older: ModelPart) -> None:
-        """Whether something travels."""
+        """Whether something travels, and the squares that belong to it."""
         if isinstance(older, OverlappedPart):
             self._under_way, self._squares = older._under_way, older._squares
 
@@ -185,7 +187,7 @@ class OverlappedPart(ModelPart):
         return super().state() | {
             "begun_with": self._begun_with,
             "travelling": self._travelling if self._under_way else None,
-            "models": self._squares,
+            "squares": [self._squares.models, self._squares.mean],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -195,7 +197,7 @@ class OverlappedPart(ModelPart):
         self._under_way = state["travelling"] is not None
         if self._under_way:
             self._travelling.copy_(state["travelling"])
-        self._squares = state["models"]
+        self._squares = Squares(*state["squares"])
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """Take over what the local model in the module began its block with."""
