@@ -19,8 +19,10 @@ def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
     return groups
 
 
-def broadcast_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:
-    """Give every rank of ``channel`` the values of its first rank.
+def broadcast_tensors_(
+    tensors: Sequence[Tensor], channel: Channel, kind: str, *, source: int = 0
+) -> None:
+    """Give every rank of ``channel`` the values of that at position ``source``.
 
     A collective of the channel. Tensors that occur twice are sent once.
     """
@@ -33,7 +35,7 @@ def broadcast_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -
         wire = torch.uint8 if dtype == torch.bool else dtype
         flat = torch.empty(len(view), dtype=wire, device=same[0].device)
         view.read_(0, len(view), flat)
-        channel.broadcast_(flat, kind).wait()
+        channel.broadcast_(flat, kind, source).wait()
         view.write_from(flat)
 
 

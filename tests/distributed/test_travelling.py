@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -16,15 +15,8 @@ from torch import Tensor, nn
 
 from lightning_hier import BMUF
 from lightning_hier.comm.blocks import share
-from lightning_hier.comm.blocks.carriers import make_carrier
-from lightning_hier.comm.blocks.health import Reading, Verdict
-from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.members import divide
-from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.comm.traffic import Traffic
+from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
 
 SLOW = 1
@@ -42,43 +34,8 @@ class _Net(nn.Module):
         self.register_buffer("mean", torch.zeros(5, dtype=torch.complex64))
 
 
-def _open(group: int, host_of: Sequence[int]) -> Communicators:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    return Communicators.build(
-        RankLayout.two_tiers(group, dist.get_world_size()),
-        device=torch.device("cpu"),
-        timeout=timedelta(seconds=20),
-        traffic=Traffic(),
-        host_of=host_of,
-    )
-
-
-def _blocks(
-    module: nn.Module,
-    communicators: Communicators,
-    across_dtype: Any,
-    trained: Collection[nn.Parameter] | None = None,
-) -> list[ModelBlock]:
-    """One for each child of the module, with an optimizer of its own."""
-    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module.children()]
-    members = divide(module, optimizers, set(module.parameters()) if trained is None else trained)
-    return [
-        ModelBlock(
-            *pair,
-            config=BMUF(block_momentum=0.5, across_dtype=across_dtype, overlap=True),
-            carrier=make_carrier("sharded", communicators.group, cards=None),
-            communicators=communicators,
-            models=LocalModels(module, optimizers),
-        )
-        for pair in zip(members, optimizers, strict=True)
-    ]
-
-
-def _agree(reading: Reading, groups: int = 4) -> Verdict:
-    squares = torch.tensor(reading.squares, dtype=torch.float64)
-    dist.all_reduce(squares)
-    return Verdict(float(squares), groups)
+def _sync(across_dtype: Any) -> BMUF:
+    return BMUF(block_momentum=0.5, across_dtype=across_dtype, overlap=True)
 
 
 def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
@@ -93,20 +50,20 @@ def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
 def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
     """W of two optimizers' blocks after some turns."""
     module = nn.ModuleList([_Net(), _Net()])
-    communicators = _open(1, [0, 0, 1, 1])
+    communicators = open_groups(1, [0, 0, 1, 1])
     travelling = communicators.route.travelling
     with mock.patch.object(share, "CHUNK", 16):
-        blocks = _blocks(module, communicators, across_dtype)
+        blocks = make_blocks(module, communicators, _sync(across_dtype))
         for turn in range(3):
             for block in blocks:
                 _train_(block.members.tensors, turn)
-                block.synchronise(_agree)
+                block.synchronise(agree)
                 if not at_leisure:
                     travelling.finish()
             for _ in range(0 if dist.get_rank() == SLOW else 20):
                 travelling.poll()
         for block in blocks:
-            block.look(_agree, pending=False)
+            block.look(agree, pending=False)
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
     found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
     return found
@@ -133,17 +90,19 @@ def _started() -> list[int]:
     found = []
     for across_dtype in ("same", "int8"):
         module = nn.ModuleList([nn.Linear(3, 3)])
-        (block,) = _blocks(module, _open(1, [0, 0, 0, 0]), across_dtype)
+        (block,) = make_blocks(module, open_groups(1, [0, 0, 0, 0]), _sync(across_dtype))
         with mock.patch.object(
             Channel, "_start", autospec=True, side_effect=Channel._start
         ) as start:
-            block.synchronise(_agree)
+            block.synchronise(agree)
         found.append([call.args[2] for call in start.call_args_list].count("models"))
     return found
 
 
 def test_what_travels_starts_at_the_end_of_its_block() -> None:
-    assert run_ranks(_started, 4) == [[1, 1]] * 4
+    """A short form may by then have begun the second of its two halves."""
+    for exact, short in run_ranks(_started, 4):
+        assert exact == 1 and short in (1, 2)
 
 
 @torch.no_grad()
@@ -151,9 +110,9 @@ def _unfrozen() -> list[float]:
     """Values of an optimizer that had nothing to train in its first block, after three more."""
     module = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     trained = set(module[0].parameters())
-    communicators = _open(1, [0, 0, 0, 0])
-    _, block = _blocks(module, communicators, "same", trained)
-    assert not block.members.tensors and block.synchronise(_agree).update_norm == 0.0
+    communicators = open_groups(1, [0, 0, 0, 0])
+    _, block = make_blocks(module, communicators, _sync("same"), trained)
+    assert not block.members.tensors and block.synchronise(agree).update_norm == 0.0
     for own in module[1].parameters():
         own.fill_(1.0)
     block = block.regrown(replace(block.members, parameters=list(module[1].parameters())))
@@ -161,7 +120,7 @@ def _unfrozen() -> list[float]:
         if turn == 0:
             for own in block.members.parameters:
                 own.add_(dist.get_rank())
-        block.synchronise(_agree)
+        block.synchronise(agree)
     return [float(own.mean()) for own in block.members.parameters]
 
 
@@ -186,14 +145,14 @@ def _distances(group: int) -> list[tuple[float, float]]:
     """Of each block but the last: what the report of the next one says, and what it is."""
     module = nn.ModuleList([_Net()])
     module[0].mean.fill_(10.0)
-    (block,) = _blocks(module, _open(group, [0, 0, 0, 0]), "same")
+    (block,) = make_blocks(module, open_groups(group, [0, 0, 0, 0]), _sync("same"))
     said, expected = [], []
     for turn in range(4):
         before = [own.clone() for own in block.members.parameters]
         _train_(block.members.tensors, turn, group)
         moved = [own - old for own, old in zip(block.members.parameters, before, strict=True)]
         expected.append(_apart([*moved, *block.members.float_buffers]) ** 0.5)
-        said.append(block.synchronise(partial(_agree, groups=4 // group)).model_distance)
+        said.append(block.synchronise(partial(agree, groups=4 // group)).model_distance)
     assert said[0] == 0.0
     return list(zip(said[1:], expected[:-1], strict=True))
 

@@ -38,10 +38,16 @@ def test_a_group_is_sick_as_a_whole() -> None:
         verdict = judge(statuses, layout, rank, "exclude")
         assert (verdict.healthy, verdict.excluded) == (2, (1,))
         assert verdict.takes_part == (rank not in (2, 3))
+        assert verdict.first == 0
         assert verdict.squares == 1 + 2 + 5 + 6
     said = exclusion(statuses, layout, verdict)
     assert "group 1 (ranks 2, 3) was left out" in said
     assert "model of rank 3 holds NaN or inf after 12 steps (averaged buffers)" in said
+
+
+def test_the_first_healthy_group_is_not_always_the_first() -> None:
+    statuses = _statuses(GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
+    assert judge(statuses, RankLayout((2, 2)), 0, "exclude").first == 1
 
 
 @pytest.mark.parametrize("choice", ["error", "exclude"])

@@ -87,6 +87,7 @@ class Verdict:
         healthy: number of groups whose models are averaged, at least one.
         excluded: numbers of the others.
         takes_part: whether this rank's group is healthy.
+        first: number of the first healthy group.
 
     """
 
@@ -94,6 +95,7 @@ class Verdict:
     healthy: int
     excluded: tuple[int, ...] = ()
     takes_part: bool = True
+    first: int = 0
 
 
 def judge(
@@ -134,7 +136,8 @@ def judge(
         for status, group in zip(statuses, group_of, strict=True)
         if group not in sick
     )
-    return Verdict(squares, healthy, tuple(sorted(sick)), group_of[rank] not in sick)
+    first = min(set(group_of) - sick)
+    return Verdict(squares, healthy, tuple(sorted(sick)), group_of[rank] not in sick, first)
 
 
 def require_finite(statuses: Sequence[Status]) -> None:

@@ -20,7 +20,7 @@ class Members:
             Block momentum on statistics would be wrong: its look-ahead can make a variance
             negative.
         other_buffers: integer and boolean buffers, and those that have no mean; kept equal to those
-            of the first group.
+            of the first healthy group.
 
     """
 

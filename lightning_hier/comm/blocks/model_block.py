@@ -93,7 +93,8 @@ class ModelBlock:
             block_filter=config.filter_for(averaged_models),
             carrier=carrier,
             route=communicators.route,
-            across_dtype=config.across_dtype,
+            # Nor is it sent anywhere, so nothing shortens it.
+            across_dtype=config.across_dtype if averaged_models > 1 else "same",
             models=models,
         )
         kind = OverlappedPart if config.overlap and averaged_models > 1 else ModelPart
@@ -151,8 +152,8 @@ class ModelBlock:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first group; the state of the local optimizer becomes what the settings say. A group that
-        is left out of the mean gets the same, and fresh state where none is carried.
+        first healthy group; the state of the local optimizer becomes what the settings say. A group
+        that is left out of the mean gets the same, and fresh state where none is carried.
         """
         self._unite_buffers()
         verdict = agree(self._gather())
@@ -162,7 +163,7 @@ class ModelBlock:
         found = [part.synchronise_(verdict) for part in self._parts]
         for part in self._parts:
             part.send_off(verdict)
-        self._equalise_other_buffers()
+        self._equalise_other_buffers(verdict)
         self._hand_to_others()
         for _ in self._models.each():
             if not verdict.takes_part:
@@ -184,7 +185,7 @@ class ModelBlock:
         verdict = agree(self._gather())
         for part in self._parts:
             part.look_(verdict, pending=pending)
-        self._equalise_other_buffers()
+        self._equalise_other_buffers(verdict)
         return verdict
 
     @torch.no_grad()
@@ -259,8 +260,11 @@ class ModelBlock:
         """Give a group its first rank's buffers, as DDP does before every forward pass."""
         broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
 
-    def _equalise_other_buffers(self) -> None:
-        broadcast_tensors_(self.members.other_buffers, self._communicators.world, "buffers")
+    def _equalise_other_buffers(self, verdict: Verdict) -> None:
+        """Give all ranks those of the first healthy group's first rank."""
+        world = self._communicators.world
+        source = self._communicators.layout.rank((0, verdict.first))
+        broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)
 
     def _report(self, verdict: Verdict, found: Sequence[Squares]) -> BlockReport:
         shares = [[own.mean for own in found], [own.update for own in found]]

@@ -1,0 +1,61 @@
+"""Blocks of the ranks of `tests.ranks`, without a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.carriers import make_carrier
+from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.members import divide
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+
+
+def open_groups(group: int, host_of: Sequence[int]) -> Communicators:
+    """Groups of so many ranks, on such hosts; may be called more than once."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    return Communicators.build(
+        RankLayout.two_tiers(group, dist.get_world_size()),
+        device=torch.device("cpu"),
+        timeout=timedelta(seconds=20),
+        traffic=Traffic(),
+        host_of=host_of,
+    )
+
+
+def make_blocks(
+    module: nn.Module,
+    communicators: Communicators,
+    sync: BlockSync,
+    trained: Collection[nn.Parameter] | None = None,
+) -> list[ModelBlock]:
+    """One for each child of the module, with an optimizer of its own."""
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module.children()]
+    members = divide(module, optimizers, set(module.parameters()) if trained is None else trained)
+    return [
+        ModelBlock(
+            *pair,
+            config=sync,
+            carrier=make_carrier("sharded", communicators.group, cards=None),
+            communicators=communicators,
+            models=LocalModels(module, optimizers),
+        )
+        for pair in zip(members, optimizers, strict=True)
+    ]
+
+
+def agree(reading: Reading, groups: int = 4) -> Verdict:
+    """Find all groups healthy. A collective of the world."""
+    squares = torch.tensor(reading.squares, dtype=torch.float64)
+    dist.all_reduce(squares)
+    return Verdict(float(squares), groups)

@@ -1,0 +1,73 @@
+"""What a block's end makes of groups that are alone, or of which the first is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lightning_hier import ModelAveraging
+from lightning_hier.comm.blocks.health import Reading, Verdict
+from tests.distributed.blocks import agree, make_blocks, open_groups
+from tests.ranks import run_ranks
+
+ONE_HOST: Sequence[int] = [0, 0, 0, 0]
+
+
+class _Counting(nn.Module):
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.register_buffer("count", torch.tensor(dist.get_rank()))
+
+
+@torch.no_grad()
+def _counts() -> list[int]:
+    """What a buffer that is kept equal holds after a block, and after a look."""
+    groups = dist.get_rank() // 2
+
+    def without_the_first(reading: Reading) -> Verdict:
+        verdict = agree(reading, groups=1)
+        return replace(verdict, excluded=(0,), takes_part=groups == 1, first=1)
+
+    found = []
+    for looks in (False, True):
+        module = nn.ModuleList([_Counting()])
+        (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging())
+        if looks:
+            block.look(without_the_first, pending=True)
+        else:
+            block.synchronise(without_the_first)
+        found.append(int(module.get_buffer("0.count")))
+    return found
+
+
+@torch.no_grad()
+def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
+    """Weights of one group before and after a synchronisation."""
+    module = nn.ModuleList([nn.Linear(70, 9)])
+    sync = ModelAveraging(across_dtype=across_dtype)
+    (block,) = make_blocks(module, open_groups(4, ONE_HOST), sync)
+    for own in module.parameters():
+        own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)))
+    before = [own.clone() for own in module.parameters()]
+    block.synchronise(lambda reading: agree(reading, groups=1))
+    return list(zip(before, (own.detach() for own in module.parameters()), strict=True))
+
+
+def _both() -> tuple[list[int], list[list[tuple[Tensor, Tensor]]]]:
+    open_groups(4, ONE_HOST)
+    return _counts(), [_moved("int8"), _moved("bfloat16")]
+
+
+def test_kept_equal_buffers_are_those_of_a_healthy_group_and_one_group_stays_as_it_is() -> None:
+    for counts, moved in run_ranks(_both, 4):
+        assert counts == [2, 2]
+        for own in moved:
+            assert all(torch.equal(before, after) for before, after in own)
