@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 import lightning_hier as lh
+from lightning_hier.comm.blocks.health import NonFiniteModelError
 from tests.ranks import run_ranks
 from tests.trainer.breaking import INF, Breaks, Make, caught_in
 from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
@@ -122,6 +123,21 @@ def _look_in_the_warm_up() -> None:
 def test_model_of_the_warm_up_that_is_not_finite_is_not_shown() -> None:
     for error in run_ranks(_look_in_the_warm_up, 2, expect_failure=True):
         assert "NaN or inf after 2 steps (parameters)" in error
+
+
+def _failing_look() -> tuple[bool, bool]:
+    """Whether the global model is said to be shown after a look that failed, and NaN is back."""
+    model = Breaks(1, (1,), "layers.2.weight")
+    strategy = lh.BMUFStrategy(block_size=50)
+    trainer = make_trainer(strategy, val_check_interval=3, num_sanity_val_steps=0)
+    with pytest.raises(NonFiniteModelError):
+        trainer.fit(model, loader(6), loader(1))
+    assert strategy._ended is not None
+    return strategy._ended.synchroniser.shown, bool(weights(model).isfinite().all())
+
+
+def test_look_that_fails_leaves_the_local_model() -> None:
+    assert run_ranks(_failing_look, 2) == [(False, True), (False, False)]
 
 
 class _Masked(Net):

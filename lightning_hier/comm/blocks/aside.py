@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ class Aside:
         """Keep the present values of ``tensors``."""
         self._saved = {tensor: tensor.detach().clone() for tensor in tensors}
         self.used = True
+
+    @contextmanager
+    def putting(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Keep the present values while others are written; if that fails, put them back."""
+        self.put(tensors)
+        try:
+            yield
+        except BaseException:
+            self.restore()
+            raise
 
     def restore(self) -> None:
         """Put the values back."""

@@ -236,9 +236,9 @@ class Synchroniser:
         new = self._blocks is None and not self.warming
         blocks = self._new_blocks() if new else self._blocks
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
-        self._aside.put(own if blocks else self._buffers.tensors)
+        aside = self._aside.putting(own if blocks else self._buffers.tensors)
         at = self._communicators.roll_call.at(self.statuses.said(place))
-        with self._models.opened(needed=bool(blocks)), at, torch.no_grad():
+        with aside, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
             if not blocks:
                 self._one_model.unite_buffers_(place)
             for index, block in enumerate(blocks or []):
