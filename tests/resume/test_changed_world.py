@@ -133,6 +133,20 @@ def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
         assert torch.equal(own["start"]["global"][0][0]["global_model"], _flat(saved["state_dict"]))
 
 
+def test_other_state_that_travels(tmp_path: Path) -> None:
+    """Momentum lies behind the model in its shares, which are then cut elsewhere."""
+    before = partial(lh.HierarchicalStrategy, group_size=2, block_sync=lh.BMUF(block_size=4))
+    sync = lh.BMUF(block_size=4, local_momentum="average")
+    saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
+    assert "optimizer_state is averaged instead of local" in resumed[0]["said"][0]
+    for own in resumed:
+        shares = own["start"]["global"][0][0]
+        first, model = shares["start"], _flat(saved["state_dict"])
+        assert torch.equal(
+            shares["global_model"], model[first : first + len(shares["global_model"])]
+        )
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
 def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
     gtc = partial(lh.GTCStrategy, **GTC)

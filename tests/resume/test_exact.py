@@ -251,3 +251,29 @@ def test_on_a_card_that_the_ranks_share(name: str, precision: str, tmp_path: Pat
         precision=precision,
     )
     assert found == [[]] * world_size
+
+
+class _WithBest(DropoutNet):
+    """With a buffer that is infinite until the first step has lowered it."""
+
+    best: torch.Tensor
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.register_buffer("best", torch.tensor(float("inf")))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.best = torch.minimum(self.best, loss.detach())
+        return loss
+
+
+def test_buffer_that_was_infinite_at_the_start_is_still_kept_equal(tmp_path: Path) -> None:
+    make = partial(
+        lh.HierarchicalStrategy,
+        group_size=2,
+        block_sync=lh.BMUF(block_size=4, local_momentum="average", across="sharded"),
+    )
+    arguments = (make, "on_train_batch_end", 7, tmp_path)
+    for found in run_ranks(stop_and_go_on, 4, *arguments, make_model=_WithBest):
+        assert found == []

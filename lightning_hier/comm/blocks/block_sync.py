@@ -40,6 +40,11 @@ class BlockSync:
     across_dtype: AcrossDtype
     overlap: bool = False
 
+    @property
+    def averages_state(self) -> bool:
+        """Whether state of the local optimizer travels with the model."""
+        return False
+
     def filter_for(self, num_models: int) -> BlockFilter:
         """The arithmetic for ``num_models`` averaged models.
 
@@ -93,6 +98,11 @@ class LocalMomentumSync(BlockSync):
     """
 
     local_momentum: LocalMomentum
+
+    @property
+    def averages_state(self) -> bool:
+        """Whether momentum is averaged."""
+        return self.local_momentum == "average"
 
     def _check(self) -> None:
         super()._check()

@@ -59,6 +59,11 @@ class BMUFAdam(BlockMomentum):
 
     moments: Moments = "corrected"
 
+    @property
+    def averages_state(self) -> bool:
+        """Moments are."""
+        return True
+
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()

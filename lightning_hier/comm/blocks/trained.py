@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -21,6 +21,8 @@ class TrainedTensors:
 
     Attributes:
         parameters: those that are or have been trainable.
+        kept_equal: names of buffers that would be averaged but have no mean. A run that goes on
+            has those of the run that was saved.
 
     """
 
@@ -29,7 +31,7 @@ class TrainedTensors:
         self._module = module
         self._optimizers = optimizers
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
-        self._not_averaged = {
+        self.kept_equal: Collection[str] = {
             name for name, buffer in module.named_buffers() if not buffer.isfinite().all()
         }
 
@@ -47,7 +49,7 @@ class TrainedTensors:
 
     def members(self) -> list[Members]:
         """Those of each optimizer's block."""
-        return divide(self._module, self._optimizers, self.parameters, self._not_averaged)
+        return divide(self._module, self._optimizers, self.parameters, self.kept_equal)
 
     def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> Reading:
         """How the model is where all ranks train one.

@@ -221,6 +221,8 @@ class CheckpointedStrategy(TieredStrategy):
             "across_dtype": None if sync is None else sync.across_dtype,
             # What short forms leave over lies with the ranks that exchange between hosts.
             "lanes": self.communicators.route.lanes if shortened else None,
+            # Which then lies behind the model, in the same shares.
+            "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "carrier": type(session.synchroniser.carrier).__name__,
             "warmup_steps": self.warmup_steps,
             # Of which each has its share of the global model.

@@ -58,6 +58,7 @@ class RunState:
             "steps": [asdict(count) for count in self._steps],
             "frozen": [name for name, own in self.parameters.items() if not own.requires_grad],
             "trainable": [self.names[own] for own in local if isinstance(own, Parameter)],
+            "kept_equal": sorted(self._synchroniser.trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
         }
 
@@ -155,7 +156,8 @@ class RunState:
                         module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
-        """Take over the counts of steps."""
+        """Take over the counts of steps, and which buffers have no mean."""
+        self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
         for own, saved in zip(self._steps, shared["steps"], strict=True):
             vars(own).update(vars(StepCount(**saved)))
 
