@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
@@ -64,10 +64,11 @@ class WorkerGradients:
         buckets = list(_buckets(self._parameters))
         futures = []
         for bucket in buckets:
+            absent = [set(bucket) - own.keys() for own in gradients]
             begun = GradientBucket(
                 bucket,
-                [_flat(bucket, own) for own in gradients],
-                [set(bucket) - own.keys() for own in gradients],
+                [_taken_flat(bucket, own) for own in gradients],
+                absent,
                 workers,
                 is_first=bucket is buckets[0],
                 is_last=bucket is buckets[-1],
@@ -100,11 +101,14 @@ def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
         yield bucket
 
 
-def _flat(parameters: Sequence[Parameter], gradients: Mapping[Parameter, Tensor]) -> Tensor:
-    """Gradients after each other; zeros for those that are not there."""
+def _taken_flat(
+    parameters: Sequence[Parameter], gradients: MutableMapping[Parameter, Tensor]
+) -> Tensor:
+    """Gradients after each other, taken out; zeros for those that are not there."""
+    found = [gradients.pop(own, None) for own in parameters]
     return torch.cat(
         [
-            flattened(gradients[own], own) if own in gradients else own.new_zeros(own.numel())
-            for own in parameters
+            own.new_zeros(own.numel()) if gradient is None else flattened(gradient, own)
+            for own, gradient in zip(parameters, found, strict=True)
         ]
     )

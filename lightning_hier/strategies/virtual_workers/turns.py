@@ -27,8 +27,9 @@ class Turns:
     """Runs Lightning's optimization of a batch once for each local model of the rank.
 
     Lightning counts the round as one step, so that steps, epochs, schedules, and when it validates,
-    logs and saves, are those of a run with a rank for each worker. What a step logs is the mean
-    over the workers of this rank where Lightning takes means.
+    logs and saves, are those of a run with a rank for each worker. What is logged for an epoch is
+    the mean over the workers of this rank; what is logged for a step (``on_step``) is the last
+    one's.
 
     Where several workers share a model, the closure that Lightning hands to the optimizer has each
     of them make its gradients, and then their mean.
