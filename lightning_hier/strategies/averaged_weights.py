@@ -118,3 +118,28 @@ class AveragedWeights(Callback):
                     _average_(tensors, self._communicators, takes_part=finite)
                 if not finite:
                     self._own.put(tensors)
+
+    def _hide(self) -> None:
+        self._own.restore()
+
+
+def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:
+    """Mean over the groups that take part, in place; whole numbers become those of rank 0.
+
+    The groups' first ranks average and tell the others. The tensors may lie on another device than
+    the one of collectives.
+    """
+    moved = [tensor.detach().to(communicators.device) for tensor in tensors]
+    if communicators.group.position == 0:
+        share = torch.tensor(float(takes_part), device=communicators.device)
+        averaged = [value for value in moved if value.is_floating_point() or value.is_complex()]
+        for value in averaged if not takes_part else ():
+            value.zero_()
+        average_tensors_([*moved, share], communicators.across, KIND)
+        groups = communicators.across.size
+        healthy = round(float(share) * groups)
+        if healthy < groups:
+            torch._foreach_mul_(averaged, groups / healthy if healthy else math.nan)
+    broadcast_tensors_(moved, communicators.group, KIND)
+    for tensor, value in zip(tensors, moved, strict=True):
+        tensor.copy_(value)

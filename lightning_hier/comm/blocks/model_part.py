@@ -26,6 +26,7 @@ class ModelPart:
     state what the last block started from.
 
     Attributes:
+        dtype: of all tensors.
         global_model: this rank's share of W, flat.
         update: this rank's share of Delta, flat; None where eta is 0.
 
@@ -43,6 +44,7 @@ class ModelPart:
         self._coder = make_coder(settings.across_dtype, example.dtype)
         shortened = self._coder is not None
         self._share = Share(filtered, averaged, carried, settings.carrier, shortened=shortened)
+        self.dtype = self._share.dtype
         self._local_state = settings.local_state
         self._filter = settings.block_filter
         self._averaging = Averaging(settings.route)
@@ -79,11 +81,6 @@ class ModelPart:
             if add:
                 self._share.values[piece.whole].add_(values(piece.whole))
         return Reading.of_squares(parameters, buffers, optimizer)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all tensors."""
-        return self._share.dtype
 
     @property
     def carries_all(self) -> bool:
@@ -177,7 +174,7 @@ class ModelPart:
     def state(self) -> dict[str, Any]:
         """This rank's share of the state, and where it begins; the tensors are not copied."""
         return {
-            "dtype": str(self._share.dtype),
+            "dtype": str(self.dtype),
             "elements": self._share.elements,
             "start": min(self._share.start, self._share.elements),
             "carried_start": self._share.carried_start,

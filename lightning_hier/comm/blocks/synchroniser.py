@@ -109,3 +109,190 @@ class Synchroniser:
 
     def local_values(self) -> dict[Tensor, Tensor]:
         """Trainable parameters and buffers, each with its local value, which is not copied."""
+        aside = self._models.current == 0  # no other local model is ever aside
+        every = self.trained.with_(self._buffers)
+        return {own: self._aside.local(own) if aside else own.detach() for own in every}
+
+    def behind_shown(self) -> AbstractContextManager[None]:
+        """Load a local model while the module goes on showing the global one that it holds."""
+        return self._aside.behind(self.trained.with_(self._buffers))
+
+    @property
+    def blocks(self) -> Sequence[ModelBlock] | None:
+        """One for each optimizer; None before the first step after the warm-up."""
+        return self._blocks
+
+    def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
+        """Begin blocks with the present model and what has been ``trainable`` until now."""
+        self.trained.parameters |= set(trainable)
+        self._blocks = self._new_blocks()
+        return self._blocks or ()
+
+    def rewind(self) -> None:
+        """Forget blocks and looks, before a state is loaded that is older than the present one."""
+        self._communicators.route.travelling.finish()
+        self._blocks = None
+        self._models.forget()
+        self._aside.forget()
+        self._finished = self._settled = False
+        self.log.reports.clear()
+
+    def admit_trainable(self) -> bool:
+        """Take in parameters that have been unfrozen since the last call, and say if there were any.
+
+        A parameter that has been trainable once stays in the global model. A collective of the
+        group where there are such parameters and blocks have begun.
+        """
+        new = self.trained.admit()
+        if new and self._blocks is not None:
+            self._buffers.reclaim()
+            members = self.trained.members()
+            self._blocks = [
+                block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
+                for block, own in zip(self._blocks, members, strict=True)
+            ]
+        return new
+
+    def before_step(self) -> None:
+        """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
+        self.statuses.out_after = -1
+        self._open_blocks()
+
+    def after_step(self, optimizer: int) -> None:
+        """Count a step, and end the block if it was the last of it.
+
+        A collective of the world at the end of a block, and of nobody before; in the warm-up
+        ranks meet anyway, and check from time to time that they are in step. After
+        :meth:`settle` a step has no gradients and does not count.
+        """
+        if self._settled:
+            return
+        count = self._worker.steps[optimizer]
+        was_warming = self.warming
+        count.total += 1
+        if was_warming:
+            if not self.warming:
+                self._end_warm_up()
+            elif count.total % _CHECK_EVERY == 0:
+                with self._communicators.roll_call.at(Place.CHECK.text):
+                    self._one_model.check(Place.CHECK, optimizer)
+            return
+        count.in_block += 1
+        self._communicators.route.travelling.poll()
+        # More than a block, where a run goes on with a smaller block_size.
+        if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
+            place = Place.CHECK if self._blocks is None else Place.BLOCK
+            with self._communicators.roll_call.at(place.text):
+                self.end_block(optimizer)
+
+    def show(self) -> None:
+        """Put the local model aside and write the global model into the module, in place.
+
+        A collective of the world. Does nothing where the global model is already shown, and after
+        :meth:`finish`; after :meth:`settle` it averages the buffers.
+        """
+        if self._settled:
+            self._buffers.reclaim()
+            with self._communicators.roll_call.at(Place.LOOK.text):
+                average_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
+        elif not self.shown:
+            self._look(Place.LOOK)
+
+    def hide(self) -> None:
+        """Put the local model back, bit for bit. Does nothing where it is not aside for a look.
+
+        What was written into the model that was shown stays, and blocks go on from it.
+        """
+        if not self.shown or self._finished or self._settled:
+            return
+        self._buffers.reclaim()
+        written = self._aside.take_written()
+        self._aside.restore()
+        self.statuses.written += go_on_from(written, self._blocks or (), self._models)
+
+    def finish(self) -> None:
+        """End the last, short blocks and leave the global model. A collective of the world.
+
+        The local model stays aside, for a checkpoint that is saved after training.
+        """
+        if self._settled:
+            self.show()
+            return
+        self.hide()
+        self._look(Place.END)
+        self._finished = True
+
+    def settle(self) -> None:
+        """Leave the module as somebody else has put it; only BatchNorm's buffers still move."""
+        self._settled = True
+
+    def _look(self, place: Place) -> None:
+        """Put aside what a look changes, and write the global model. A collective of the world."""
+        self._buffers.reclaim()
+        # Between the warm-up and the first step, what the blocks would be.
+        new = self._blocks is None and not self.warming
+        blocks = self._new_blocks() if new else self._blocks
+        own = [tensor for block in blocks or [] for tensor in block.members.tensors]
+        aside = self._aside.putting(own if blocks else self._buffers.tensors)
+        at = self._communicators.roll_call.at(self.statuses.said(place))
+        with aside, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
+            if not blocks:
+                self._one_model.unite_buffers_(place)
+            for index, block in enumerate(blocks or []):
+                count = self._worker.steps[index]
+                verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
+                if place == Place.END and count.in_block:
+                    self.log.excluded_at_end[index] = len(verdict.excluded)
+        self._aside.note_shown()
+
+    def _new_blocks(self) -> list[ModelBlock] | None:
+        self._buffers.reclaim()
+        if self._config is None:
+            return None
+        return [
+            ModelBlock(
+                *pair,
+                config=self._config,
+                carrier=self.carrier,
+                communicators=self._communicators,
+                models=self._models,
+            )
+            for pair in zip(self.trained.members(), self._optimizers, strict=True)
+        ]
+
+    def _end_warm_up(self) -> None:
+        """Make the groups' models equal to the last bit, buffers included, and begin blocks."""
+        with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
+            carried = [t for block in self._new_blocks() or [] for t in block.optimizer_tensors]
+            self._one_model.unite_(carried)
+        self.on_warm()
+
+    def _open_blocks(self) -> None:
+        if not self.warming:
+            self._blocks = self._blocks or self._new_blocks()
+            self._models.open()
+
+    @torch.no_grad()
+    def end_block(self, optimizer: int) -> None:
+        """Synchronise the models, or check that all ranks are in step. A collective of the world.
+
+        The roll call must have been told where this rank is.
+        """
+        self._open_blocks()
+        self._buffers.reclaim()
+        count = self._worker.steps[optimizer]
+        count.in_block = 0
+        if self._blocks is None:
+            self._one_model.check(Place.CHECK, optimizer)
+            return
+        count.blocks += 1
+        block = self._blocks[optimizer]
+        report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
+        count.excluded += report.excluded
+        if report.restarted:
+            self._worker.memory.forget(block.members.parameters)
+        self.log.reports[optimizer] = report
+        self.on_block(report)
+
+    def _agreement(self, place: Place, optimizer: int) -> Agreement:
+        return lambda reading: self.statuses.judge(place, optimizer, reading)
