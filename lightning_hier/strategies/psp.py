@@ -110,6 +110,6 @@ class PSPStrategy(ParameterServerStrategy):
             rule=self.push_rule,
             world_size=self.world_size,
             linear_scaling=self.linear_scaling,
-            warmup_steps=self.warmup_steps,
+            warmup_steps=self._warmup_left,
             limit_s=self._limit.total_seconds(),
         )

@@ -11,10 +11,23 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.updater import objection
 
+# What parameter servers add to a checkpoint.
+SECTION = "lightning_hier_servers"
+
 RESUMES = (
     "training goes on from the servers' parameters and optimizer state. Gradients that were under "
     "way when it was written are not in it."
 )
+
+
+def saved_steps(trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> list[int]:
+    """Steps of each optimizer before this fit: none, unless parameter servers have saved them.
+
+    Of other optimizers than the saved ones it is the fewest steps that any of those has made.
+    """
+    saved = trainer._checkpoint_connector._loaded_checkpoint.get(SECTION, {}).get("steps", [])
+    same = len(saved) == len(optimizers)
+    return list(saved) if same else [min(saved, default=0)] * len(optimizers)
 
 
 def check_workers(virtual_workers: int) -> None:

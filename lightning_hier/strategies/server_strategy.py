@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -31,7 +32,7 @@ from lightning_hier.strategies.parameter_order import require_same_order
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
-    from lightning_hier.parameter_server.engine import Engine, Snapshot
+    from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.ports import Ports
     from lightning_hier.strategies.server_session import ServerSession
 
@@ -70,7 +71,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
         server_checks.check_workers(self.virtual_workers)
-        self._snapshot: Snapshot | None = None
+        self._states: Sequence[Mapping[int, Any]] | None = None
+        self._steps: list[int] = []
         self._counted: dict[str, float] = {}
         self._failed = False
 
@@ -91,7 +93,9 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if fitting:
             problem = server_checks.optimizer_problem(self.optimizers)
             raise_everywhere(problem, self.root_device)
-            require_same(checks.optimizer_settings(self.optimizers), self.root_device)
+            self._states, self._steps = None, server_checks.saved_steps(trainer, self.optimizers)
+            settings = checks.optimizer_settings(self.optimizers)
+            require_same(settings | {"steps so far": self._steps}, self.root_device)
             require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
             self._session.begin(trainer, self.optimizers)
@@ -131,6 +135,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     ) -> Any:
         """Compute a gradient, push it to the servers and pull parameters."""
         index = self._index(optimizer)
+        self._steps[index] += 1
         if self._leaves_out:
             result = closure()
             self._running.engine.skip(index)
@@ -144,10 +149,11 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         state = super().lightning_module_state_dict()
         if self._live is None or not self.is_global_zero:
             return state
-        self._snapshot = self._live.engine.snapshot()
+        snapshot = self._live.engine.snapshot()
+        self._states = snapshot.optimizer_states
         if self._live.settled:
             return state
-        values = self._snapshot.values
+        values = snapshot.values
         # A tied weight has several names, and the state dict all of them.
         named = self._module.named_parameters(remove_duplicate=False)
         held = {name: values[own] for name, own in named if own in values}
@@ -157,9 +163,17 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """State of an optimizer, with the servers' state where it is saved."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
-        if self._snapshot is not None:
-            state["state"] = dict(self._snapshot.optimizer_states[self._index(optimizer)])
+        if self._states is not None:
+            state["state"] = dict(self._states[self._index(optimizer)])
         return state
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save what the Trainer has put together, with the number of steps of each optimizer."""
+        checkpoint[server_checks.SECTION] = {"steps": list(self._steps)}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -170,6 +184,13 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             self._running.engine.load(index, state["state"])
 
     @override
+    def on_train_end(self) -> None:
+        """Keep the servers' optimizer state, for a checkpoint that is saved after training."""
+        super().on_train_end()
+        if self.is_global_zero:
+            self._states = self._running.engine.snapshot().optimizer_states
+
+    @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self._failed = True
@@ -178,7 +199,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     @override
     def teardown(self) -> None:
         self.metrics()  # what has been counted outlives the session
-        session, self._session, self._snapshot = self._session, None, None
+        session, self._session = self._session, None
         if session is not None:
             if session.lost():
                 stay_at_exit()
@@ -195,6 +216,11 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if self._session is not None:
             self._counted = self._session.metrics()
         return self.traffic.metrics() | self._counted
+
+    @property
+    def _warmup_left(self) -> int:
+        """Steps of the warm-up that are still to be made: fewer in a run that goes on."""
+        return max(0, self.warmup_steps - min(self._steps, default=0))
 
     def _open_session(self, trainer: pl.Trainer) -> ServerSession:
         # Here, so that importing the package does not load ZeroMQ.

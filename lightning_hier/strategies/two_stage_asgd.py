@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -101,5 +101,5 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             exchange=lambda value: gather_json(value, self.root_device),
             ports=ports,
             client=client,
-            settings=self.settings,
+            settings=replace(self.settings, warmup_steps=self._warmup_left),
         )

@@ -1,0 +1,51 @@
+"""Runs under parameter servers go on from a checkpoint that is saved after ``fit``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer, weights
+
+
+def _whole_and_resumed(strategy: Any, warmup_steps: int, path: str) -> tuple[Tensor, Tensor]:
+    ends = []
+    for epochs, resumed in ((2, None), (1, None), (2, path)):
+        model = Net()  # with momentum
+        trainer = make_trainer(strategy(warmup_steps=warmup_steps), max_epochs=epochs)
+        trainer.fit(model, loader(6), ckpt_path=resumed, weights_only=True)
+        if epochs == 1:
+            trainer.save_checkpoint(path)
+        ends.append(weights(model))
+    return ends[0], ends[2]
+
+
+@pytest.mark.parametrize("warmup_steps", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [
+        (2, lh.PSPStrategy),
+        pytest.param(
+            1,
+            partial(lh.TwoStageASGDStrategy, push_period=1, double_buffering=False),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_momentum_goes_on_and_the_warm_up_does_not_begin_again(
+    ranks: int, strategy: Any, warmup_steps: int, tmp_path: Any
+) -> None:
+    """An epoch has six steps, so the warm-up ends before the save, or after it.
+
+    These servers wait for all, so the run is the one that was not stopped.
+    """
+    path = str(tmp_path / "after.ckpt")
+    for whole, resumed in run_ranks(_whole_and_resumed, ranks, strategy, warmup_steps, path):
+        assert torch.isfinite(whole).all()
+        torch.testing.assert_close(resumed, whole, rtol=1e-6, atol=1e-7)
