@@ -138,7 +138,7 @@ class Synchroniser:
         self.log.reports.clear()
 
     def admit_trainable(self) -> bool:
-        """Take in parameters that have been unfrozen since the last call, and say if there were any.
+        """Take in parameters that have been unfrozen since the last call; whether there were any.
 
         A parameter that has been trainable once stays in the global model. A collective of the
         group where there are such parameters and blocks have begun.
