@@ -28,8 +28,17 @@ def _train(settings: dict[str, Any]) -> torch.Tensor:
     return weights(model)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["at once", "overlap"])
-@pytest.mark.parametrize("across_dtype", ["same", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("across_dtype", "overlap"),
+    [
+        pytest.param("same", False, id="same-at once"),
+        pytest.param("same", True, id="same-overlap", marks=pytest.mark.slow),
+        pytest.param("bfloat16", False, id="bfloat16-at once"),
+        pytest.param("bfloat16", True, id="bfloat16-overlap", marks=pytest.mark.slow),
+        pytest.param("int8", False, id="int8-at once", marks=pytest.mark.slow),
+        pytest.param("int8", True, id="int8-overlap"),
+    ],
+)
 def test_large_model_has_the_same_bits_with_and_without_a_compiler(
     across_dtype: str, overlap: bool
 ) -> None:

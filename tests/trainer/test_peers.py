@@ -116,6 +116,7 @@ def test_rank_that_ran_out_of_data_is_named(block_size: int) -> None:
         assert "same number of batches" in error
 
 
+@pytest.mark.slow
 def test_rank_that_ran_out_inside_a_group_is_named_in_limited_time() -> None:
     """Its neighbour waits for it in a step, and the others for both."""
     errors = run_ranks(_uneven, 4, 3, 2, LIMIT.total_seconds(), expect_failure=True)

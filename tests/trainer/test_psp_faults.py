@@ -99,6 +99,7 @@ def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
     _ended_alike(outcomes, {rank})
 
 
+@pytest.mark.slow
 def test_rank_that_takes_over_may_die_too() -> None:
     where = {(1, 3): "dies", (2, 14): "dies"}
     outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2})
