@@ -6,6 +6,9 @@ from typing import Protocol
 
 from lightning_hier.parameter_server.message import Kind, Message
 
+RETRY_S = 0.05
+"""After so many seconds a duty tries again to send what a port did not take."""
+
 
 class Replies(Protocol):
     """The answering half of a :class:`~lightning_hier.parameter_server.server_port.ServerPort`."""

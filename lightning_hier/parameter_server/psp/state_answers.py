@@ -9,10 +9,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.state_transfer import write_state
-from lightning_hier.parameter_server.replies import Replies
-
-# A queue that was full is tried again after so many seconds.
-_RETRY_S = 0.05
+from lightning_hier.parameter_server.replies import RETRY_S, Replies
 
 
 @dataclass
@@ -74,4 +71,4 @@ class StateAnswers:
             while answer.unsent and self._replies.send(address, answer.unsent[0]):
                 answer.unsent.popleft()
         left = any(answer.unsent for answer in self._answers.values())
-        self._retry_at = now + _RETRY_S if left else None
+        self._retry_at = now + RETRY_S if left else None

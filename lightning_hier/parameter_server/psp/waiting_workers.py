@@ -6,10 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.replies import Replies
-
-# A worker to which an earlier version is still queued is looked at again after so many seconds.
-_RETRY_S = 0.05
+from lightning_hier.parameter_server.replies import RETRY_S, Replies
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class WaitingWorkers:
                 del self._waiting[worker]
                 self._sent[worker] = timestamp
             else:
-                self._retry_at = now + _RETRY_S
+                self._retry_at = now + RETRY_S
 
     def deadline(self) -> float | None:
         """When to call :meth:`answer` again, for those that could not be sent anything."""
