@@ -15,7 +15,6 @@ from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import fewest_network_cards
 from lightning_hier.comm.blocks.health import OnNonfinite
-from lightning_hier.comm.blocks.joining import Joining
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
@@ -26,11 +25,11 @@ from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.discarded_gradients import DiscardedGradients
-from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.raw_steps import RawSteps
 from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.sigterm import QuietTermination
+from lightning_hier.strategies.training import Training
 from lightning_hier.strategies.validation import IsolatedValidation
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.played import Played
@@ -72,12 +71,7 @@ class FitSession:
         self._warmup_steps = warmup_steps
         self.workers = Worker.several(virtual_workers)
         self.reduction = Reduction(communicators, self.workers)
-        self._played: Played | None = None
-        self._synchroniser: Synchroniser | None = None
-        self._termination: QuietTermination | None = None
-        self._state: RunState | None = None
-        self._raw_steps: RawSteps | None = None
-        self._averaged_weights: AveragedWeights | None = None
+        self._training: Training | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
         self.saved_under: dict[str, str] = {}
@@ -87,51 +81,16 @@ class FitSession:
         self._change(validation, self.position)
 
     @property
-    def synchroniser(self) -> Synchroniser:
-        """Runs the blocks; there once :meth:`begin` has been called."""
-        if self._synchroniser is None:
-            raise RuntimeError("blocks are run from the moment when optimizers are set up")
-        return self._synchroniser
-
-    @property
-    def played(self) -> Played:
-        """What this rank plays its workers with; there once :meth:`begin` has been called."""
-        if self._played is None:
-            raise RuntimeError("workers are played from the moment when optimizers are set up")
-        return self._played
-
-    @property
-    def termination(self) -> QuietTermination:
-        """What acts on signals; there once :meth:`begin` has been called."""
-        if self._termination is None:
-            raise RuntimeError("signals are noted from the moment when optimizers are set up")
-        return self._termination
-
-    @property
-    def raw_steps(self) -> RawSteps:
-        """What knows which steps are counted; there once :meth:`begin` has been called."""
-        if self._raw_steps is None:
-            raise RuntimeError("steps are watched from the moment when optimizers are set up")
-        return self._raw_steps
-
-    @property
-    def state(self) -> RunState:
-        """What of this rank's run a checkpoint holds; there once :meth:`begin` has been called."""
-        if self._state is None:
-            raise RuntimeError("a run has a state from the moment when optimizers are set up")
-        return self._state
-
-    @property
-    def averaged_weights(self) -> AveragedWeights:
-        """What WeightAveraging callbacks keep; there once :meth:`begin` has been called."""
-        if self._averaged_weights is None:
-            raise RuntimeError("averages are followed from the moment when optimizers are set up")
-        return self._averaged_weights
+    def training(self) -> Training:
+        """What trains; there once :meth:`begin` has been called."""
+        if self._training is None:
+            raise RuntimeError("a session trains from the moment when optimizers are set up")
+        return self._training
 
     @property
     def begun(self) -> bool:
         """Whether :meth:`begin` has come to its end."""
-        return self._averaged_weights is not None
+        return self._training is not None
 
     @property
     def worker(self) -> Worker:
@@ -148,20 +107,22 @@ class FitSession:
 
     def rewind(self) -> None:
         """Forget what this session has trained, before a state is loaded."""
-        self.synchroniser.rewind()
+        self.training.synchroniser.rewind()
         for worker in self.workers:
             worker.memory.tensors.clear()
         self.position.rewind()
 
     def follow_steps(self) -> None:
         """Leave the warm-up if the steps of a resumed run are past it."""
-        if not self.synchroniser.warming:
+        if not self.training.synchroniser.warming:
             self.reduction.end_warm_up()
 
     @property
     def warming(self) -> bool:
         """Whether gradients are averaged over the whole world at present."""
-        return self._synchroniser.warming if self._synchroniser else self._warmup_steps > 0
+        if self._training is None:
+            return self._warmup_steps > 0
+        return self._training.synchroniser.warming
 
     def begin(
         self,
@@ -195,8 +156,8 @@ class FitSession:
         checks.warn_of_optimizers(optimizers, block_sync, self._communicators.models)
         self.worker.count_optimizers(len(optimizers))
         models = LocalModels(module, optimizers, self._communicators.models_per_rank)
-        self._played = Played(models, self.random)
-        self._synchroniser = Synchroniser(
+        played = Played(models, self.random)
+        synchroniser = Synchroniser(
             module,
             optimizers,
             block_sync,
@@ -207,22 +168,29 @@ class FitSession:
             cards=None if one_host else fewest_network_cards(device),
             on_nonfinite=on_nonfinite,
         )
-        self._synchroniser.on_warm = self.reduction.end_warm_up
+        synchroniser.on_warm = self.reduction.end_warm_up
         if scaler is not None:
-            self._synchroniser.on_block = LossScale(scaler, self.worker).after_block
-        self._termination = QuietTermination(trainer, self._synchroniser.statuses.note_signal)
-        synchroniser = self._synchroniser
-        self._raw_steps = RawSteps(
+            synchroniser.on_block = LossScale(scaler, self.worker).after_block
+        termination = QuietTermination(trainer, synchroniser.statuses.note_signal)
+        raw_steps = RawSteps(
             optimizers, lambda: synchroniser.shown or self._communicators.world.size == 1
         )
-        self._change(self._termination, self._raw_steps)
+        self._change(termination, raw_steps)
         if len(self.workers) > 1:
             buffers = FirstBuffers(models.buffers, self._communicators.group)
             stray = StrayWrites(module, models)
-            before = self._synchroniser.before_step
-            self._change(Turns(trainer, self._played, self.reduction, buffers, stray, before))
-        self._state = RunState(module, optimizers, self._synchroniser, self.workers)
-        self._averaged_weights = AveragedWeights(trainer, self._communicators)
+            before = synchroniser.before_step
+            self._change(Turns(trainer, played, self.reduction, buffers, stray, before))
+        self._training = Training(
+            communicators=self._communicators,
+            worker=self.worker,
+            played=played,
+            synchroniser=synchroniser,
+            termination=termination,
+            raw_steps=raw_steps,
+            state=RunState(module, optimizers, synchroniser, self.workers),
+            averaged_weights=AveragedWeights(trainer, self._communicators),
+        )
 
     def _change(self, *changes: Any) -> None:
         """Make changes to the Trainer, and have :meth:`close` take them back."""
@@ -245,33 +213,6 @@ class FitSession:
         with self.reduction.in_turns.of(number):
             yield
 
-    def after_step(self, optimizer: int) -> None:
-        """Count a step. A collective of the world at the end of a block."""
-        self.synchroniser.after_step(optimizer)
-        self.agree_on_signal()
-
-    def agree_on_signal(self) -> None:
-        """If all ranks have learnt of a signal, learn which. A collective of the world then."""
-        if self.synchroniser.statuses.take_signal():
-            self.termination.agree(self._communicators.device)
-
-    def obey_signal(self) -> None:
-        """Act on a signal at once, while the others do at their batch's end. As a collective."""
-        self.agree_on_signal()
-        self.termination.act()
-
-    def end_of_data(self, *, join: bool) -> EndOfData:
-        """A callback for the ends of this rank's batches.
-
-        Args:
-            join: whether ranks that have run out of batches join the others.
-
-        """
-        synchroniser = self.synchroniser
-        statuses = synchroniser.statuses
-        joining = Joining(self._communicators, self.worker, statuses, synchroniser.end_block)
-        return EndOfData(statuses, joining if join else None, self.obey_signal)
-
     def watching(self, optimizers: int) -> list[Callback]:
         """Callbacks that warn of what so many optimizers may do to each other."""
         return [DiscardedGradients(self.reduction)] if optimizers > 1 else []
@@ -283,8 +224,8 @@ class FitSession:
     def metrics(self) -> dict[str, float]:
         """What hook and blocks have to log, by name."""
         found = self.reduction.metrics()
-        if self._synchroniser is not None:
-            found |= self._synchroniser.log.metrics(self.worker.steps)
+        if self._training is not None:
+            found |= self._training.synchroniser.log.metrics(self.worker.steps)
         return found
 
     def close(self) -> None:

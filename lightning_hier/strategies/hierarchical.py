@@ -28,11 +28,10 @@ from lightning_hier.strategies.batch_counts import (
     join_problem,
     join_trainer_problem,
 )
-from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.initial_model import share_initial_model
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
+from lightning_hier.strategies.lifecycle import surround_callbacks
 from lightning_hier.strategies.virtual_workers.checks import check_combination, combination_problem
 from lightning_hier.strategies.virtual_workers.strategy import PlayingStrategy
 
@@ -141,13 +140,9 @@ class HierarchicalStrategy(PlayingStrategy):
                 on_nonfinite=self.on_nonfinite,
                 scaler=self._scaler,
             )
-            first = [
-                session.end_of_data(join=self.uneven_batches == "join"),
-                EpochWithoutSteps(session.synchroniser),
-                GlobalModelLifecycle(session.synchroniser),
-                session.averaged_weights,
-            ]
-            last = [*self._watching(), *session.watching(len(self.optimizers)), session.termination]
+            first = session.training.callbacks(join=self.uneven_batches == "join")
+            watching = [*self._watching(), *session.watching(len(self.optimizers))]
+            last = [*watching, session.training.termination]
             session.at_end(surround_callbacks(trainer, first, last))
             session.at_end(show_in_progress_bar(trainer, self.traffic, self._place_in_block))
 
@@ -182,7 +177,7 @@ class HierarchicalStrategy(PlayingStrategy):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        if self._fit_session.synchroniser.admit_trainable():
+        if self._fit_session.training.synchroniser.admit_trainable():
             # DDP leaves parameters for ever alone that were frozen when it was made.
             self._wrap_again()
 
@@ -194,7 +189,7 @@ class HierarchicalStrategy(PlayingStrategy):
     @override
     def _batches_problem(self, counts: Sequence[float]) -> str | None:
         if self.uneven_batches == "join":
-            warming = self._fit_session.synchroniser.warming
+            warming = self._fit_session.training.synchroniser.warming
             return join_problem(
                 counts,
                 group_size=self._group_size(),
@@ -216,13 +211,13 @@ class HierarchicalStrategy(PlayingStrategy):
         **kwargs: Any,
     ) -> Any:
         """One step, and what it ends. A collective of the group, of the world at a block's end."""
-        session = self._fit_session
+        training = self._fit_session.training
         if self.virtual_workers == 1:
-            session.synchroniser.before_step()
-        with session.raw_steps.counted():
+            training.synchroniser.before_step()
+        with training.raw_steps.counted():
             output = super().optimizer_step(optimizer, closure, model, **kwargs)
-        if session.played.models.is_last:
-            session.after_step(self._index(optimizer))
+        if training.played.models.is_last:
+            training.after_step(self._index(optimizer))
         return output
 
     @override
@@ -239,9 +234,9 @@ class HierarchicalStrategy(PlayingStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the global model. A collective of the world during training."""
         session = self._session
-        if session is None or not session.begun or session.synchroniser.shown:
+        if session is None or not session.begun or session.training.synchroniser.shown:
             return super().lightning_module_state_dict()
-        synchroniser = session.synchroniser
+        synchroniser = session.training.synchroniser
         synchroniser.show()
         state = super().lightning_module_state_dict()
         if synchroniser.shown:

@@ -74,7 +74,7 @@ class CheckpointedStrategy(TieredStrategy):
             write_everywhere(lambda: write(checkpoint, filepath, storage_options), self.root_device)
             return
         # What callbacks have put into the checkpoint are the tensors that are shown here.
-        with session.averaged_weights.shown():
+        with session.training.averaged_weights.shown():
             common = save_run(
                 checkpoint,
                 filepath,
@@ -122,14 +122,15 @@ class CheckpointedStrategy(TieredStrategy):
         session = self._fit_session
         kinds = self._kinds(session)
         # Where nothing is left to be trained, what the module holds now is what `fit` leaves.
-        with session.synchroniser.behind_shown():
+        with session.training.synchroniser.behind_shown():
             if saved.goes_on(self.worker_layout.sizes, kinds):
                 self._go_on(saved, kinds)
             else:
                 self._go_on_elsewhere(saved, checkpoint)
 
     def _go_on(self, saved: SavedRun, kinds: Mapping[str, Any]) -> None:
-        session, state = self._fit_session, self._fit_session.state
+        session, training = self._fit_session, self._fit_session.training
+        state = training.state
         trained = session.worker.begun
         session.rewind()
         state.load_steps(saved.section)
@@ -143,11 +144,11 @@ class CheckpointedStrategy(TieredStrategy):
         if isinstance(self.model, DistributedDataParallel) and self.root_device.type == "cpu":
             session.reduction.rehearse(self.model, order)
         state.load(saved.section, of_group, first, saved.shares_for(group, kinds))
-        session.averaged_weights.load(of_group["averages"], first["averages"])
+        training.averaged_weights.load(of_group["averages"], first["averages"])
         session.follow_steps()
         if first["precision"]:
             self.precision_plugin.load_state_dict(first["precision"])
-        played = session.played
+        played = training.played
         if not session.warming:
             played.models.open()
         random, gradients = [], []
@@ -172,11 +173,12 @@ class CheckpointedStrategy(TieredStrategy):
         rank_zero_info("Resuming where the run was saved, with the state of every rank.")
 
     def _go_on_elsewhere(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
-        session, state = self._fit_session, self._fit_session.state
+        session, training = self._fit_session, self._fit_session.training
+        state = training.state
         self._wrap_trained(saved)
         state.load_steps(saved.section)
         session.follow_steps()
-        opens = self.block_sync is not None and not session.synchroniser.warming
+        opens = self.block_sync is not None and not training.synchroniser.warming
         resume_elsewhere(saved, checkpoint, state, opens_blocks=opens)
         # A group of one worker has none, and only in DDP can it be given what is left of others.
         alone = self.virtual_workers > 1 and self._group_size() == 1
@@ -198,11 +200,12 @@ class CheckpointedStrategy(TieredStrategy):
         On a resume a ``BaseFinetuning`` freezes them all once more, and does not come back to those
         of earlier epochs.
         """
+        session, state = self._fit_session, self._fit_session.training.state
         callbacks: list[Any] = self._module.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, BaseFinetuning) for callback in callbacks):
-            self._fit_session.state.thaw(saved.section)
-        trained = {self._fit_session.state.parameters[name] for name in saved.section["trainable"]}
-        if not trained <= set(self._fit_session.reduction.reduced):
+            state.thaw(saved.section)
+        trained = {state.parameters[name] for name in saved.section["trainable"]}
+        if not trained <= set(session.reduction.reduced):
             self._wrap_again()
 
     def _wrap_again(self) -> None:
@@ -223,23 +226,23 @@ class CheckpointedStrategy(TieredStrategy):
             "lanes": self.communicators.route.lanes if shortened else None,
             # Which then lies behind the model, in the same shares.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
-            "carrier": type(session.synchroniser.carrier).__name__,
+            "carrier": type(session.training.synchroniser.carrier).__name__,
             "warmup_steps": self.warmup_steps,
             # Of which each has its share of the global model.
             "ranks_per_group": self.layout.sizes[0],
         }
 
     def _shared(self, session: FitSession) -> dict[str, Any]:
-        names = session.state.names
+        state = session.training.state
         return {
-            **session.state.shared(),
+            **state.shared(),
             "kinds": self._kinds(session),
-            "ready_order": [names[own] for own in session.reduction.ready_order],
+            "ready_order": [state.names[own] for own in session.reduction.ready_order],
         }
 
     def _states(self, session: FitSession) -> Iterator[tuple[Part, int, State]]:
         """What this rank saves, each with its local model in the module."""
-        played = session.played
+        played = session.training.played
         with played.models.opened():
             for workers in played.each():
                 position, group = self.worker_layout.coordinates(self._workers[workers[0]])
@@ -250,15 +253,17 @@ class CheckpointedStrategy(TieredStrategy):
                     yield "group", group, self._of_group(session)
 
     def _of_group(self, session: FitSession) -> dict[str, Any]:
-        return {**session.state.of_group(), "averages": session.averaged_weights.of_group()}
+        training = session.training
+        return {**training.state.of_group(), "averages": training.averaged_weights.of_group()}
 
     def _of_worker(self, session: FitSession, number: int) -> dict[str, Any]:
         loop = self._module.trainer.fit_loop.epoch_loop
+        training = session.training
         accumulates = self._session is not None and loop._should_accumulate()
         return {
-            **session.state.of_worker(number, with_blocks=number % session.played.per_model == 0),
-            "averages": session.averaged_weights.of_rank(),
+            **training.state.of_worker(number, with_blocks=number % training.played.per_model == 0),
+            "averages": training.averaged_weights.of_rank(),
             "random": session.position.state(number),
             "precision": self.precision_plugin.state_dict(),
-            "gradients": session.state.gradients() if accumulates else {},
+            "gradients": training.state.gradients() if accumulates else {},
         }
