@@ -32,7 +32,8 @@ from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import Future, open_future
 from lightning_hier.comm.gradients.gradient_sync import GTC
-from lightning_hier.comm.gradients.gtc_payload import Payload, Selection
+from lightning_hier.comm.gradients.gtc_payload import Payload
+from lightning_hier.comm.gradients.gtc_selection import Selection
 from lightning_hier.comm.gradients.returned_residuals import (
     ExactWithResiduals,
     ReturnedResiduals,

@@ -1,0 +1,82 @@
+"""What a worker selects of one tensor in a GTC step, and learns of the others' selections."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.encoding import Scratch, encode_
+from lightning_hier.algorithms.threshold import segments
+from lightning_hier.comm.worker import TensorMemory
+
+
+@dataclass
+class Selection:
+    """What this worker would send of one tensor.
+
+    Attributes:
+        flat: the tensor's place in the bucket, holding residual plus gradient.
+        memory: its residual and threshold.
+        parts: the segments of the tensor, one for each index space of 31 bits.
+        words: the selected elements of each segment.
+        facts: one number for each segment, told to the group: the count of its words, as
+            ``-1 - count`` where this worker has no gradient for the tensor; or, before there is a
+            threshold, the root mean square of the gradient, negated where it has none.
+        finite: whether all values are.
+        skipped: set once the group's facts are known: no worker has a gradient for the tensor.
+        sent: likewise: elements sent by all workers.
+        group_rms: likewise: root mean square of the gradients of all workers.
+
+    """
+
+    flat: Tensor
+    memory: TensorMemory
+    parts: list[slice]
+    words: list[Tensor]
+    facts: list[float]
+    finite: bool
+    skipped: bool = False
+    sent: int = 0
+    group_rms: float = 0.0
+
+    @classmethod
+    def of(
+        cls, flat: Tensor, memory: TensorMemory, scratch: Scratch, *, absent: bool, scale: float
+    ) -> Selection:
+        """Divide the gradient in ``flat`` by ``scale``, add the residual, in place, and select.
+
+        Where this worker has no gradient (``absent``) while others have, ``flat`` counts as DDP
+        counts it: zero, or what an earlier backward pass has left in ``.grad``, if that is finite.
+        """
+        if memory.threshold is None:
+            if scale != 1.0:
+                flat.div_(scale)
+            norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+            rms = norm / math.sqrt(max(flat.numel(), 1))
+            return cls(flat, memory, [], [], [-rms if absent else rms], math.isfinite(norm))
+        parts = list(segments(flat.numel()))
+        words = []
+        finite = True
+        for part in parts:
+            found, sound = encode_(
+                flat[part], memory.residual[part], memory.threshold, scratch, scale=scale
+            )
+            words.append(found)
+            finite = finite and sound
+        counts = [float(found.numel()) for found in words]
+        facts = [-1.0 - count for count in counts] if absent else counts
+        return cls(flat, memory, parts, words, facts, finite)
+
+    def learn(self, facts: Tensor) -> Tensor:
+        """Take in the group's facts, (G, segments); returns the counts of the words, int64."""
+        if self.memory.threshold is None:
+            self.group_rms = float(facts.square().mean().sqrt())
+            self.skipped = bool((facts <= 0.0).all())
+            return torch.zeros_like(facts, dtype=torch.int64)
+        self.skipped = bool((facts < 0).all())
+        counts = torch.where(facts < 0, -1 - facts, facts).long()
+        self.sent = 0 if self.skipped else int(counts.sum())
+        return counts
