@@ -3,7 +3,8 @@
 Importing the package registers the names, so that ``Trainer(strategy="bmuf_gtc")`` works.
 """
 
-from lightning_hier.comm.blocks.block_sync import BMUF, BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.blocks.status import OutOfStepError

@@ -9,7 +9,8 @@ from torch.distributed.constants import default_pg_timeout
 
 from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.averaging import AcrossDtype
-from lightning_hier.comm.blocks.block_sync import BMUF, Across, LocalMomentum, ModelAveraging
+from lightning_hier.comm.blocks.block_sync import Across, LocalMomentum, ModelAveraging
+from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC

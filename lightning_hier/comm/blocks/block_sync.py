@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.block_momentum import (
-    BlockFilter,
-    UpdateFrom,
-    auto_block_momentum,
-)
-from lightning_hier.comm.blocks.adam_state import SUPPORTED
+from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
 from lightning_hier.comm.channel import Channel
@@ -177,106 +171,6 @@ class ModelAveraging(LocalMomentumSync):
     def filter_for(self, num_models: int) -> BlockFilter:
         """No block momentum, whatever the number of models."""
         return BlockFilter(eta=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockMomentum(BlockSync):
-    """Base of the choices that filter model updates by block momentum.
-
-    Attributes:
-        block_size: tau, steps between two synchronisations.
-        block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
-            ``block_lr`` and ``c`` (bmuf eq. 10).
-        block_lr: zeta, above 0.
-        c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
-        nesterov: Nesterov block momentum (NBM); False is classical (CBM).
-        across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`.
-
-    Raises:
-        ValueError: a value outside its range.
-
-    """
-
-    block_size: int = 50
-    block_momentum: float | Literal["auto"] = "auto"
-    block_lr: float = 1.0
-    c: float = 1.0
-    nesterov: bool = True
-    across: Across = "auto"
-    across_dtype: AcrossDtype = "same"
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        self._check()
-        if self.block_momentum != "auto" and not (
-            isinstance(self.block_momentum, (int, float)) and 0.0 <= self.block_momentum < 1.0
-        ):
-            raise ValueError(
-                f"block_momentum must be 'auto' or lie in [0, 1), got {self.block_momentum!r}"
-            )
-        if not (isinstance(self.block_lr, (int, float)) and 0.0 < self.block_lr < math.inf):
-            raise ValueError(f"block_lr must be a finite number above 0, got {self.block_lr!r}")
-        if not (isinstance(self.c, (int, float)) and 1.0 <= self.c < math.inf):
-            raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
-
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """Eta as set, or from the number of averaged models."""
-        return BlockFilter(eta=self.eta(num_models), zeta=self.block_lr, nesterov=self.nesterov)
-
-    def eta(self, num_models: int) -> float:
-        """Block momentum for so many averaged models."""
-        if self.block_momentum == "auto":
-            return auto_block_momentum(num_models, block_lr=self.block_lr, c=self.c)
-        return self.block_momentum
-
-
-@dataclass(frozen=True, kw_only=True)
-class BMUF(BlockMomentum, LocalMomentumSync):
-    """Blockwise model update filtering over the groups (bmuf 2.1.3).
-
-    The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
-
-    Attributes:
-        block_size: tau, steps between two synchronisations.
-        block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
-            ``block_lr`` and ``c`` (bmuf eq. 10).
-        block_lr: zeta, above 0.
-        c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
-        nesterov: Nesterov block momentum (NBM); False is classical (CBM).
-        local_momentum: as in :class:`ModelAveraging`.
-        across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`.
-        overlap: as in :class:`ModelAveraging`.
-        update_from: ``"global"`` as in bmuf; ``"start"`` reproduces toolkits that add the update to
-            the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
-
-    Raises:
-        ValueError: a value outside its range.
-
-    """
-
-    local_momentum: LocalMomentum = "reset"
-    update_from: UpdateFrom = "global"
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        check_choice("update_from", self.update_from, get_args(UpdateFrom))
-
-    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """Adam's moments want more than this."""
-        if not isinstance(optimizer, SUPPORTED):
-            return None
-        return (
-            f"BMUF leaves the moments of {type(optimizer).__name__} to each worker, and they do "
-            "not fit the models that block momentum makes: BMUFAdam(...) takes them along."
-        )
-
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """Eta as set, or from the number of averaged models."""
-        return replace(super().filter_for(num_models), update_from=self.update_from)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
