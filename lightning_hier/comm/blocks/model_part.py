@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.quantisation import BFloat16Coder
 from lightning_hier.algorithms.sums import sum_of_squares
-from lightning_hier.comm.blocks.averaging import Averaging, make_coder
+from lightning_hier.comm.blocks.averaging import make_coder
 from lightning_hier.comm.blocks.health import Reading, Verdict
-from lightning_hier.comm.blocks.leftovers import Leftovers
-from lightning_hier.comm.blocks.part_settings import PartSettings, Squares, weigh_
+from lightning_hier.comm.blocks.part_mean import PartMean
+from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk, Share
-from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
+from lightning_hier.comm.stages import StagedWork, Stages
 
 
 class ModelPart:
@@ -47,22 +46,12 @@ class ModelPart:
         self.dtype = self._share.dtype
         self._local_state = settings.local_state
         self._filter = settings.block_filter
-        self._averaging = Averaging(settings.route)
         values = self._share.read()
+        self._mean = PartMean(self._share, self._coder, settings.route)
         self.global_model = values[self._share.filtered].clone()
         self.update = torch.zeros_like(self.global_model) if self._filter.keeps_update else None
         keeps = self._local_state.keeps_previous
         self._previous = values[self._share.carried].clone() if keeps else None
-        self._leftovers = (
-            Leftovers(
-                len(self.global_model),
-                chunk=self._share.chunk,
-                lanes=settings.route.lanes,
-                like=values,
-            )
-            if self._coder is not None and settings.route.between is not None
-            else None
-        )
 
     def gather(self, *, add: bool = False) -> Reading:
         """Copy this rank's share of the local model and state into the transfer buffer.
@@ -111,7 +100,7 @@ class ModelPart:
             found.add(*advance_(values[chunk.filtered], *self._state_at(chunk.filtered)))
             found.mean += sum_of_squares(values[chunk.averaged])
 
-        self._each_chunk(lambda chunk: self._mean(chunk, verdict, keep=True), advance)
+        self._each_chunk(lambda chunk: self._mean.of_chunk(chunk, verdict, keep=True), advance)
         return found
 
     def look_(self, verdict: Verdict, *, pending: bool) -> None:
@@ -133,8 +122,8 @@ class ModelPart:
 
         def average(chunk: Chunk) -> Stages:
             if pending:
-                return self._mean(chunk, verdict, keep=False, carried=False)
-            return self._exact(chunk.averaged, verdict)
+                return self._mean.of_chunk(chunk, verdict, keep=False, carried=False)
+            return self._mean.exact(chunk.averaged, verdict)
 
         self._each_chunk(average, look, carried=False)
 
@@ -182,7 +171,7 @@ class ModelPart:
             "global_model": self.global_model,
             "update": self.update,
             "previous": self._previous,
-            "leftovers": None if self._leftovers is None else self._leftovers.state(),
+            "leftovers": self._mean.state(),
         }
 
     def begin_from(self, tensors: Collection[Tensor]) -> None:
@@ -206,8 +195,7 @@ class ModelPart:
             self.update.copy_(state["update"])
         if self._previous is not None and state["previous"] is not None:
             self._previous.copy_(state["previous"])
-        if self._leftovers is not None and state["leftovers"] is not None:
-            self._leftovers.load(state["leftovers"])
+        self._mean.load(state["leftovers"])
 
     def restart_(self, global_model: Tensor, update: Tensor) -> None:
         """Begin a block from a model and an update of the whole world, whatever its shares were.
@@ -250,42 +238,6 @@ class ModelPart:
         chunks = self._share.chunks()
         StagedWork(self._share.spread(chunk, carried=carried) for chunk in chunks).finish()
         self._share.write_scattered(carried=carried)
-
-    def _mean(self, chunk: Chunk, verdict: Verdict, *, keep: bool, carried: bool = True) -> Stages:
-        """Average a chunk of the share over the groups, in place."""
-        if self._coder is None:
-            # All that travels in the same form travels in one collective.
-            end = self._share.carried.stop if carried else self._share.carried.start
-            return self._exact(slice(min(chunk.start, end), min(chunk.stop, end)), verdict)
-        place = chunk.filtered
-        mean = self._mean_of(self._share.values[place], place, verdict, keep=keep)
-        others = []
-        if chunk.averaged.start < chunk.averaged.stop:
-            others.append(self._exact(chunk.averaged, verdict))
-        if carried and chunk.carried.start < chunk.carried.stop:
-            others.append(self._mean_state(chunk.carried, verdict))
-        return side_by_side([mean, *others]) if others else mean
-
-    def _mean_of(self, piece: Tensor, place: slice, verdict: Verdict, *, keep: bool) -> Stages:
-        """Average values that belong to a stretch of the filtered share, in place."""
-        if self._coder is None:
-            return self._averaging.exact(weigh_(piece, verdict))
-        if not verdict.takes_part:
-            piece.zero_()
-        leftover = self._leftovers.of(place, keep=keep) if self._leftovers else None
-        weight = 1.0 / verdict.healthy
-        return self._averaging.coded(piece, self._coder, leftover, weight=weight)
-
-    def _mean_state(self, place: slice, verdict: Verdict) -> Stages:
-        """Of the state of local optimizers, whose short form is bfloat16.
-
-        Second moments span too many orders of magnitude for whole numbers with a common scale.
-        """
-        piece = weigh_(self._share.values[place], verdict)
-        return self._averaging.coded(piece, BFloat16Coder(), None)
-
-    def _exact(self, place: slice, verdict: Verdict) -> Stages:
-        return self._averaging.exact(weigh_(self._share.values[place], verdict))
 
     def _advance_carried_(self, place: slice) -> None:
         first = self._share.carried.start

@@ -98,7 +98,7 @@ class OverlappedPart(ModelPart):
             arrived.copy_(made)
             made.copy_(begun_with)
 
-        self._each_chunk(lambda chunk: self._exact(chunk.averaged, verdict), advance)
+        self._each_chunk(lambda chunk: self._mean.exact(chunk.averaged, verdict), advance)
         return found
 
     def send_off(self, verdict: Verdict) -> None:
@@ -106,7 +106,10 @@ class OverlappedPart(ModelPart):
         self._under_way = True
         places = [chunk.filtered for chunk in self._share.chunks()]
         self._work = self._travels.add(
-            (self._mean_of(self._travelling[place], place, verdict, keep=True) for place in places),
+            (
+                self._mean.of_filtered(self._travelling[place], place, verdict, keep=True)
+                for place in places
+            ),
             at_once=_AT_ONCE,
         )
 
@@ -145,11 +148,11 @@ class OverlappedPart(ModelPart):
         self._travels.finish()
 
         def average(chunk: Chunk) -> Stages:
-            exact = self._exact(chunk.averaged, verdict)
+            exact = self._mean.exact(chunk.averaged, verdict)
             if not pending:
                 return exact
             place = chunk.filtered
-            made = self._mean_of(self._share.values[place], place, verdict, keep=False)
+            made = self._mean.of_filtered(self._share.values[place], place, verdict, keep=False)
             return side_by_side([made, exact])
 
         def look(chunk: Chunk) -> None:

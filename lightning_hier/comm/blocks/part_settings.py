@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.carriers import Carrier
-from lightning_hier.comm.blocks.health import Verdict
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 
@@ -56,9 +53,3 @@ class PartSettings:
     route: AcrossRoute
     across_dtype: AcrossDtype
     models: LocalModels
-
-
-def weigh_(piece: Tensor, verdict: Verdict) -> Tensor:
-    """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
-    # Dividing would leave the NaN.
-    return piece.div_(verdict.healthy) if verdict.takes_part else piece.zero_()
