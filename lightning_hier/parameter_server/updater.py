@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-# Hyperparameters of every parameter group, by name; what JSON can say.
-Hyperparameters = Sequence[Mapping[str, Any]]
+from lightning_hier.parameter_server.hyperparameters import (
+    NOT_HYPERPARAMETERS,
+    Hyperparameters,
+    hyperparameters,
+)
 
 # State of single parameters, by their index in the user's optimizer, as in its ``state_dict``.
 ParameterStates = dict[int, dict[str, Any]]
-
-# What a group of Optimizer.param_groups holds besides hyperparameters.
-_NOT_HYPERPARAMETERS = ("params", "param_names")
 
 
 def objection(optimizer: Optimizer) -> str | None:
@@ -48,31 +48,6 @@ def _needs_closure(optimizer: Optimizer) -> bool:
         for argument in arguments
         if argument.kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
     )
-
-
-def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Everything in the parameter groups but the parameters, as JSON can say it.
-
-    Tensors of one element become numbers, tuples become lists. What JSON can't say is left out:
-    no scheduler moves it, and the Updater has a copy from the start.
-    """
-    told = []
-    for group in optimizer.param_groups:
-        plain = {name: _plain(value) for name, value in group.items()}
-        left_out = [name for name, value in plain.items() if value is NotImplemented]
-        for name in (*_NOT_HYPERPARAMETERS, *left_out):
-            plain.pop(name, None)
-        told.append(plain)
-    return told
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        items = [_plain(item) for item in value]
-        return NotImplemented if any(item is NotImplemented for item in items) else items
-    return value if value is None or isinstance(value, (bool, int, float, str)) else NotImplemented
 
 
 class Updater:
@@ -252,7 +227,7 @@ def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:
         if name not in ("state", "param_groups", "_opt_called") and not _attached(optimizer, name)
     }
     groups = [
-        {name: _number(value) for name, value in group.items() if name not in _NOT_HYPERPARAMETERS}
+        {name: _number(value) for name, value in group.items() if name not in NOT_HYPERPARAMETERS}
         for group in optimizer.param_groups
     ]
     # The table of deepcopy is by id: so tensors of the server take the place of parameters.

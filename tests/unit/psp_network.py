@@ -18,6 +18,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
@@ -26,7 +27,6 @@ from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
 from lightning_hier.parameter_server.psp.served_block import Terms
 from lightning_hier.parameter_server.psp.worker import Worker
-from lightning_hier.parameter_server.updater import hyperparameters
 from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]

@@ -10,6 +10,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
@@ -17,7 +18,7 @@ from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.served_block import ServedBlock, Terms
-from lightning_hier.parameter_server.updater import Updater, hyperparameters
+from lightning_hier.parameter_server.updater import Updater
 from tests.unit.replying import Replying
 
 

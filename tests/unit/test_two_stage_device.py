@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.device import Device
@@ -21,7 +22,6 @@ from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import hyperparameters
 from tests.equivalence.two_stage_twins import (
     FEATURES,
     MasterTwin,

@@ -15,7 +15,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from lightning_hier.parameter_server.updater import Updater, hyperparameters, objection
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
+from lightning_hier.parameter_server.updater import Updater, objection
 from tests.unit.optimizer_cases import (
     FOLLOWS_FACTOR_LATER,
     OPTIMIZERS,

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import optim
 
-from lightning_hier.parameter_server.updater import Updater, hyperparameters
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
+from lightning_hier.parameter_server.updater import Updater
 from tests.unit.optimizer_cases import (
     OPTIMIZERS,
     gradients,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.round import Round
-from lightning_hier.parameter_server.updater import Hyperparameters, ParameterStates, Updater
+from lightning_hier.parameter_server.updater import ParameterStates, Updater
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
@@ -21,7 +22,6 @@ from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.servant import Duty
 from lightning_hier.parameter_server.served import Served
-from lightning_hier.parameter_server.updater import hyperparameters
 
 
 class PSPEngine:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.host_copy import HostCopy
+from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.counts import WorkerCounts
@@ -18,7 +19,6 @@ from lightning_hier.parameter_server.psp.held_block import HeldBlock
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_facts import PushFacts
-from lightning_hier.parameter_server.updater import Hyperparameters
 
 
 @dataclass

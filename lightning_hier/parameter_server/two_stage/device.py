@@ -16,11 +16,12 @@ from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.host_copy import HostCopy
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master_model import shaped
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import Updater, hyperparameters
+from lightning_hier.parameter_server.updater import Updater
 
 _log = logging.getLogger(__name__)
 

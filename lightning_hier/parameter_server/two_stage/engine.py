@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
+from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Duty
 from lightning_hier.parameter_server.served import Served, served
@@ -22,7 +23,6 @@ from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.node import Node
 from lightning_hier.parameter_server.two_stage.opening import AllGather, open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import hyperparameters
 
 
 class TwoStageASGD:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.updater import Hyperparameters
 
 MASTER = 0
 # A device that takes longer for an addition is stopped: its sum waits for the next push.

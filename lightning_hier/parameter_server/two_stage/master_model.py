@@ -13,9 +13,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.two_stage.opening import read_values_
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
-from lightning_hier.parameter_server.updater import Hyperparameters, Updater
+from lightning_hier.parameter_server.updater import Updater
 
 _log = logging.getLogger(__name__)
 

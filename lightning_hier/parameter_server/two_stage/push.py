@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Message
-from lightning_hier.parameter_server.updater import Hyperparameters
 
 
 @dataclass(frozen=True)
