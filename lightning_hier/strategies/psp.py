@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.ports import Ports
-    from lightning_hier.parameter_server.psp.served_block import Terms
+    from lightning_hier.parameter_server.psp.terms import Terms
 
 
 class PSPStrategy(ParameterServerStrategy):
@@ -104,7 +104,7 @@ class PSPStrategy(ParameterServerStrategy):
         )
 
     def _terms(self) -> Terms:
-        from lightning_hier.parameter_server.psp.served_block import Terms
+        from lightning_hier.parameter_server.psp.terms import Terms
 
         return Terms(
             rule=self.push_rule,

@@ -14,7 +14,7 @@ from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.terms import Terms
 from tests.distributed.server_world import World, server_world
 
 

@@ -13,7 +13,7 @@ from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.servant import Servant
 from tests.distributed.port_ranks import opened
 from tests.waiting import WAIT_S, wait_until

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.terms import Terms
 from tests.equivalence.optimizer_twins import Adam, Sgd
 from tests.equivalence.psp_twins import Push, partial, summed, synchronous
 from tests.unit.psp_network import Cluster, Weather

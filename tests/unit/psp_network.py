@@ -25,7 +25,7 @@ from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
-from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.psp.worker import Worker
 from tests.unit.replying import Replying
 

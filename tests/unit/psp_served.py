@@ -17,7 +17,8 @@ from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.served_block import ServedBlock, Terms
+from lightning_hier.parameter_server.psp.served_block import ServedBlock
+from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.updater import Updater
 from tests.unit.replying import Replying
 

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.served_block import Terms
+from lightning_hier.parameter_server.psp.terms import Terms
 from tests.unit.psp_network import Cluster, Weather
 
 STEPS = 5

@@ -15,9 +15,9 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.served_block import Terms
 from lightning_hier.parameter_server.psp.state_collector import StateCollector
 from lightning_hier.parameter_server.psp.state_transfer import BlockState
+from lightning_hier.parameter_server.psp.terms import Terms
 from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
 from tests.unit.replying import Replying
 

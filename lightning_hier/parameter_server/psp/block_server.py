@@ -12,9 +12,10 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
-from lightning_hier.parameter_server.psp.served_block import ServedBlock, Terms
+from lightning_hier.parameter_server.psp.served_block import ServedBlock
 from lightning_hier.parameter_server.psp.state_answers import StateAnswers
 from lightning_hier.parameter_server.psp.takeover import Copy, Takeover, read_copy
+from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 

@@ -16,8 +16,8 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.served_block import Terms
 from lightning_hier.parameter_server.psp.state_collector import StateCollector
+from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.servant import Duty

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,36 +14,13 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.push_facts import PushFacts
-from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.rendezvous import Arrival, Rendezvous
 from lightning_hier.parameter_server.psp.round import Round
+from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.psp.waiting_workers import WaitingWorkers
 from lightning_hier.parameter_server.replies import Replies
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What all servers go by.
-
-    Attributes:
-        rule: c and tau_1.
-        world_size: number of ranks at the start, which c refers to.
-        linear_scaling: whether the learning rate is multiplied by the number of gradients.
-        warmup_steps: versions before this one take all workers' gradients, at the learning rate
-            as it is.
-        limit_s: after so many seconds of waiting for a worker, those that wait are told its name.
-        takeover_s: how long the successor of a server waits for the copies that workers hold.
-
-    """
-
-    rule: PushRule
-    world_size: int
-    linear_scaling: bool = True
-    warmup_steps: int = 0
-    limit_s: float = 1800.0
-    takeover_s: float = 30.0
 
 
 class ServedBlock:

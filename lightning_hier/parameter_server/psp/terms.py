@@ -1,0 +1,30 @@
+"""What all servers of a run go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_hier.parameter_server.psp.push_rule import PushRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What all servers go by.
+
+    Attributes:
+        rule: c and tau_1.
+        world_size: number of ranks at the start, which c refers to.
+        linear_scaling: whether the learning rate is multiplied by the number of gradients.
+        warmup_steps: versions before this one take all workers' gradients, at the learning rate
+            as it is.
+        limit_s: after so many seconds of waiting for a worker, those that wait are told its name.
+        takeover_s: how long the successor of a server waits for the copies that workers hold.
+
+    """
+
+    rule: PushRule
+    world_size: int
+    linear_scaling: bool = True
+    warmup_steps: int = 0
+    limit_s: float = 1800.0
+    takeover_s: float = 30.0
