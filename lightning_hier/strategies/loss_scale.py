@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_hier.comm.blocks.model_block import BlockReport
+from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.worker import Worker
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,39 +10,19 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier
-from lightning_hier.comm.blocks.health import NonFiniteModelError, Reading, Verdict
+from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.members import Members
 from lightning_hier.comm.blocks.model_part import ModelPart
 from lightning_hier.comm.blocks.overlapped_part import OverlappedPart
-from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
+from lightning_hier.comm.blocks.part_settings import PartSettings
 from lightning_hier.comm.blocks.restart import forget_state_
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
-
-
-@dataclass(frozen=True)
-class BlockReport:
-    """What one synchronisation did.
-
-    Attributes:
-        update_norm: Euclidean norm of the global update Delta.
-        model_distance: how far the group models were apart: the root mean square over the groups
-            of the Euclidean distance between a group's model and their mean. Averaged buffers
-            count as part of the model.
-        excluded: groups that were left out because their models were not finite.
-        restarted: whether this rank's group was one of them.
-
-    """
-
-    update_norm: float
-    model_distance: float
-    excluded: int = 0
-    restarted: bool = False
-
 
 # Agrees with all ranks before anything is sent, on whose models are averaged, from what this rank
 # finds in its local model; raises on every rank what any rank objects to.
@@ -169,7 +147,7 @@ class ModelBlock:
             if not verdict.takes_part:
                 forget_state_(self._optimizer, self.members.parameters, self._local_state.carried)
             self._local_state.finish()
-        return self._report(verdict, found)
+        return BlockReport.of(found, verdict, self._communicators)
 
     def look(self, agree: Agreement, *, pending: bool) -> Verdict:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
@@ -265,23 +243,3 @@ class ModelBlock:
         world = self._communicators.world
         source = self._communicators.layout.rank((0, verdict.first))
         broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)
-
-    def _report(self, verdict: Verdict, found: Sequence[Squares]) -> BlockReport:
-        shares = [[own.mean for own in found], [own.update for own in found]]
-        sums = torch.tensor(shares, dtype=torch.float64, device=self._communicators.device).sum(1)
-        self._communicators.group.all_reduce_(sums, "status").wait()
-        mean, update = sums.tolist()
-        if not math.isfinite(update):
-            # The same on all ranks: every group holds all of Delta.
-            raise NonFiniteModelError(
-                "the global update is beyond the range of its dtype, although the models that it "
-                "was made of are finite: training has diverged. Lower the learning rate."
-            )
-        # The same for all parts but those whose first block this was.
-        apart = max((own.models for own in found), default=0.0) - mean
-        return BlockReport(
-            update_norm=update**0.5,
-            model_distance=max(apart, 0.0) ** 0.5,
-            excluded=len(verdict.excluded),
-            restarted=not verdict.takes_part,
-        )

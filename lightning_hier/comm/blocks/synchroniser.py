@@ -11,11 +11,12 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_log import BlockLog
+from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.model_block import Agreement, BlockReport, ModelBlock
+from lightning_hier.comm.blocks.model_block import Agreement, ModelBlock
 from lightning_hier.comm.blocks.one_model import OneModel
 from lightning_hier.comm.blocks.shown_model import ShownModel
 from lightning_hier.comm.blocks.status import Place
