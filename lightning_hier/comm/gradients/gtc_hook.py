@@ -19,7 +19,6 @@ thresholds as they were and gives NaN everywhere, so that loss scaling skips it 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,35 +26,18 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.encoding import Scratch
-from lightning_hier.algorithms.threshold import first_threshold, next_threshold
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import Future, open_future
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.gradients.gtc_payload import Payload
 from lightning_hier.comm.gradients.gtc_selection import Selection
+from lightning_hier.comm.gradients.gtc_thresholds import Thresholds
 from lightning_hier.comm.gradients.returned_residuals import (
     ExactWithResiduals,
     ReturnedResiduals,
 )
 from lightning_hier.comm.worker import GradientMemory
-
-# A tensor of which this share is sent at a fixed threshold gets more gradient than it can send.
-_SATURATED = 0.5
-
-
-@dataclass
-class Density:
-    """Elements sent and elements compressed, of this rank, since the last reading."""
-
-    sent: int = 0
-    elements: int = 0
-
-    def read(self) -> float:
-        """Share of the elements that was sent; starts counting anew. NaN if there were none."""
-        share = self.sent / self.elements if self.elements else math.nan
-        self.sent = self.elements = 0
-        return share
 
 
 @dataclass
@@ -103,8 +85,7 @@ class GTCReducer:
         self._alone = ExactWithResiduals(memories[0], self._returned)
         self._scratch = Scratch()
         self._open: list[_Bucket] = []
-        self._warned = False
-        self.density = Density()
+        self._thresholds = Thresholds(config)
 
     def reduce(self, bucket: GradientBucket) -> Future:
         """Begin this bucket, send the one before it, and finish all with the last one."""
@@ -126,7 +107,7 @@ class GTCReducer:
         """Density since the last reading and the norm of the residuals, of this rank's workers."""
         norms = [memory.residual_norm() for memory in self._memories]
         found = {"hier/gtc/residual_norm": math.hypot(*norms)}
-        density = self.density.read()
+        density = self._thresholds.read_density()
         return found if math.isnan(density) else found | {"hier/gtc/density": density}
 
     def _begin(self, bucket: GradientBucket) -> _Bucket:
@@ -227,41 +208,7 @@ class GTCReducer:
             bucket.payload.settle(bucket.scale)
         for row in bucket.rows:
             for selection in row:
-                self._count(selection)
-                self._move_threshold(selection, workers=len(bucket.facts))
-
-    def _count(self, selection: Selection) -> None:
-        if selection.skipped or selection.memory.threshold is None:
-            return
-        self.density.sent += sum(words.numel() for words in selection.words)
-        self.density.elements += selection.flat.numel()
-
-    def _move_threshold(self, selection: Selection, *, workers: int) -> None:
-        memory = selection.memory
-        if selection.skipped:
-            return
-        elements = selection.flat.numel() * workers
-        if self._config.threshold != "auto":
-            self._warn_if_saturated(selection.sent / elements, memory.threshold)
-        elif memory.threshold is None:
-            memory.threshold = first_threshold(selection.group_rms, self._config.density)
-        else:
-            memory.threshold = next_threshold(
-                memory.threshold,
-                sent=selection.sent,
-                elements=elements,
-                density=self._config.density,
-            )
-
-    def _warn_if_saturated(self, share: float, threshold: float | None) -> None:
-        if share > _SATURATED and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"GTC sends {share:.0%} of a tensor at threshold={threshold:g}: each element can "
-                "send only one threshold a step, so the residual of larger gradients grows without "
-                "limit. Raise the threshold, or use threshold='auto'.",
-                stacklevel=2,
-            )
+                self._thresholds.follow(selection, workers=len(bucket.facts))
 
 
 def _zero_unsound_(bucket: GradientBucket, turn: int, pieces: Sequence[Tensor]) -> None:
