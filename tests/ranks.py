@@ -1,10 +1,11 @@
 """Run a function on real ranks: the one helper for tests that need several processes.
 
-The processes fork from a server that has imported torch and Lightning already, so that a run of
-four ranks starts in a fraction of a second. Each rank sees the environment that torchrun gives its
-workers; `dist.init_process_group("gloo")` and `Trainer(strategy="ddp", devices=N)` both work. As
-under torchrun, the store at which the ranks meet belongs to their parent, on a port that the kernel
-picked: runs beside each other cannot collide, and a rank that ends early takes no store away.
+The processes fork from a server that has imported torch, Lightning and the package already, so that
+a run of four ranks starts in a fraction of a second. Each rank sees the environment that torchrun
+gives its workers; `dist.init_process_group("gloo")` and `Trainer(strategy="ddp", devices=N)` both
+work. As under torchrun, the store at which the ranks meet belongs to their parent, on a port that
+the kernel picked: runs beside each other cannot collide, and a rank that ends early takes no store
+away.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ _SETTLE_S = 0.3
 _EXIT_LIMIT_S = 60.0
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["torch", "lightning.pytorch", "pytest", "hypothesis"])
+# What most ranks would import, each for itself. The server passes over what can't be imported.
+_context.set_forkserver_preload(
+    [
+        "hypothesis",
+        "lightning_hier.parameter_server.psp.engine",
+        "lightning_hier.parameter_server.two_stage.engine",
+        "lightning_hier.strategies.server_session",
+        "pytest",
+        "torch.distributed.algorithms.ddp_comm_hooks",
+    ]
+)
 
 
 @dataclass(slots=True)

@@ -35,6 +35,10 @@ def _identity() -> tuple[int, ...]:
     return tuple(int(os.environ[name]) for name in names)
 
 
+def _imported() -> set[str]:
+    return {name for name in sys.modules if name.partition(".")[0] == "lightning_hier"}
+
+
 def _environment(name: str) -> str | None:
     return os.environ.get(name)
 
@@ -133,6 +137,13 @@ def _runs(pid: int) -> bool:
 
 def _run_pair(scale: float) -> list[torch.Tensor]:
     return run_ranks(_sum_of_ranks, 2, 0, scale=torch.tensor(scale))
+
+
+def test_ranks_begin_with_the_package_imported() -> None:
+    """This module does not import it; where it is missing every rank of every test imports it."""
+    engines = {f"lightning_hier.parameter_server.{kind}.engine" for kind in ("psp", "two_stage")}
+    (found,) = run_ranks(_imported, 1)
+    assert {"lightning_hier", "lightning_hier.comm.blocks.synchroniser", *engines} <= found
 
 
 def test_results_come_back_in_the_order_of_ranks() -> None:
