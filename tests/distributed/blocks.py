@@ -15,6 +15,7 @@ from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.members import divide
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
@@ -41,7 +42,12 @@ def make_blocks(
 ) -> list[ModelBlock]:
     """One for each child of the module, with an optimizer of its own."""
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in module.children()]
-    members = divide(module, optimizers, set(module.parameters()) if trained is None else trained)
+    members = divide(
+        module,
+        optimizers,
+        set(module.parameters()) if trained is None else trained,
+        ModuleBuffers(module).names,
+    )
     return [
         ModelBlock(
             *pair,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import BaseFinetuning, Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -77,3 +77,37 @@ def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_pat
         assert differences(saved, going_on["starts"][0]) == []
         assert differences(results[0][1]["end"], going_on["end"]) == []
         assert differences(saved, going_on["end"]) != []
+
+
+class _Unfreezing(BaseFinetuning):
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.05)
+
+
+class _Finetuned(DropoutNet):
+    def configure_optimizers(self) -> Any:
+        trainable = [own for own in self.parameters() if own.requires_grad]
+        return torch.optim.SGD(trainable, lr=0.05, momentum=0.9)
+
+
+def _finetune(path: Path) -> dict[str, Tensor]:
+    saving = SaveAt("on_train_epoch_end", 2, path)
+    make_trainer(BMUF(), callbacks=[_Unfreezing(), saving], max_epochs=2).fit(
+        _Finetuned(), shuffled(10)
+    )
+    model = _Finetuned(seed=99)
+    trainer = make_trainer(BMUF(), callbacks=[_Unfreezing()], max_epochs=2)
+    trainer.fit(model, shuffled(10), ckpt_path=path)
+    return _state(model)
+
+
+def test_what_was_unfrozen_in_training_is_global_too(tmp_path: Path) -> None:
+    path = tmp_path / "saved.ckpt"
+    results = run_ranks(_finetune, 2, path)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    for state in results:
+        assert differences(saved, state) == []

@@ -242,3 +242,34 @@ def test_a_run_goes_on_on_other_numbers_of_ranks(name: str, ranks: int, tmp_path
     for fewer_or_more in (1, 2, 4):
         for found in run_ranks(_resumed, fewer_or_more, name, tmp_path):
             torch.testing.assert_close(found, through, rtol=0, atol=1e-9)
+
+
+class _Counting(Net):
+    """An integer buffer, which synchronisations keep equal, that grows by what a worker sees."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.found: list[int] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.found.append(int(self.count))
+        self.count += 1 + int(batch[0].abs().sum() * 1000)
+        return super().training_step(batch, batch_idx)
+
+
+def _count() -> tuple[list[int], int]:
+    model = _Counting()
+    strategy = lh.ModelAveragingStrategy(block_size=2, virtual_workers=_per_rank())
+    make_trainer(strategy).fit(model, loader(5, ranks=WORKERS))
+    return model.found, int(model.count)
+
+
+def test_buffers_that_are_kept_equal_are_the_first_worker_s() -> None:
+    """As among real ranks, those of the first worker of all."""
+    (played,), real = run_ranks(_count, 1), run_ranks(_count, WORKERS)
+    for worker, (found, last) in enumerate(real):
+        assert played == (played[0], last)
+        assert played[0][worker::WORKERS] == found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -106,16 +107,60 @@ def test_weights_are_trained_and_left_as_they_were_written(
 
 
 class _WritingApart(Net):
+    def __init__(self, write: Callable[[Tensor, int], Any]) -> None:
+        super().__init__()
+        self.write = write
+
     def on_train_epoch_end(self) -> None:
-        with torch.no_grad():
-            self.layers[0].weight.add_(float(os.environ["RANK"]))
+        self.write(self.layers[0].weight.data, int(os.environ["RANK"]))
 
 
-def _train_apart() -> None:
-    fit(lh.BMUFStrategy(block_size=4), batches=6, model=_WritingApart(), max_epochs=2)
+def _train_apart(write: Callable[[Tensor, int], Any]) -> None:
+    fit(lh.BMUFStrategy(block_size=4), batches=6, model=_WritingApart(write), max_epochs=2)
 
 
-def test_what_only_some_ranks_write_is_one_clear_error() -> None:
-    for error in run_ranks(_train_apart, 2, expect_failure=True):
+def _add_rank(weight: Tensor, rank: int) -> None:
+    weight.add_(float(rank))
+
+
+def _zero_on_rank_1(weight: Tensor, rank: int) -> None:
+    weight.mul_(1 - rank)
+
+
+@pytest.mark.parametrize("write", [_add_rank, _zero_on_rank_1])
+def test_what_only_some_ranks_write_is_one_clear_error(write: Callable[[Tensor, int], Any]) -> None:
+    for error in run_ranks(_train_apart, 2, write, expect_failure=True):
         assert error.startswith("OutOfStepError: while the global model was shown, a hook has")
         assert "on rank 1 than on rank 0" in error
+
+
+class _Pruning(Net):
+    """Writes zeros as the first epoch ends, and keeps their gradients at zero from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pruned: list[float] = []
+        self.layers[0].weight.register_hook(self._masked)
+
+    def _masked(self, gradient: Tensor) -> Tensor:
+        kept = torch.ones_like(gradient)
+        kept[:, :2] = float(self.current_epoch == 0)
+        return gradient * kept
+
+    def on_train_epoch_end(self) -> None:
+        weight = self.layers[0].weight.data
+        if self.current_epoch == 0:
+            weight[:, :2] = 0.0
+        self.pruned.append(float(weight[:, :2].abs().max()))
+
+
+def _prune(across_dtype: Any) -> list[float]:
+    model = _Pruning()
+    strategy = lh.ModelAveragingStrategy(block_size=2, across_dtype=across_dtype)
+    fit(strategy, batches=6, model=model, max_epochs=3)
+    return model.pruned
+
+
+@pytest.mark.parametrize("across_dtype", ["int8", "bfloat16"])
+def test_zeros_stay_zeros_where_rounding_has_left_something_over(across_dtype: str) -> None:
+    assert run_ranks(_prune, 2, across_dtype) == [[0.0, 0.0, 0.0]] * 2

@@ -87,3 +87,15 @@ def test_one_buffer_under_two_names_must_stay_one() -> None:
     module.same = module.same + 1
     buffers.reclaim()
     assert buffers.unfit == ["same"]
+
+
+@pytest.mark.gpu
+def test_buffers_follow_a_module_that_is_moved() -> None:
+    """As Lightning moves it to the host at the end; parameters stay the same tensors then."""
+    module = _module().cuda()
+    buffers, first = ModuleBuffers(module), module[1].center
+    module.cpu()
+    buffers.reclaim()
+    assert module[1].center is first
+    assert {own.device.type for own in buffers.tensors} == {"cpu"}
+    assert torch.equal(first, torch.arange(4.0).view(2, 2))

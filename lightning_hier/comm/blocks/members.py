@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -38,13 +38,15 @@ def divide(
     module: Module,
     optimizers: Sequence[Optimizer],
     trainable: Collection[Parameter],
+    buffers: Mapping[Tensor, str],
     not_averaged: Collection[str] = (),
 ) -> list[Members]:
-    """Give every trainable parameter and every buffer to exactly one optimizer's block.
+    """Give every trainable parameter and each of the buffers to exactly one optimizer's block.
 
     What counts as trainable is said by ``trainable`` and not by ``requires_grad``, which a module
-    with several optimizers switches off and on while it trains. Floating-point buffers with a name
-    among ``not_averaged`` are kept equal.
+    with several optimizers switches off and on while it trains. Likewise the names of ``buffers``
+    are told: what a module makes in its first forward pass may differ between ranks, and is left to
+    each, as by DDP. Floating-point buffers with a name among ``not_averaged`` are kept equal.
 
     A parameter belongs to the first optimizer that holds it; buffers, and trainable parameters
     that no optimizer holds, belong to the first optimizer. Tied weights count once. The order is
@@ -59,7 +61,7 @@ def divide(
         if parameter in trainable:
             members[owners.get(id(parameter), 0)].parameters.append(parameter)
     if members:
-        for name, buffer in module.named_buffers():
+        for buffer, name in buffers.items():
             averaged = _is_averaged(buffer) and name not in not_averaged
             kind = members[0].float_buffers if averaged else members[0].other_buffers
             kind.append(buffer)

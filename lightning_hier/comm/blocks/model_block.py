@@ -135,12 +135,13 @@ class ModelBlock:
         """
         self._unite_buffers()
         verdict = agree(self._gather())
-        for part in (part for _ in self._models.each() for part in self._parts):
-            part.keep_made_()
+        first = self._keep_made()
         self._local_state.collect(verdict)
         found = [part.synchronise_(verdict) for part in self._parts]
         for part in self._parts:
             part.send_off(verdict)
+        for tensor, value in zip(self.members.other_buffers, first, strict=True):
+            tensor.copy_(value)
         self._equalise_other_buffers(verdict)
         self._hand_to_others()
         for _ in self._models.each():
@@ -224,6 +225,16 @@ class ModelBlock:
             own = self.members
             reading += Reading.of_tensors(own.parameters, own.float_buffers, self.optimizer_tensors)
         return reading
+
+    def _keep_made(self) -> list[Tensor]:
+        """Have parts keep what each local model has made; the other buffers of the first one."""
+        first: list[Tensor] = []
+        for turn, _ in enumerate(self._models.each()):
+            if turn == 0:
+                first = [tensor.clone() for tensor in self.members.other_buffers]
+            for part in self._parts:
+                part.keep_made_()
+        return first
 
     def _hand_to_others(self) -> None:
         """Give the other local models of this rank what the one in the module has got."""

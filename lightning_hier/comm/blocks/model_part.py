@@ -175,7 +175,12 @@ class ModelPart:
         }
 
     def begin_from(self, tensors: Collection[Tensor]) -> None:
-        """Take what these of the filtered tensors hold as W, and forget what led there."""
+        """Take what these of the filtered tensors hold as W, and forget what led there.
+
+        What rounding has left over of the others is given up with it: it would move zeros that were
+        written.
+        """
+        self._mean.forget()
         for tensor, inside, place in self._share.filtered_pieces():
             if tensor in tensors:
                 self._begin_place(place, tensor.detach().reshape(-1)[inside])

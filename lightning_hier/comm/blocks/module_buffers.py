@@ -24,7 +24,7 @@ class ModuleBuffers:
         module: whose present buffers are meant.
 
     Attributes:
-        tensors: the buffers, each once.
+        names: of the buffers, each once: the first that the module has for it.
         unfit: names of those that can't be brought back: they are gone, have got another shape or
             dtype, or were one under several names and are not any more.
 
@@ -32,13 +32,17 @@ class ModuleBuffers:
 
     def __init__(self, module: Module) -> None:
         self._places: dict[Tensor, list[tuple[Module, str]]] = {}
-        self._names: dict[Tensor, str] = {}
+        self.names: dict[Tensor, str] = {}
         for name, buffer in module.named_buffers(remove_duplicate=False):
             path, _, own_name = name.rpartition(".")
             self._places.setdefault(buffer, []).append((module.get_submodule(path), own_name))
-            self._names.setdefault(buffer, name)
-        self.tensors: Sequence[Tensor] = list(self._places)
+            self.names.setdefault(buffer, name)
         self.unfit: list[str] = []
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The buffers, each once."""
+        return list(self.names)
 
     @torch.no_grad()
     def reclaim(self) -> None:
@@ -50,9 +54,12 @@ class ModuleBuffers:
                 continue
             value = present.pop()
             if present or value is None or (value.shape, value.dtype) != (own.shape, own.dtype):
-                self.unfit.append(self._names[own])
+                self.unfit.append(self.names[own])
                 continue
-            own.copy_(value.clone())  # it may be a view of the same memory
+            if value.device == own.device:
+                own.copy_(value.clone())  # it may be a view of the same memory
+            else:
+                own.data = value.data  # the module has been moved, and its parameters with it
             for holder, name in places:
                 holder._buffers[name] = own
 

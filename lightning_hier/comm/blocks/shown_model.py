@@ -37,12 +37,23 @@ class ShownModel(Aside):
             tensor.detach().copy_(value)
         self._shown = shown
 
+    def written(self) -> list[Tensor]:
+        """Those tensors that hold something else than what was shown."""
+        return [own for own, shown in self._shown.items() if not _same(own.detach(), shown)]
+
     def take_written(self) -> list[Tensor]:
-        """Let go of those tensors that hold something else than what was shown, and give them."""
-        written = [own for own, shown in self._shown.items() if not _same(own.detach(), shown)]
+        """As :meth:`written`; their local values are let go of."""
+        written = self.written()
         for tensor in written:
             del self._saved[tensor]
         return written
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """The local value, which is what was written where something was; not copied."""
+        shown = self._shown.get(tensor)
+        if shown is None or _same(tensor.detach(), shown):
+            return super().local(tensor)
+        return tensor.detach()
 
     def forget(self) -> None:
         """Drop all values."""
@@ -51,6 +62,7 @@ class ShownModel(Aside):
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
+    one = one.to(other.device)  # after training Lightning moves the module to the host
     if torch.equal(one, other):
         return True
     floating = one.is_floating_point() or one.is_complex()

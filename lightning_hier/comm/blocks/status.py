@@ -52,8 +52,8 @@ class Status:
         terminate: whether this rank has received SIGTERM.
         nonfinite: what of the local model can't be averaged, a ``Nonfinite``.
         out_after: if it has no batches left in this epoch, how many it had, else -1.
-        written: sum of the squares of what hooks of the user have written into the parameters of
-            the global model since the last exchange.
+        written: number of the parameters of the global model into which hooks of the user have
+            written since the last exchange, and sum of the squares of what they hold.
 
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import Agreement, ModelBlock
 from lightning_hier.comm.blocks.one_model import OneModel
 from lightning_hier.comm.blocks.shown_model import ShownModel
@@ -54,6 +54,7 @@ class Synchroniser:
         on_warm: called when the warm-up ends.
         on_block: called after each synchronisation at a block's end, with its report.
         trained: which tensors are synchronised.
+        local: values of this rank's local model.
         statuses: what this rank tells the others at synchronisations, and learns from them.
 
     Raises:
@@ -76,18 +77,19 @@ class Synchroniser:
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
-        self.trained = TrainedTensors(module, self._optimizers)
         self._config = config
         self._communicators = communicators
         self._worker = worker
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
+        self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self._warmup_steps = warmup_steps
         self.carrier: Carrier = make_carrier(
             config.across if config else "auto", communicators.group, cards=cards
         )
         self._blocks: list[ModelBlock] | None = None
         self._aside = ShownModel()
+        self.local = LocalValues(self.trained, self._models, self._aside)
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
@@ -107,16 +109,6 @@ class Synchroniser:
     def shown(self) -> bool:
         """Whether the module holds the global model, its local one put aside."""
         return self._aside.used
-
-    def local_values(self) -> dict[Tensor, Tensor]:
-        """Trainable parameters and buffers, each with its local value, which is not copied."""
-        aside = self._models.current == 0  # no other local model is ever aside
-        every = self.trained.with_(self._buffers)
-        return {own: self._aside.local(own) if aside else own.detach() for own in every}
-
-    def behind_shown(self) -> AbstractContextManager[None]:
-        """Load a local model while the module goes on showing the global one that it holds."""
-        return self._aside.behind(self.trained.with_(self._buffers))
 
     @property
     def blocks(self) -> Sequence[ModelBlock] | None:
@@ -209,6 +201,10 @@ class Synchroniser:
         self._buffers.reclaim()
         written = self._aside.take_written()
         self._aside.restore()
+        self.go_on_from(written)
+
+    def go_on_from(self, written: Sequence[Tensor]) -> None:
+        """Have blocks begin anew from what tensors of the module hold. Communicates nothing."""
         self.statuses.written += go_on_from(written, self._blocks or (), self._models)
 
     def finish(self) -> None:

@@ -26,20 +26,24 @@ class TrainedTensors:
 
     """
 
-    def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self, module: Module, optimizers: Sequence[Optimizer], buffers: ModuleBuffers
+    ) -> None:
         """Take the present trainable parameters; the module must be the same on all ranks."""
         self._module = module
         self._optimizers = optimizers
+        self._buffers = buffers
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
         self.kept_equal: Collection[str] = {
-            name for name, buffer in module.named_buffers() if not buffer.isfinite().all()
+            name for buffer, name in buffers.names.items() if not buffer.isfinite().all()
         }
 
-    def with_(self, buffers: ModuleBuffers) -> list[Tensor]:
-        """What is or has been trainable, and all ``buffers``, which are brought back."""
-        buffers.reclaim()
-        trained = [own for own in self._module.parameters() if own in self.parameters]
-        return [*trained, *buffers.tensors]
+    def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
+        """What is or has been trainable, or all parameters, and all buffers, brought back."""
+        self._buffers.reclaim()
+        parameters = self._module.parameters()
+        own = [one for one in parameters if also_frozen or one in self.parameters]
+        return [*own, *self._buffers.tensors]
 
     def admit(self) -> bool:
         """Take in parameters that have become trainable; whether there were any."""
@@ -49,7 +53,9 @@ class TrainedTensors:
 
     def members(self) -> list[Members]:
         """Those of each optimizer's block."""
-        return divide(self._module, self._optimizers, self.parameters, self.kept_equal)
+        return divide(
+            self._module, self._optimizers, self.parameters, self._buffers.names, self.kept_equal
+        )
 
     def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> Reading:
         """How the model is where all ranks train one.

@@ -26,8 +26,8 @@ def go_on_from(
         models: of this rank, of which the first is in the module.
 
     Returns:
-        The sum of the squares of what is in the blocks, by which ranks can tell whether all have
-        written the same.
+        The number of the tensors in the blocks and the sum of their squares, by which ranks can
+        tell whether all have written the same.
 
     """
     values = [(tensor, tensor.data) for tensor in written]
@@ -39,5 +39,6 @@ def go_on_from(
         own = [tensor for tensor in block.members.parameters if tensor in tensors]
         if own:
             block.begin_from(tensors)
-        squares += sum(sum_of_squares(tensor.detach().reshape(-1)) for tensor in own)
+        # Counted too, since zeros may be what was written.
+        squares += len(own) + sum(sum_of_squares(tensor.detach().reshape(-1)) for tensor in own)
     return squares

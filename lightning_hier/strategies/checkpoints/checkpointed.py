@@ -122,7 +122,7 @@ class CheckpointedStrategy(TieredStrategy):
         session = self._fit_session
         kinds = self._kinds(session)
         # Where nothing is left to be trained, what the module holds now is what `fit` leaves.
-        with session.training.synchroniser.behind_shown():
+        with session.training.synchroniser.local.behind_shown():
             if saved.goes_on(self.worker_layout.sizes, kinds):
                 self._go_on(saved, kinds)
             else:
@@ -160,6 +160,7 @@ class CheckpointedStrategy(TieredStrategy):
                 state.load_worker(number, rank)
                 random.append(rank["random"])
                 gradients.append(rank["gradients"])
+        state.go_on_from(state.written(saved.section))
         session.position.load(random)
 
         def set_gradients() -> None:

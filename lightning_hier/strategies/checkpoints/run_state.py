@@ -53,18 +53,23 @@ class RunState:
     def shared(self) -> State:
         """What is small and the same on all ranks; it goes into the checkpoint itself."""
         blocks = self._synchroniser.blocks
-        local = self._synchroniser.local_values()
+        local = self._synchroniser.local
+        buffers = local.buffer_names
         return {
             "steps": [asdict(count) for count in self._steps],
             "frozen": [name for name, own in self.parameters.items() if not own.requires_grad],
-            "trainable": [self.names[own] for own in local if isinstance(own, Parameter)],
+            "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
+            "written": [
+                self.names[own] if isinstance(own, Parameter) else buffers[own]
+                for own in local.written()
+            ],
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
         }
 
     def of_group(self) -> State:
         """Local model and optimizers, which the ranks of a group have in common."""
-        local = self._synchroniser.local_values()
+        local = self._synchroniser.local.all()
         return {
             "parameters": {
                 self.names[own]: value for own, value in local.items() if isinstance(own, Parameter)
@@ -82,13 +87,11 @@ class RunState:
         """
         blocks = self._synchroniser.blocks if with_blocks else None
         worker = self._workers[number]
-        local = self._synchroniser.local_values()
-        buffers = {name: local[own] for name, own in self._module.named_buffers()}
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": worker.memory.state(self.names),
             "loss_scale": worker.loss_scale,
-            "buffers": buffers,
+            "buffers": self._synchroniser.local.buffers(),
         }
 
     def gradients(self) -> State:
@@ -139,6 +142,16 @@ class RunState:
             for block, parts in zip(self._synchroniser.blocks or (), rank["blocks"], strict=True):
                 block.load_local(parts)
         self._load_values(group, rank)
+
+    def written(self, shared: Mapping[str, Any]) -> list[Tensor]:
+        """What hooks had written into the model that was shown when the run was saved."""
+        buffers = {name: own for own, name in self._synchroniser.local.buffer_names.items()}
+        every: dict[str, Tensor] = {**buffers, **self.parameters}
+        return [every[name] for name in shared["written"]]
+
+    def go_on_from(self, written: Sequence[Tensor]) -> None:
+        """Go on from what such tensors hold, as the run that was saved does."""
+        self._synchroniser.go_on_from(written)
 
     def _load_values(self, group: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())

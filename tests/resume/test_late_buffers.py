@@ -1,0 +1,75 @@
+"""Buffers that a module makes while it is trained are each rank's own, and no matter of a save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer
+
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "bmuf": partial(lh.BMUFStrategy, block_size=3),
+    "gtc": partial(lh.GTCStrategy, dense_below=1),
+}
+
+
+class _Masked(Net):
+    """Makes a mask in its first forward pass, as long as that pass wants it."""
+
+    mask: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", None, persistent=False)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if self.mask is None:
+            ones = torch.ones(3 + int(os.environ["RANK"]), dtype=torch.bool)
+            self.register_buffer("mask", ones, persistent=False)
+        return super().forward(batch)
+
+
+def _train(name: str, folder: Path) -> tuple[list[int], int]:
+    path, lengths = folder / f"{name}.ckpt", []
+    for epochs, resumed in ((1, None), (2, path)):
+        model = _Masked()
+        trainer = make_trainer(STRATEGIES[name](), max_epochs=epochs)
+        trainer.fit(model, loader(4), loader(1), ckpt_path=resumed)
+        assert model.mask is not None
+        assert bool(model.mask.all())
+        lengths.append(len(model.mask))
+        trainer.save_checkpoint(path)
+    return lengths, trainer.global_step
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_masks_of_different_lengths(name: str, tmp_path: Path) -> None:
+    assert run_ranks(_train, 2, name, tmp_path) == [([3 + rank] * 2, 8) for rank in range(2)]
+
+
+def _prune(folder: Path) -> list[str]:
+    pruning = ModelPruning("l1_unstructured", amount=0.5, parameters_to_prune=None)
+    saving = ModelCheckpoint(folder, save_last=True)
+    make_trainer(
+        lh.BMUFStrategy(block_size=3),
+        max_epochs=2,
+        enable_checkpointing=True,
+        callbacks=[pruning, saving],
+    ).fit(Net(), loader(5))
+    return sorted(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])
+
+
+def test_pruned_model_is_saved(tmp_path: Path) -> None:
+    """The callback makes masks before it trains, and a checkpoint has weights without them."""
+    for names in run_ranks(_prune, 2, tmp_path):
+        assert names == sorted(Net().state_dict())
