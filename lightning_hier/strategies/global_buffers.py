@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn import Module
 
+from lightning_hier.comm.blocks.shown_model import ShownModel
 from lightning_hier.parameter_server.collectives import LiveCollectives
 
 
@@ -21,7 +21,7 @@ class GlobalBuffers:
     def __init__(self, module: Module, collectives: LiveCollectives) -> None:
         self._module = module
         self._collectives = collectives
-        self._own: list[Tensor] = []
+        self._own = ShownModel()
 
     @torch.no_grad()
     def show(self) -> None:
@@ -32,7 +32,7 @@ class GlobalBuffers:
         buffers = list(self._module.buffers())
         if not buffers:
             return
-        self._own = [buffer.clone() for buffer in buffers]
+        self._own.put(buffers)
         raw = torch.cat([buffer.cpu().reshape(-1).view(torch.uint8) for buffer in buffers])
         sizes = [buffer.nbytes for buffer in buffers]
         everybody = [theirs.split(sizes) for theirs in self._collectives.gather(raw)]
@@ -43,14 +43,14 @@ class GlobalBuffers:
                 buffer.copy_(torch.stack([value.double() for value in values]).mean(0))
             else:
                 buffer.copy_(values[0])
+        self._own.note_shown()
 
     @torch.no_grad()
     def hide(self) -> None:
-        """Give this rank its own back."""
-        for buffer, own in zip(self._module.buffers(), self._own, strict=False):
-            buffer.copy_(own)
-        self._own = []
+        """Give this rank its own back; what was written into those that were shown stays."""
+        self._own.take_written()
+        self._own.restore()
 
     def keep(self) -> None:
         """Forget this rank's own: training has ended."""
-        self._own = []
+        self._own.forget()

@@ -21,6 +21,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Servant
 from lightning_hier.strategies.global_buffers import GlobalBuffers
+from lightning_hier.strategies.served_parameters import ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
 from lightning_hier.strategies.validation import IsolatedValidation
@@ -82,6 +83,7 @@ class ServerSession:
         self._client.on_gone(self._note_gone)
         self.collectives = LiveCollectives(Meetings(world_size, self._client))
         self._buffers: GlobalBuffers | None = None
+        self._parameters: ServedParameters | None = None
         self._gradients: list[StepGradients] = []
         self._termination: QuietTermination | None = None
         self._at_end = ExitStack()
@@ -100,6 +102,8 @@ class ServerSession:
         """Take gradients away from the optimizers and quieten the Trainer."""
         module = trainer.lightning_module
         self._buffers = GlobalBuffers(module, self.collectives)
+        self._parameters = ServedParameters(module, optimizers)
+        self._parameters.note()  # servers have these values, whatever hooks do until the first step
         for index, optimizer in enumerate(optimizers):
             taking = StepGradients(optimizer, partial(self.engine.step, index))
             self._gradients.append(taking)
@@ -131,31 +135,42 @@ class ServerSession:
 
     def show(self) -> None:
         """Put the global model into the module. Every rank that is there must call it."""
-        if self._shown or self._buffers is None:
+        if self._shown or self._buffers is None or self._parameters is None:
             return
         with self._traffic.synchronising("a look at the model"):
             if not self.settled:
                 self.engine.rendezvous()
+                self._parameters.note()
             self._buffers.show()
         self._shown = True
 
     def hide(self) -> None:
-        """Train on, with this rank's own buffers."""
-        if self._shown and self._buffers is not None:
+        """Train on, with this rank's own buffers where nothing was written into those shown.
+
+        Raises:
+            RuntimeError: something was written into parameters since they were last the servers'.
+
+        """
+        if self._buffers is None or self._parameters is None:
+            return
+        self._parameters.check()
+        if self._shown:
             self._buffers.hide()
             self._shown = False
 
     def settle(self) -> None:
         """Leave the module as somebody else has put it; only its buffers are still averaged."""
-        if not self.settled and self._buffers is not None:
+        if not self.settled and self._buffers is not None and self._parameters is not None:
             self._buffers.keep()
+            self._parameters.forget()
             self._shown, self.settled = False, True
 
     def finish(self) -> None:
         """Leave the global model in the module."""
         self.show()
-        if self._buffers is not None:
+        if self._buffers is not None and self._parameters is not None:
             self._buffers.keep()
+            self._parameters.forget()
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""

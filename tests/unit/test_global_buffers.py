@@ -48,6 +48,24 @@ def test_floats_are_averaged_and_the_rest_is_rank_0s_to_the_last_bit() -> None:
             assert torch.equal(shown[name], value), name
 
 
+def _written_to(rank: int, meetings: Meetings) -> dict[str, Tensor]:
+    module = _module(rank)
+    buffers = GlobalBuffers(module, LiveCollectives(meetings))
+    buffers.show()
+    module.seed.fill_(7)
+    module.running_mean[0] = float("nan")
+    buffers.hide()
+    return dict(module.named_buffers())
+
+
+def test_what_is_written_into_a_buffer_that_is_shown_stays() -> None:
+    for rank, held in enumerate(meet_on_all(LocalNetwork(2), _written_to)):
+        assert held["seed"] == 7
+        assert held["running_mean"].isnan().tolist() == [True, False, False]
+        assert held["running_mean"][1:].tolist() == [0.5, 0.5]
+        assert held["halves"].tolist() == [1.0 + rank] * 3
+
+
 class _Wired:
     """Meets nobody, by messages as they are on the wire."""
 

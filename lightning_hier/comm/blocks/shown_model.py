@@ -39,7 +39,7 @@ class ShownModel(Aside):
 
     def written(self) -> list[Tensor]:
         """Those tensors that hold something else than what was shown."""
-        return [own for own, shown in self._shown.items() if not _same(own.detach(), shown)]
+        return [own for own, shown in self._shown.items() if not same(own.detach(), shown)]
 
     def take_written(self) -> list[Tensor]:
         """As :meth:`written`; their local values are let go of."""
@@ -51,7 +51,7 @@ class ShownModel(Aside):
     def local(self, tensor: Tensor) -> Tensor:
         """The local value, which is what was written where something was; not copied."""
         shown = self._shown.get(tensor)
-        if shown is None or _same(tensor.detach(), shown):
+        if shown is None or same(tensor.detach(), shown):
             return super().local(tensor)
         return tensor.detach()
 
@@ -61,7 +61,8 @@ class ShownModel(Aside):
         self._shown = {}
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same values; NaN is NaN."""
     one = one.to(other.device)  # after training Lightning moves the module to the host
     if torch.equal(one, other):
         return True
