@@ -82,6 +82,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
+        self._failed = False
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             problem = server_checks.strategy_problem(self) or server_checks.callback_problem(

@@ -13,6 +13,10 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.strategies.server_session import ServerSession
 from tests.distributed.port_ranks import opened
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer
+
+_CLOSE = ServerSession.close
 
 
 def _session(ports: Ports, build: Any) -> ServerSession:
@@ -54,3 +58,27 @@ def test_servant_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
         ):
             session.close(orderly=True)
     assert served == [False]
+
+
+class _FailsOnce(Net):
+    failed = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if not self.failed:
+            self.failed = True
+            raise ValueError("the user's own mistake")
+        return super().training_step(batch, batch_idx)
+
+
+def _fit_again() -> list[bool]:
+    model, trainer = _FailsOnce(), make_trainer("psp")
+    with mock.patch.object(ServerSession, "close", autospec=True, side_effect=_CLOSE) as close:
+        with pytest.raises(ValueError, match="own mistake"):
+            trainer.fit(model, loader(2))
+        trainer.fit(model, loader(2))
+    return [call.kwargs["orderly"] for call in close.call_args_list]
+
+
+def test_fit_after_one_that_failed_ends_as_if_it_was_the_first() -> None:
+    """Ranks wait for each other at its end; a rank that left at once would count as lost."""
+    assert run_ranks(_fit_again, 2) == [[False, True]] * 2
