@@ -113,6 +113,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
+        self._states = None  # what was restored is the servers' now, and moves on there
         self._running.start(self._module)
 
     @override
@@ -183,6 +184,9 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         for index, state in enumerate(checkpoint["optimizer_states"]):
             self.optimizers[index].load_state_dict({**state, "state": {}})
             self._running.engine.load(index, state["state"])
+        if self.is_global_zero:
+            # For a save before any training: there is none where the run had come to its end.
+            self._states = [state["state"] for state in checkpoint["optimizer_states"]]
 
     @override
     def on_train_end(self) -> None:

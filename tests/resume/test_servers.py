@@ -49,3 +49,40 @@ def test_momentum_goes_on_and_the_warm_up_does_not_begin_again(
     for whole, resumed in run_ranks(_whole_and_resumed, ranks, strategy, warmup_steps, path):
         assert torch.isfinite(whole).all()
         torch.testing.assert_close(resumed, whole, rtol=1e-6, atol=1e-7)
+
+
+class _Saves(Net):
+    """Saves as training starts, when nothing has been trained yet."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_train_start(self) -> None:
+        self.trainer.save_checkpoint(self.path)
+
+
+def _saved_again(strategy: Any, folder: str) -> list[Any]:
+    found = []
+    for epochs, resumed, saved in ((1, None, "first"), (1, "first", "second"), (2, "first", None)):
+        model = Net() if saved else _Saves(f"{folder}/third")
+        trainer = make_trainer(strategy(), max_epochs=epochs)
+        path = resumed and f"{folder}/{resumed}"
+        trainer.fit(model, loader(6), ckpt_path=path, weights_only=True)
+        if saved:
+            trainer.save_checkpoint(f"{folder}/{saved}")
+    for name in ("first", "second", "third"):
+        checkpoint = torch.load(f"{folder}/{name}", weights_only=True)
+        found.append((checkpoint["state_dict"], checkpoint["optimizer_states"]))
+    return found
+
+
+@pytest.mark.parametrize("strategy", [lh.PSPStrategy, lh.TwoStageASGDStrategy])
+def test_optimizer_state_is_saved_again_where_nothing_was_trained(
+    strategy: Any, tmp_path: Any
+) -> None:
+    """A run that had come to its end is resumed and saved; one that goes on, as it starts."""
+    [(first, *others)] = run_ranks(_saved_again, 1, strategy, str(tmp_path))
+    assert len(first[1][0]["state"]) == 4 and first[1][0]["state"][0]["momentum_buffer"].any()
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0.0, atol=0.0)
