@@ -48,6 +48,7 @@ class RawSteps:
         if not self._counted and not self._elsewhere():
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer itself in "
-                "training: nobody would count this step, and models would never be synchronised. "
+                "training: nobody would count this step, and synchronisations and warm-ups go by "
+                "their number. "
                 "Step what self.optimizers() gives, without use_pl_optimizer=False."
             )

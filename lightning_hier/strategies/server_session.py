@@ -21,6 +21,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Servant
 from lightning_hier.strategies.global_buffers import GlobalBuffers
+from lightning_hier.strategies.raw_steps import RawSteps
 from lightning_hier.strategies.served_parameters import ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
@@ -85,6 +86,7 @@ class ServerSession:
         self._buffers: GlobalBuffers | None = None
         self._parameters: ServedParameters | None = None
         self._gradients: list[StepGradients] = []
+        self._raw_steps = RawSteps((), _never)
         self._termination: QuietTermination | None = None
         self._at_end = ExitStack()
         self._shown = False
@@ -104,6 +106,10 @@ class ServerSession:
         self._buffers = GlobalBuffers(module, self.collectives)
         self._parameters = ServedParameters(module, optimizers)
         self._parameters.note()  # servers have these values, whatever hooks do until the first step
+        # Before gradients are taken: a step that is refused must push nothing.
+        self._raw_steps = RawSteps(optimizers, _never)
+        self._raw_steps.install()
+        self._at_end.callback(self._raw_steps.remove)
         for index, optimizer in enumerate(optimizers):
             taking = StepGradients(optimizer, partial(self.engine.step, index))
             self._gradients.append(taking)
@@ -123,12 +129,12 @@ class ServerSession:
 
     def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
         """Make a step of an optimizer: ``run`` computes the gradients and steps the optimizer."""
-        if self.settled:
-            return run()  # at the end of an epoch without steps Lightning makes one all the same
         taking = self._gradients[optimizer]
         taking.taken = False
-        result = run()
-        if not taking.taken:
+        with self._raw_steps.counted():
+            result = run()
+        # At the end of an epoch without steps Lightning makes one all the same.
+        if not taking.taken and not self.settled:
             # There was no gradient, or gradient scaling found it not finite.
             self.engine.abstain(optimizer)
         return result
@@ -229,3 +235,8 @@ class ServerSession:
             if getattr(child, "dist_sync_fn", ...) is None:
                 child.dist_sync_fn = self.collectives.gather  # type: ignore[assignment]
                 self._at_end.callback(setattr, child, "dist_sync_fn", None)
+
+
+def _never() -> bool:
+    """Also while the global model is shown: a step would be pushed to the servers all the same."""
+    return False
