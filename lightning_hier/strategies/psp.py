@@ -110,6 +110,7 @@ class PSPStrategy(ParameterServerStrategy):
             rule=self.push_rule,
             world_size=self.world_size,
             linear_scaling=self.linear_scaling,
-            warmup_steps=self._warmup_left,
+            warmup_steps=self.warmup_steps,
+            steps_made=tuple(self._steps),
             limit_s=self._limit.total_seconds(),
         )

@@ -222,11 +222,6 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             self._counted = self._session.metrics()
         return self.traffic.metrics() | self._counted
 
-    @property
-    def _warmup_left(self) -> int:
-        """Steps of the warm-up that are still to be made: fewer in a run that goes on."""
-        return max(0, self.warmup_steps - min(self._steps, default=0))
-
     def _open_session(self, trainer: pl.Trainer) -> ServerSession:
         # Here, so that importing the package does not load ZeroMQ.
         from lightning_hier.parameter_server.ports import open_ports

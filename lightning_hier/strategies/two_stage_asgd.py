@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -101,5 +101,6 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             exchange=lambda value: gather_json(value, self.root_device),
             ports=ports,
             client=client,
-            settings=replace(self.settings, warmup_steps=self._warmup_left),
+            settings=self.settings,
+            steps_made=self._steps,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,12 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer, weights
 
 
-def _whole_and_resumed(strategy: Any, warmup_steps: int, path: str) -> tuple[Tensor, Tensor]:
+def _whole_and_resumed(
+    strategy: Any, warmup_steps: int, path: str, make: Callable[[], Net] = Net
+) -> tuple[Tensor, Tensor]:
     ends = []
     for epochs, resumed in ((2, None), (1, None), (2, path)):
-        model = Net()  # with momentum
+        model = make()
         trainer = make_trainer(strategy(warmup_steps=warmup_steps), max_epochs=epochs)
         trainer.fit(model, loader(6), ckpt_path=resumed, weights_only=True)
         if epochs == 1:
@@ -49,6 +52,47 @@ def test_momentum_goes_on_and_the_warm_up_does_not_begin_again(
     for whole, resumed in run_ranks(_whole_and_resumed, ranks, strategy, warmup_steps, path):
         assert torch.isfinite(whole).all()
         torch.testing.assert_close(resumed, whole, rtol=1e-6, atol=1e-7)
+
+
+class _TwoPaces(Net):
+    """The second optimizer makes a step in every third batch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.layers[at].parameters(), lr=0.05) for at in (0, 2)]
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        often, seldom = self.optimizers()
+        self.zero_grad()
+        self.manual_backward(self.loss(batch))
+        often.step()
+        if batch_idx % 3 == 0:
+            seldom.step()
+
+
+def _pushes_of_resumed(strategy: Any, path: str) -> list[float]:
+    """In an epoch with six steps of one optimizer and two of the other, after one like it."""
+    for epochs, resumed in ((1, None), (2, path)):
+        trainer = make_trainer(strategy(warmup_steps=4), max_epochs=epochs)
+        trainer.fit(_TwoPaces(), loader(6), ckpt_path=resumed, weights_only=True)
+        trainer.save_checkpoint(path)
+    counted = trainer.strategy.metrics()
+    return [counted[f"hier/two_stage/{index}/node/pushes"] for index in range(2)]
+
+
+def test_several_optimizers_go_on_as_if_they_had_not_stopped(tmp_path: Any) -> None:
+    path = str(tmp_path / "after.ckpt")
+    for whole, resumed in run_ranks(_whole_and_resumed, 2, lh.PSPStrategy, 4, path, _TwoPaces):
+        torch.testing.assert_close(resumed, whole, rtol=1e-6, atol=1e-7)
+
+
+def test_optimizers_leave_out_what_each_has_made_of_the_warm_up(tmp_path: Any) -> None:
+    """The first has left it; the second has two steps to go, and a push is made after each."""
+    strategy = partial(lh.TwoStageASGDStrategy, push_period=100)
+    assert run_ranks(_pushes_of_resumed, 1, strategy, str(tmp_path / "c")) == [[1.0, 2.0]]
 
 
 class _Saves(Net):

@@ -72,7 +72,7 @@ class Rank:
             cluster.terms.world_size,
             lambda rank, message: cluster.post(self, rank, message),
             pull_rule=cluster.pull_rule,
-            warmup_steps=cluster.terms.warmup_steps,
+            warming=cluster.terms.warming,
         )
         self.plan = {block.number: block for block in plan}
         self.state = "computing"

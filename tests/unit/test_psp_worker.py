@@ -140,7 +140,7 @@ def test_gradient_that_was_pushed_is_memory_of_its_own() -> None:
 
 
 def test_warm_up_waits_for_all_blocks() -> None:
-    h = Harness(b=0.25, warmup_steps=1)
+    h = Harness(b=0.25, warming=lambda optimizer, version: version < 1)
     h.push()
     assert [h.block(number, 1) for number in range(4)] == [False] * 3 + [True]
     h.worker.pull(0)

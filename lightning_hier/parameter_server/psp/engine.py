@@ -57,7 +57,7 @@ class PSPEngine:
             terms.world_size,
             client.send,
             pull_rule=pull_rule,
-            warmup_steps=terms.warmup_steps,
+            warming=terms.warming,
         )
         self._collector = StateCollector(blocks, terms.world_size, client.send)
         client.on(Kind.BLOCK, self._handle)

@@ -167,12 +167,15 @@ class ServedBlock:
         if any(since + self._terms.limit_s <= now for since in self._waited_since()):
             self._name_missing(now)
 
+    @property
+    def _warming(self) -> bool:
+        return self._terms.warming(self.values.block.optimizer, self.timestamp)
+
     def _round_is_over(self, now: float) -> bool:
         """Line 12; workers at a rendezvous are not waited for."""
         current, active = self._round, self._live - self._rendezvous.arrivals.keys()
         size = self._terms.world_size
-        warming = self.timestamp < self._terms.warmup_steps
-        wanted = size if warming else self._terms.rule.needed(size)
+        wanted = size if self._warming else self._terms.rule.needed(size)
         givers = current.givers
         needed = min(wanted, len(active | givers))
         if len(givers) < needed:
@@ -211,7 +214,7 @@ class ServedBlock:
         ended, self._round = self._round, Round()
         self._moved = True
         if ended.gradients and self._advanced is not None:
-            scaled = self._terms.linear_scaling and self.timestamp >= self._terms.warmup_steps
+            scaled = self._terms.linear_scaling and not self._warming
             done = self.values.update(
                 ended,
                 rate_factor=float(ended.gradients) if scaled else 1.0,

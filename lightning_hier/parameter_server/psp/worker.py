@@ -57,7 +57,7 @@ class Worker:
         world_size: number of ranks.
         send: to a rank's server; False if it could not be sent.
         pull_rule: b and tau_2.
-        warmup_steps: so many first steps wait for all blocks.
+        warming: whether the step of an optimizer from a version waits for all blocks.
         ask_again_s: after so many seconds of silence at least a request is put again.
 
     """
@@ -69,13 +69,13 @@ class Worker:
         send: Callable[[int, Message], bool],
         *,
         pull_rule: PullRule,
-        warmup_steps: int = 0,
+        warming: Callable[[int, int], bool] = lambda optimizer, version: False,
         ask_again_s: float = 2.0,
     ) -> None:
         self.counts = WorkerCounts()
         self._world_size = world_size
         self._rule = pull_rule
-        self._warmup_steps = warmup_steps
+        self._warming = warming
         self._gone: set[int] = set()
         self._held = {
             block.number: HeldBlock(block, send, ask_again_s=ask_again_s)
@@ -135,7 +135,7 @@ class Worker:
         """Whether enough blocks have come for the next gradient (line 15)."""
         progress = self._progress[optimizer]
         blocks, pulled = len(progress.held), progress.pulled
-        warming = progress.timestamp < self._warmup_steps
+        warming = self._warming(optimizer, progress.timestamp)
         needed = blocks if warming else self._rule.needed(blocks)
         if pulled < needed:
             progress.enough_since = None

@@ -41,6 +41,7 @@ class TwoStageASGD:
         ports: of this rank.
         client: of the main thread.
         settings: of the run.
+        steps_made: by each optimizer before this run, in one that goes on; empty: none.
 
     Raises:
         RuntimeError: on every rank, if the ranks of a group can't share memory.
@@ -58,7 +59,9 @@ class TwoStageASGD:
         ports: Ports,
         client: Client,
         settings: TwoStageSettings,
+        steps_made: Sequence[int] = (),
     ) -> None:
+        of_each = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
         parts = [served(optimizer) for optimizer in optimizers]
         self._served = Served(optimizers)
         self._optimizers = list(optimizers)
@@ -66,7 +69,7 @@ class TwoStageASGD:
         self._first = rank - rank % group_size
         self._ranks = range(self._first, self._first + group_size)
         self._replicas = open_replicas(parts, group_size=group_size, rank=rank, exchange=exchange)
-        self._node = self._make_node(ports, settings) if rank == self._first else None
+        self._node = self._make_node(ports, of_each) if rank == self._first else None
         self._master: Master | None = None
         if rank == MASTER:
             models = [MasterModel(*both) for both in zip(optimizers, parts, strict=True)]
@@ -82,10 +85,10 @@ class TwoStageASGD:
                 parameters,
                 client,
                 Lifeline(self._first, replica, client, check_node),
-                settings,
+                own,
             )
-            for replica, optimizer, parameters in zip(
-                self._replicas, optimizers, parts, strict=True
+            for replica, optimizer, parameters, own in zip(
+                self._replicas, optimizers, parts, of_each, strict=True
             )
         ]
         if self._node is not None:
@@ -179,7 +182,7 @@ class TwoStageASGD:
             for replica in self._replicas:
                 replica.close()
 
-    def _make_node(self, ports: Ports, settings: TwoStageSettings) -> Node:
+    def _make_node(self, ports: Ports, of_each: Sequence[TwoStageSettings]) -> Node:
         client = self._client.beside(ports.open_client("node"))
         exchanges = [
             Exchange(
@@ -191,8 +194,8 @@ class TwoStageASGD:
                 settings,
                 hyperparameters(optimizer),
             )
-            for index, (replica, optimizer) in enumerate(
-                zip(self._replicas, self._optimizers, strict=True)
+            for index, (replica, optimizer, settings) in enumerate(
+                zip(self._replicas, self._optimizers, of_each, strict=True)
             )
         ]
         return Node(client, exchanges, self._replicas)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +41,7 @@ class TwoStageSettings:
                 raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
+
+    def after(self, steps_made: int) -> TwoStageSettings:
+        """These settings for what is left of a run that goes on."""
+        return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))
