@@ -177,9 +177,11 @@ class HierarchicalStrategy(PlayingStrategy):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        if self._fit_session.training.synchroniser.admit_trainable():
-            # DDP leaves parameters for ever alone that were frozen when it was made.
-            self._wrap_again()
+        session = self._fit_session
+        session.training.synchroniser.admit_trainable()
+        # A set is gone through faster than a module, which may have lost some of it.
+        if not session.reduction.covers(session.training.synchroniser.trained.parameters):
+            self._wrap_unfrozen()
 
     @override
     def on_train_start(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
@@ -24,9 +24,6 @@ class Reduction:
         communicators: channels of this rank.
         workers: that this rank plays.
 
-    Attributes:
-        reduced: the parameters whose gradients are reduced.
-
     """
 
     def __init__(self, communicators: Communicators, workers: Sequence[Worker]) -> None:
@@ -37,7 +34,7 @@ class Reduction:
         self._needs_hook = False
         self._in_turns: WorkerGradients | None = None
         self._reached: ReachedParameters | None = None
-        self.reduced: list[Parameter] = []
+        self._reduced: set[Parameter] = set()
 
     @property
     def ready_order(self) -> list[Parameter]:
@@ -62,21 +59,26 @@ class Reduction:
     ) -> None:
         """Register the hook with a module that DDP has just wrapped, perhaps anew."""
         self.close()
-        self.reduced = [own for own in model.parameters() if own.requires_grad]
-        self._reached = ReachedParameters(self.reduced) if find_unused else None
+        reduced = [own for own in model.parameters() if own.requires_grad]
+        self._reduced = set(reduced)
+        self._reached = ReachedParameters(reduced) if find_unused else None
         self._hook = build_hook(
             config,
             self._communicators,
             self._workers,
             warming=warming,
             grad_scale=grad_scale,
-            ready_order=ReadyOrder(self.reduced),
+            ready_order=ReadyOrder(reduced),
             reached=self._reached,
         )
         model.register_comm_hook(self._hook, gradient_hook)
-        self._in_turns = WorkerGradients(self.reduced, self._hook, self._in_turns)
+        self._in_turns = WorkerGradients(reduced, self._hook, self._in_turns)
         self._wrapped, self._needs_hook = model, isinstance(config, CommHook)
         self.spare_ddp()
+
+    def covers(self, parameters: Iterable[Parameter]) -> bool:
+        """Whether all of them that are trainable are reduced."""
+        return all(own in self._reduced for own in parameters if own.requires_grad)
 
     def take_compressed(self) -> set[Parameter]:
         """Parameters of the last pass that have a residual; nothing where none can be unused."""
@@ -90,7 +92,7 @@ class Reduction:
         """
         if self._hook is None or model.find_unused_parameters:
             return
-        if not order or set(order) != set(self.reduced):
+        if not order or set(order) != self._reduced:
             return
         self._hook.rehearsing = True
         rehearse(model, order)

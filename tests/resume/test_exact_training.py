@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, stop_and_go_on
+from tests.resume.runs import DropoutNet, shuffled, stop_and_go_on
+from tests.trainer.fitting import make_trainer
 
 BMUF = partial(lh.BMUFStrategy, block_size=4)
 ADAM = partial(lh.BMUFAdamStrategy, block_size=4)
@@ -117,6 +118,58 @@ class _Unfreeze(BaseFinetuning):
     def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
+
+
+class ThawsItself(DropoutNet):
+    """Its first layer is frozen at first; a hook says at which epochs that changes."""
+
+    def __init__(self, *args: Any, turns: dict[int, bool], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.net[0].requires_grad_(False)
+        self.turns = turns
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch in self.turns:
+            self.net[0].requires_grad_(self.turns[self.current_epoch])
+
+
+@pytest.mark.parametrize(
+    ("turns", "number"),
+    [({1: True}, 10), ({1: True, 2: True}, 7), ({0: True, 1: False, 2: True}, 10)],
+    ids=["once", "in mid-epoch", "again"],
+)
+def test_a_layer_that_the_module_unfreezes(
+    turns: dict[int, bool], number: int, tmp_path: Path
+) -> None:
+    """Whether or not its hook comes back to that after the resume, its ranks stay one group."""
+    strategy = partial(
+        lh.HierarchicalStrategy,
+        group_size=2,
+        block_sync=lh.ModelAveraging(block_size=7),
+        find_unused_parameters=True,
+    )
+    make_model = partial(ThawsItself, turns=turns)
+    found = run_ranks(
+        stop_and_go_on, 4, strategy, "on_train_batch_end", number, tmp_path, make_model=make_model
+    )
+    assert found == [[]] * 4
+
+
+def _frozen_on_purpose(folder: Path) -> tuple[Tensor, Tensor]:
+    weight: list[Tensor] = []
+    for model in (DropoutNet(), ThawsItself(turns={})):
+        path = None if not weight else folder / "trained.ckpt"
+        strategy = lh.ModelAveragingStrategy(block_size=5)
+        trainer = make_trainer(strategy, max_epochs=len(weight) + 1)
+        trainer.fit(model, shuffled(5), ckpt_path=path)
+        trainer.save_checkpoint(folder / "trained.ckpt")
+        weight.append(model.net[0].weight.detach())
+    return weight[0], weight[1]
+
+
+def test_what_is_frozen_for_the_rest_of_a_run_stays_frozen(tmp_path: Path) -> None:
+    for before, after in run_ranks(_frozen_on_purpose, 2, tmp_path):
+        assert torch.equal(before, after)
 
 
 class Thawing(DropoutNet):

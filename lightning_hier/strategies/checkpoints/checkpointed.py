@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
@@ -198,15 +197,15 @@ class CheckpointedStrategy(TieredStrategy):
     def _wrap_trained(self, saved: SavedRun) -> None:
         """Have DDP know the parameters that had been unfrozen when the run was saved.
 
-        On a resume a ``BaseFinetuning`` freezes them all once more, and does not come back to those
-        of earlier epochs.
+        On a resume a ``BaseFinetuning``, or the module itself, freezes them all once more, and need
+        not come back to those of earlier epochs.
         """
-        session, state = self._fit_session, self._fit_session.training.state
-        callbacks: list[Any] = self._module.trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, BaseFinetuning) for callback in callbacks):
-            state.thaw(saved.section)
-        trained = {state.parameters[name] for name in saved.section["trainable"]}
-        if not trained <= set(session.reduction.reduced):
+        self._fit_session.training.state.thaw(saved.section)
+        self._wrap_unfrozen()
+
+    def _wrap_unfrozen(self) -> None:
+        """Have DDP know all that is trainable: it leaves alone what was frozen when it was made."""
+        if not self._fit_session.reduction.covers(self._module.parameters()):
             self._wrap_again()
 
     def _wrap_again(self) -> None:

@@ -49,6 +49,7 @@ class RunState:
         self._steps = workers[0].steps
         self.parameters: dict[str, Parameter] = dict(module.named_parameters())
         self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
+        self._frozen_at_first = self._frozen()
 
     def shared(self) -> State:
         """What is small and the same on all ranks; it goes into the checkpoint itself."""
@@ -57,7 +58,8 @@ class RunState:
         buffers = local.buffer_names
         return {
             "steps": [asdict(count) for count in self._steps],
-            "frozen": [name for name, own in self.parameters.items() if not own.requires_grad],
+            "frozen": self._frozen(),
+            "frozen_at_first": self._frozen_at_first,
             "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
             "written": [
                 self.names[own] if isinstance(own, Parameter) else buffers[own]
@@ -160,10 +162,14 @@ class RunState:
             own.copy_(value)
 
     def thaw(self, shared: Mapping[str, Any]) -> None:
-        """Unfreeze what had been unfrozen when the run was saved, as ``BaseFinetuning`` does."""
+        """Unfreeze what the run that was saved had unfrozen, as ``BaseFinetuning`` does.
+
+        What is frozen now and was trainable when that run began is frozen on purpose, and stays so.
+        """
+        unfrozen = set(shared["frozen_at_first"]) - set(shared["frozen"])
         for prefix, module in self._module.named_modules():
             for name, own in module.named_parameters(prefix, recurse=False):
-                if not own.requires_grad and name not in shared["frozen"]:
+                if not own.requires_grad and name in unfrozen:
                     own.requires_grad_(True)
                     if isinstance(module, _BatchNorm):
                         module.track_running_stats = True
@@ -193,6 +199,9 @@ class RunState:
     def by_parameter(self, counts: Mapping[str, list[float]]) -> dict[Parameter, list[float]]:
         """Counts by parameter instead of by name."""
         return {self.parameters[name]: values for name, values in counts.items()}
+
+    def _frozen(self) -> list[str]:
+        return [name for name, own in self.parameters.items() if not own.requires_grad]
 
     def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
         return {self.names[own]: values for own, values in counts.items()}
