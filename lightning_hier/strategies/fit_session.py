@@ -173,7 +173,8 @@ class FitSession:
             synchroniser.on_block = LossScale(scaler, self.worker).after_block
         termination = QuietTermination(trainer, synchroniser.statuses.note_signal)
         raw_steps = RawSteps(
-            optimizers, lambda: synchroniser.shown or self._communicators.world.size == 1
+            lambda: synchroniser.trained.parameters,
+            lambda: synchroniser.shown or self._communicators.world.size == 1,
         )
         self._change(termination, raw_steps)
         if len(self.workers) > 1:

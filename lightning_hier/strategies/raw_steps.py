@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 
 class RawSteps:
-    """Refuses steps in training that are taken on the optimizer itself, past the Trainer.
+    """Refuses steps in training that are taken on an optimizer itself, past the Trainer.
+
+    Every optimizer of the process is watched: the one that the Trainer knows may wrap another, and
+    need not be torch's at all.
 
     Args:
-        optimizers: of the user's module.
+        trained: parameters of the user's module; steps of optimizers that have none of them pass.
         elsewhere: whether it is not training at present: who steps while the global model is shown
             writes into that.
 
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], elsewhere: Callable[[], bool]) -> None:
-        self._optimizers = optimizers
+    def __init__(
+        self, trained: Callable[[], Collection[Tensor]], elsewhere: Callable[[], bool]
+    ) -> None:
+        self._trained = trained
         self._elsewhere = elsewhere
         self._counted = False
-        self._handles: list[RemovableHandle] = []
+        self._handle: RemovableHandle | None = None
 
     def install(self) -> None:
         """Watch the optimizers."""
-        self._handles = [own.register_step_pre_hook(self._check) for own in self._optimizers]
+        self._handle = register_optimizer_step_pre_hook(self._check)
 
     def remove(self) -> None:
         """Leave them alone."""
-        for handle in self._handles:
-            handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Steps within are those of the strategy."""
+        """Steps within are those of the strategy, be it of an optimizer that another one wraps."""
         self._counted = True
         try:
             yield
@@ -45,10 +52,13 @@ class RawSteps:
             self._counted = False
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._counted and not self._elsewhere():
+        if self._counted or self._elsewhere():
+            return
+        trained = self._trained()
+        if any(own in trained for group in optimizer.param_groups for own in group["params"]):
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer itself in "
                 "training: nobody would count this step, and synchronisations and warm-ups go by "
-                "their number. "
-                "Step what self.optimizers() gives, without use_pl_optimizer=False."
+                "their number. Call step() of what self.optimizers() gives, without "
+                "use_pl_optimizer=False, also where that wraps another optimizer."
             )

@@ -86,7 +86,7 @@ class ServerSession:
         self._buffers: GlobalBuffers | None = None
         self._parameters: ServedParameters | None = None
         self._gradients: list[StepGradients] = []
-        self._raw_steps = RawSteps((), _never)
+        self._raw_steps = RawSteps(set, _never)
         self._termination: QuietTermination | None = None
         self._at_end = ExitStack()
         self._shown = False
@@ -107,7 +107,8 @@ class ServerSession:
         self._parameters = ServedParameters(module, optimizers)
         self._parameters.note()  # servers have these values, whatever hooks do until the first step
         # Before gradients are taken: a step that is refused must push nothing.
-        self._raw_steps = RawSteps(optimizers, _never)
+        parameters = set(module.parameters())
+        self._raw_steps = RawSteps(lambda: parameters, _never)
         self._raw_steps.install()
         self._at_end.callback(self._raw_steps.remove)
         for index, optimizer in enumerate(optimizers):

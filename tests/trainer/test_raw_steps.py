@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+from lightning_hier.strategies.raw_steps import RawSteps
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import Net, fit, weights
 
 
 class _Raw(Net):
@@ -44,3 +46,71 @@ def test_servers_count_the_steps_of_one_rank_too() -> None:
 
 def test_one_rank_has_nothing_to_synchronise() -> None:
     assert run_ranks(_train, 1, "bmuf") == [6]
+
+
+class _Wrapping(torch.optim.Optimizer):
+    """As many a Lookahead: has what Lightning asks of an optimizer, but is never initialised."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.defaults = inner.defaults
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
+class _Wrapped(Net):
+    def configure_optimizers(self) -> Any:
+        return _Wrapping(super().configure_optimizers())
+
+
+def _train_wrapped() -> tuple[Tensor, Tensor]:
+    models = _Wrapped(), Net()
+    for model in models:
+        fit("bmuf", 6, model)
+    return weights(models[0]), weights(models[1])
+
+
+def test_an_optimizer_that_merely_looks_like_one_trains() -> None:
+    results = run_ranks(_train_wrapped, 2)
+    for wrapped, plain in results:
+        assert torch.equal(wrapped, plain) and torch.equal(wrapped, results[0][0])
+
+
+class _StepsInside(_Wrapped, _Raw):
+    """As a SAM whose two steps are taken by hand."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.inner.step()
+
+
+def _train_inside() -> None:
+    fit("bmuf", 6, _StepsInside())
+
+
+def test_a_step_of_an_optimizer_inside_another_is_an_error() -> None:
+    for error in run_ranks(_train_inside, 2, expect_failure=True):
+        assert error.startswith("RuntimeError: SGD.step() was called on the optimizer itself")
+
+
+def test_steps_of_other_models_and_after_training_pass() -> None:
+    own, other = Net(), Net()
+    first, second = own.configure_optimizers(), other.configure_optimizers()
+    raw_steps = RawSteps(lambda: set(own.parameters()), lambda: False)
+    raw_steps.install()
+    try:
+        second.step()
+        with raw_steps.counted():
+            first.step()
+        with pytest.raises(RuntimeError, match="on the optimizer itself"):
+            first.step()
+    finally:
+        raw_steps.remove()
+    first.step()
