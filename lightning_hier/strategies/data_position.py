@@ -42,7 +42,8 @@ class DataPosition:
         self._generators = generators
         self._validation = validation
         self._begun: RandomStates = []
-        self._resumed: tuple[RandomStates, RandomStates] | None = None
+        self._saved: RandomStates | None = None  # of the moment when the run was saved
+        self._resumed: RandomStates | None = None  # those that its data were begun with
         self._ended: RandomStates | None = None
 
     def install(self) -> None:
@@ -86,25 +87,30 @@ class DataPosition:
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:
         """A worker's random states, of this moment and of the begin of the epoch's data."""
-        return {"now": self._now(worker), "begun": self._begun[worker] if self._begun else {}}
+        begun = self._begun if self._resumed is None else self._resumed
+        return {"now": self._now(worker), "begun": begun[worker] if begun else {}}
 
     def load(self, states: Sequence[dict[str, RandomState]]) -> None:
         """Go on from what :meth:`state` gave of each worker, once training starts."""
-        self._resumed = ([own["now"] for own in states], [own["begun"] for own in states])
+        self._saved = [own["now"] for own in states]
+        self._resumed = [own["begun"] for own in states]
 
     def rewind(self) -> None:
         """Forget the data that were used, before a state is loaded."""
         self._begun = []
-        self._resumed = None
+        self._saved = self._resumed = None
 
     def start(self) -> None:
         """Training starts: draw what comes next as the run that was saved would have."""
-        if self._resumed is not None:
-            self._generators.set_states(self._resumed[0])
+        if self._saved is not None:
+            self._generators.set_states(self._saved)
+        self._saved = None
 
     def _now(self, worker: int) -> RandomState:
         if self._ended is not None:
             return self._ended[worker]
+        if self._saved is not None:  # training has not started, and perhaps never will
+            return self._saved[worker]
         outside = self._validation.outside if worker == 0 else None  # who alone validates
         return outside or self._generators.state(worker)
 
@@ -127,8 +133,7 @@ class DataPosition:
     def _go_on(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
         """Bring the data of the first epoch to where they were, and the random state with them."""
         assert self._resumed is not None
-        begun = self._resumed[1]
-        self._resumed = None
+        begun, self._resumed = self._resumed, None
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
         if not used:
             if not renewed:

@@ -22,7 +22,7 @@ from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.averaged_weights import AveragedWeights
-from lightning_hier.strategies.checkpoints.run_state import RunState
+from lightning_hier.strategies.checkpoints.run_state import RunState, State
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.discarded_gradients import DiscardedGradients
 from lightning_hier.strategies.loss_scale import LossScale
@@ -56,6 +56,7 @@ class FitSession:
         random: what each worker draws from.
         position: where training stands in its data.
         on_start: to be called when training starts.
+        waiting: gradients of each worker of a step that is accumulated, until training starts.
         saved_under: what this rank calls a checkpoint, and where all ranks have saved it.
 
     """
@@ -74,6 +75,7 @@ class FitSession:
         self._training: Training | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
+        self.waiting: Sequence[State] = ()
         self.saved_under: dict[str, str] = {}
         self.random = WorkerRandom(virtual_workers, communicators.device)
         validation = IsolatedValidation(trainer, communicators.device)
@@ -102,6 +104,7 @@ class FitSession:
         for act in self.on_start:
             act()
         self.on_start.clear()
+        self.waiting = ()
         self.reduction.spare_ddp()
         self.position.start()
 

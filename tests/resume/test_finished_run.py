@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, NoisyData, SaveAt, differences, shuffled
+from tests.resume.runs import DropoutNet, NoisyData, SaveAt, differences, outcome, shuffled
 from tests.trainer.fitting import make_trainer
 
 BMUF = partial(lh.BMUFStrategy, block_size=4)
@@ -111,3 +111,37 @@ def test_what_was_unfrozen_in_training_is_global_too(tmp_path: Path) -> None:
     saved = torch.load(path, weights_only=True)["state_dict"]
     for state in results:
         assert differences(saved, state) == []
+
+
+def _go_on(
+    strategy: Any, folder: Path, begin: str | None, *callbacks: Callback, **settings: Any
+) -> dict[str, Any]:
+    torch.manual_seed(int(os.environ["RANK"]) + len(begin or ""))
+    path = None if begin is None else folder / begin
+    trainer, model = make_trainer(strategy(), callbacks=list(callbacks), **settings), DropoutNet()
+    trainer.fit(model, shuffled(10), ckpt_path=path)
+    if settings.get("max_steps") == 1:
+        trainer.save_checkpoint(folder / "saved again.ckpt")
+    return outcome(trainer, model)
+
+
+def _save_again(strategy: Any, folder: Path) -> list[str]:
+    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "max_epochs": 1}
+    save = SaveAt("on_train_batch_end", 3, folder / "saved.ckpt")
+    _go_on(strategy, folder, None, save, **settings)
+    again = SaveAt("on_train_start", 1, folder / "as it starts.ckpt")
+    direct = _go_on(strategy, folder, "saved.ckpt", again, **settings)
+    _go_on(strategy, folder, "saved.ckpt", max_steps=1, **settings)
+    return [
+        difference
+        for name in ("saved again.ckpt", "as it starts.ckpt")
+        for difference in differences(direct, _go_on(strategy, folder, name, **settings))
+    ]
+
+
+@pytest.mark.parametrize("strategy", [BMUF, VIRTUAL], ids=["bmuf", "virtual"])
+def test_saved_again_before_anything_is_trained_it_loses_nothing(
+    strategy: Any, tmp_path: Path
+) -> None:
+    """Neither random numbers nor the place in the data nor gradients of half a step."""
+    assert run_ranks(_save_again, 2, strategy, tmp_path) == [[], []]

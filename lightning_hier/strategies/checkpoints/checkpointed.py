@@ -169,6 +169,7 @@ class CheckpointedStrategy(TieredStrategy):
                         state.set_gradients(gradients[number])
 
         # Lightning empties the gradients before it trains.
+        session.waiting = gradients
         session.on_start.append(set_gradients)
         rank_zero_info("Resuming where the run was saved, with the state of every rank.")
 
@@ -260,10 +261,11 @@ class CheckpointedStrategy(TieredStrategy):
         loop = self._module.trainer.fit_loop.epoch_loop
         training = session.training
         accumulates = self._session is not None and loop._should_accumulate()
+        gradients = training.state.gradients() if accumulates else {}
         return {
             **training.state.of_worker(number, with_blocks=number % training.played.per_model == 0),
             "averages": training.averaged_weights.of_rank(),
             "random": session.position.state(number),
             "precision": self.precision_plugin.state_dict(),
-            "gradients": training.state.gradients() if accumulates else {},
+            "gradients": session.waiting[number] if session.waiting else gradients,
         }
