@@ -8,8 +8,7 @@ an average for ever; a group that has some is left out of the mean, and goes on 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -38,11 +37,18 @@ class AveragedWeights(Callback):
     Args:
         trainer: whose callbacks are meant.
         communicators: channels of this rank.
+        kept_equal: names of buffers that have no mean; NaN and inf in them tell nothing.
 
     """
 
-    def __init__(self, trainer: pl.Trainer, communicators: Communicators) -> None:
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        communicators: Communicators,
+        kept_equal: Callable[[], Collection[str]],
+    ) -> None:
         self._trainer = trainer
+        self._kept_equal = kept_equal
         self._communicators = communicators
         self._own = Aside()
 
@@ -113,11 +119,16 @@ class AveragedWeights(Callback):
         with self._own.putting(tensors):
             if tensors:
                 place = "a look at averaged weights"
-                finite = all(all_finite(own.detach()) for m in models for own in m.parameters())
+                finite = all(self._is_finite(averaged) for averaged in models)
                 with self._communicators.roll_call.at(place), torch.no_grad():
                     _average_(tensors, self._communicators, takes_part=finite)
                 if not finite:
                     self._own.put(tensors)
+
+    def _is_finite(self, averaged: AveragedModel) -> bool:
+        passed_over = self._kept_equal()
+        buffers = [b for name, b in averaged.module.named_buffers() if name not in passed_over]
+        return all(all_finite(own.detach()) for own in chain(averaged.parameters(), buffers))
 
     def _hide(self) -> None:
         self._own.restore()
@@ -126,20 +137,21 @@ class AveragedWeights(Callback):
 def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:
     """Mean over the groups that take part, in place; whole numbers become those of rank 0.
 
-    The groups' first ranks average and tell the others. The tensors may lie on another device than
-    the one of collectives.
+    If none does, all do: what is finite everywhere stays so. The groups' first ranks average and
+    tell the others. The tensors may lie on another device than the one of collectives.
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
     if communicators.group.position == 0:
         share = torch.tensor(float(takes_part), device=communicators.device)
-        averaged = [value for value in moved if value.is_floating_point() or value.is_complex()]
-        for value in averaged if not takes_part else ():
-            value.zero_()
-        average_tensors_([*moved, share], communicators.across, KIND)
+        average_tensors_([share], communicators.across, KIND)
         groups = communicators.across.size
-        healthy = round(float(share) * groups)
+        healthy = round(float(share) * groups) or groups
+        averaged = [value for value in moved if value.is_floating_point() or value.is_complex()]
+        for value in averaged if not takes_part and healthy < groups else ():
+            value.zero_()
+        average_tensors_(moved, communicators.across, KIND)
         if healthy < groups:
-            torch._foreach_mul_(averaged, groups / healthy if healthy else math.nan)
+            torch._foreach_mul_(averaged, groups / healthy)
     broadcast_tensors_(moved, communicators.group, KIND)
     for tensor, value in zip(tensors, moved, strict=True):
         tensor.copy_(value)

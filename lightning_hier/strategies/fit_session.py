@@ -193,7 +193,9 @@ class FitSession:
             termination=termination,
             raw_steps=raw_steps,
             state=RunState(module, optimizers, synchroniser, self.workers),
-            averaged_weights=AveragedWeights(trainer, self._communicators),
+            averaged_weights=AveragedWeights(
+                trainer, self._communicators, lambda: synchroniser.trained.kept_equal
+            ),
         )
 
     def _change(self, *changes: Any) -> None:
