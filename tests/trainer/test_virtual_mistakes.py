@@ -105,6 +105,7 @@ MISTAKES: dict[str, tuple[Any, Callable[[], Net], dict[str, Any]]] = {
     "ema": (_BMUF, Net, {"callbacks": [EMAWeightAveraging()]}),
     "fetches": (_BMUF, _Fetches, {"callbacks": [BackboneFinetuning()]}),
     "several": (_BMUF, Net, {}),
+    "one_in_a_list": (_BMUF, Net, {}),
     "uneven": (_BMUF, Net, {"use_distributed_sampler": False}),
     "clamps": (_BMUF, _Clamps, {}),
     "teaches": (_BMUF, _Teaches, {}),
@@ -139,6 +140,7 @@ class _Uneven(Sampler[int]):
 
 DATA: dict[str, Any] = {
     "several": lambda: {"one": loader(3), "other": loader(3)},
+    "one_in_a_list": lambda: [loader(3)],
     "uneven": lambda: DataLoader(loader(3).dataset, sampler=_Uneven()),
     "stream": lambda: DataLoader(_Stream()),
     "sampler": lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
@@ -169,7 +171,8 @@ def _mistake(what: str) -> None:
         ("precision", "precision='16-mixed' (use 'bf16-mixed')"),
         ("ema", "can't be combined with EMAWeightAveraging"),
         ("fetches", "BackboneFinetuning, training_step(dataloader_iter) (use training_step(batch"),
-        ("several", "needs one DataLoader of training data, got dict of several"),
+        ("several", "needs one DataLoader of training data, got a dict of 2: put"),
+        ("one_in_a_list", "one DataLoader of training data, got a list of 1: pass it by itself"),
         ("uneven", "the workers have different numbers of training batches: 2 on worker 0; 1 on"),
         ("clamps", "written to in on_train_batch_end (layers.0.weight, layers.0.bias)"),
         ("teaches", "frozen parameters were written to in a step (teacher.weight)"),

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
@@ -127,10 +128,11 @@ def loaders_problem(trainer: pl.Trainer) -> str | None:
     data = trainer.train_dataloader
     if isinstance(data, WorkerLoaders):
         return None
+    number = len(CombinedLoader(data).flattened)
+    together = "put their datasets into one, or start a rank for each worker"
     return (
-        "virtual_workers above 1 needs one DataLoader of training data, got "
-        f"{type(data).__name__} of several: put their datasets into one, or start a rank for "
-        "each worker"
+        "virtual_workers above 1 needs one DataLoader of training data, got a "
+        f"{type(data).__name__} of {number}: {together if number > 1 else 'pass it by itself'}"
     )
 
 
