@@ -9,7 +9,13 @@ import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies.virtual_workers.division import divide_among_workers
@@ -53,6 +59,26 @@ def test_samplers_that_draw_give_each_worker_what_its_rank_would_get(seeded: boo
         for epoch, own in enumerate(_epochs(_weighted(rank, 3, seeded=seeded))):
             expected[epoch] += own
     assert found == expected and found[0] != found[1]
+
+
+class _ShuffledBatches(BatchSampler):
+    """Draws the order of its batches from a generator of its own."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(DistributedSampler(DATA, ranks, rank, shuffle=False), 1, False)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = list(super().__iter__())
+        order = torch.randperm(len(batches), generator=self.generator)
+        return iter([batches[i] for i in order])
+
+
+def test_batch_samplers_of_workers_draw_from_generators_of_their_own() -> None:
+    divided = _divided(DataLoader(DATA, batch_sampler=_ShuffledBatches(0, 1)))
+    ranks = [DataLoader(DATA, batch_sampler=_ShuffledBatches(rank, 3)) for rank in range(3)]
+    expected = [[own for (own,) in epoch] for epoch in zip(*map(_epochs, ranks), strict=True)]
+    assert list(_epochs(divided)) == expected
 
 
 def test_a_sampler_that_divides_otherwise_than_by_rank_is_an_error() -> None:

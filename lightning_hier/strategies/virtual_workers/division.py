@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import Any
 
 from lightning.fabric.utilities.data import _auto_add_worker_init_fn, sized_len
@@ -121,7 +120,7 @@ def _for_worker(
     else:
         made.__dict__["sampler"] = own
         if loader.batch_sampler is not None:
-            made.__dict__["batch_sampler"] = copy(loader.batch_sampler)
+            made.__dict__["batch_sampler"] = generators.copied(loader.batch_sampler)
             made.batch_sampler.__dict__["sampler"] = own
     _auto_add_worker_init_fn(made, worker)
     return made
