@@ -54,6 +54,12 @@ class Engine(Protocol):
     def rendezvous(self) -> None:
         """Put the global model into the module. Every rank that is there must call it."""
 
+    def wait_in_meeting(self, number: int) -> None:
+        """Tell servers that this rank makes no step until a meeting is over; at times again."""
+
+    def leave_meeting(self, number: int) -> None:
+        """Know that a meeting is over, to which all have come."""
+
     def snapshot(self) -> Snapshot:
         """State of all servers. Any rank may call it; the others go on."""
 

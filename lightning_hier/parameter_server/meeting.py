@@ -5,12 +5,15 @@ group would wait for ever for a rank that has died. The lowest rank that is ther
 what the ranks say and sends the minutes to all. A rank that hears nothing says its word again: a
 connection that breaks and comes back loses what was on it. If the lead dies, the next one leads.
 A rank that has the minutes already hands them to the new lead, so that all ranks go by the same.
+
+Servers must not wait for those who wait here (see :mod:`.attendance`): whoever waits for more than
+a moment has them told.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +29,8 @@ from lightning_hier.parameter_server.replies import Replies
 
 # Meetings of which a lead keeps the minutes: ranks are at most one meeting apart.
 _KEPT = 2
+# Most meetings are over by then, and servers need not hear of them.
+_TELL_AFTER_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -156,12 +161,27 @@ class Meetings:
         world_size: number of ranks at the start.
         client: of the main thread.
         ask_again_s: after so many seconds of silence at least a word is said again.
+        on_waiting: gets the number of a meeting that keeps this rank waiting; again after each
+            such time, since what it sends may be lost.
+        on_over: gets the number of a meeting that is over.
 
     """
 
-    def __init__(self, world_size: int, client: Client, *, ask_again_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        client: Client,
+        *,
+        ask_again_s: float = 5.0,
+        on_waiting: Callable[[int], None] = lambda number: None,
+        on_over: Callable[[int], None] = lambda number: None,
+    ) -> None:
         self._world_size = world_size
         self._client = client
+        self._ask_again_s = ask_again_s
+        self._on_waiting = on_waiting
+        self._on_over = on_over
+        self._tell_at = 0.0
         self._number = 0
         self._waiting: Message | None = None
         self._patience = Patience(ask_again_s)
@@ -183,7 +203,9 @@ class Meetings:
         self._number += 1
         facts = {"value": value}
         self._waiting = Message(Kind.MEET, 0, self._number, facts, payload)
-        self._patience.begin(time.monotonic())
+        now = time.monotonic()
+        self._patience.begin(now)
+        self._tell_at = now + _TELL_AFTER_S
         self._client.send(self._lead(), self._waiting)
         self._client.wait(
             self._has_minutes,
@@ -191,14 +213,22 @@ class Meetings:
         )
         if self._latest is None:
             raise RuntimeError("a meeting has ended without minutes")
-        return read_minutes(self._latest)
+        words = read_minutes(self._latest)
+        self._on_over(self._number)
+        return words
 
     def _has_minutes(self) -> bool:
-        if self._waiting is not None and self._patience.asks_again(time.monotonic()):
+        if self._waiting is None:
+            return True
+        now = time.monotonic()
+        if self._patience.asks_again(now):
             lead = self._lead()
             if not self._client.is_sending(lead, Kind.MEET, 0):
                 self._client.send(lead, self._waiting)
-        return self._waiting is None
+        if now >= self._tell_at:
+            self._tell_at = now + self._ask_again_s
+            self._on_waiting(self._number)
+        return False
 
     def _lead(self) -> int:
         return min(set(range(self._world_size)) - self._client.gone())

@@ -31,6 +31,7 @@ class Kind(IntEnum):
     STATE = 11
     BYE = 12
     ORDER = 13
+    AWAY = 14
 
 
 @dataclass(frozen=True, eq=False)

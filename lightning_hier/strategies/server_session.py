@@ -82,7 +82,13 @@ class ServerSession:
             undo.pop_all()
         self._servant.add(self.engine.duties)
         self._client.on_gone(self._note_gone)
-        self.collectives = LiveCollectives(Meetings(world_size, self._client))
+        meetings = Meetings(
+            world_size,
+            self._client,
+            on_waiting=self.engine.wait_in_meeting,
+            on_over=self.engine.leave_meeting,
+        )
+        self.collectives = LiveCollectives(meetings)
         self._buffers: GlobalBuffers | None = None
         self._parameters: ServedParameters | None = None
         self._gradients: list[StepGradients] = []

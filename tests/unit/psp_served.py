@@ -10,6 +10,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.parameter_server.attendance import Attendance
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
@@ -64,6 +65,7 @@ class Served:
             timestamp=0,
             terms=Terms(rule=PushRule(c, tau), world_size=workers, **terms),
             live=self.live,
+            attendance=Attendance(),
             replies=self.replies,
             counts=self.counts,
         )

@@ -77,7 +77,7 @@ class OneNode:
         self.to_master: deque[Message] = deque()
         self.to_node: deque[Message] = deque()
         model = MasterModel(self.optimizer, parameters)
-        self.master = Master([model], [0], self._answer, chosen)
+        self.master = Master([model], {0: [0]}, self._answer, chosen)
         self.exchange = Exchange(
             0,
             self.replica,

@@ -52,7 +52,7 @@ class Lossy:
         parameter = nn.Parameter(torch.zeros(len(NODES)))
         optimizer = torch.optim.SGD([parameter], lr=0.5)
         self.model = Recorded(optimizer, [parameter])
-        self.master = Master([self.model], NODES, self._answer, SETTINGS)
+        self.master = Master([self.model], {node: [node] for node in NODES}, self._answer, SETTINGS)
         self.replicas: list[Replica] = []
         self.exchanges: list[Exchange] = []
         for node in NODES:

@@ -39,7 +39,8 @@ class Talk:
         self.model = MasterModel(self.optimizer, self.optimizer.param_groups[0]["params"])
         self.sent: list[tuple[int, Message]] = []
         settings = {"timeout_s": LIMIT_S} | settings
-        self.master = Master([self.model], nodes, self._send, TwoStageSettings(**settings))
+        ranks = {node: range(node, node + 2) for node in nodes}
+        self.master = Master([self.model], ranks, self._send, TwoStageSettings(**settings))
         self._numbers = dict.fromkeys(nodes, 0)
         self.counts = self.master.parts[0].counts
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch.optim import Optimizer
 
+from lightning_hier.parameter_server.attendance import Attendance
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
@@ -34,7 +35,9 @@ class BlockServer:
 
     """
 
-    kinds = frozenset({Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.HOLD, Kind.STATE_REQUEST})
+    kinds = frozenset(
+        {Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.AWAY, Kind.HOLD, Kind.STATE_REQUEST}
+    )
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class BlockServer:
         self._states = StateAnswers(replies)
         self._plan = {block.number: block for block in blocks if block.size}
         self._live = set(range(terms.world_size))
+        self._attendance = Attendance()
         self._gone: set[int] = set()
         self._updaters: dict[int, Updater] = {}
         self._served: dict[int, ServedBlock] = {}
@@ -78,8 +82,15 @@ class BlockServer:
 
     def handle(self, received: Received, now: float) -> None:
         """Take a worker's message; one from a rank that is gone is passed over."""
+        if received.sender not in self._live:
+            return
+        self._attendance.hear(received)
+        if received.message.kind == Kind.AWAY:
+            for one in self._served.values():
+                one.settle(now)
+            return
         block = self._plan.get(received.message.block)
-        if block is None or received.sender not in self._live:
+        if block is None:
             return
         served = self._served.get(block.number)
         if served is not None:
@@ -129,6 +140,7 @@ class BlockServer:
             timestamp=timestamp,
             terms=self._terms,
             live=self._live,
+            attendance=self._attendance,
             replies=self._replies,
             counts=self.counts,
         )

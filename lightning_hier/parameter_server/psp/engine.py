@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
-from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
@@ -106,6 +106,15 @@ class PSPEngine:
         self._worker.arrive(time.monotonic())
         self._wait(lambda now: self._worker.is_dispersed(), self._worker.missing)
         self._worker.take_global()
+
+    def wait_in_meeting(self, number: int) -> None:
+        """Tell all servers: whichever of them serves a block goes on without this rank."""
+        for rank in range(self._terms.world_size):
+            self._client.send(rank, Message(Kind.AWAY, 0, number))
+
+    def leave_meeting(self, number: int) -> None:
+        """Say with what is pushed from now on that the meeting is over."""
+        self._worker.met = number
 
     def snapshot(self) -> Snapshot:
         """State of all servers. Any rank may call it; the others go on."""

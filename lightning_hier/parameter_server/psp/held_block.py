@@ -79,7 +79,7 @@ class HeldBlock:
         again = self.request
         if again is not None and not self._unsent and self._patience.asks_again(now):
             if again.kind == Kind.PUSH:
-                facts = {"final": self.final}
+                facts = {"final": self.final, "met": again.facts.get("met", 0)}
                 again = replace(again, kind=Kind.ABSTAIN, facts=facts, payload=None)
             self._send(self.owner, again)
 

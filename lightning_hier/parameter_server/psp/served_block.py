@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_hier.parameter_server.attendance import Attendance
 from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
@@ -36,6 +37,7 @@ class ServedBlock:
         timestamp: t, version of the values.
         terms: c, tau_1 and the like.
         live: workers that are there; the owner of this set keeps it up to date.
+        attendance: workers that wait in a meeting; also kept up to date by its owner.
         replies: port of the rank. What is lost is asked for again.
         counts: where to count.
 
@@ -48,6 +50,7 @@ class ServedBlock:
         timestamp: int,
         terms: Terms,
         live: Set[int],
+        attendance: Attendance,
         replies: Replies,
         counts: ServerCounts,
     ) -> None:
@@ -55,6 +58,7 @@ class ServedBlock:
         self.timestamp = timestamp
         self._terms = terms
         self._live = live
+        self._attendance = attendance
         self._replies = replies
         self._counts = counts
         self._round = Round()
@@ -172,8 +176,8 @@ class ServedBlock:
         return self._terms.warming(self.values.block.optimizer, self.timestamp)
 
     def _round_is_over(self, now: float) -> bool:
-        """Line 12; workers at a rendezvous are not waited for."""
-        current, active = self._round, self._live - self._rendezvous.arrivals.keys()
+        """Line 12."""
+        current, active = self._round, self._active()
         size = self._terms.world_size
         wanted = size if self._warming else self._terms.rule.needed(size)
         givers = current.givers
@@ -189,6 +193,10 @@ class ServedBlock:
             enough_since=current.enough_since,
             now=now,
         )
+
+    def _active(self) -> Set[int]:
+        """Workers that may push now; those at a rendezvous or in a meeting wait for the others."""
+        return self._live - self._rendezvous.arrivals.keys() - self._attendance.waiting()
 
     def _take(self, worker: int, message: Message) -> None:
         """Keep a gradient for the update, unless something is wrong with it."""
@@ -237,7 +245,7 @@ class ServedBlock:
     def _name_missing(self, now: float) -> None:
         number = self.values.block.number
         absent = self._rendezvous.absent(self._live)
-        silent = sorted(self._live - self._round.responded - self._rendezvous.arrivals.keys())
+        silent = sorted(self._active() - self._round.responded)
         for address in self._waiting.unanswered(self.timestamp):
             self._replies.send(address, Message(Kind.BLOCK, number, 0, {"missing": silent}))
         facts = {"missing": sorted(absent), "number": self._rendezvous.number}

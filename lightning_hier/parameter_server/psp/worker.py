@@ -60,6 +60,10 @@ class Worker:
         warming: whether the step of an optimizer from a version waits for all blocks.
         ask_again_s: after so many seconds of silence at least a request is put again.
 
+    Attributes:
+        counts: what it counts.
+        met: number of the last meeting that is over; 0: none is.
+
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Worker:
         ask_again_s: float = 2.0,
     ) -> None:
         self.counts = WorkerCounts()
+        self.met = 0
         self._world_size = world_size
         self._rule = pull_rule
         self._warming = warming
@@ -111,6 +116,7 @@ class Worker:
             facts = PushFacts(
                 version=one.timestamp,
                 final=one.final,
+                met=self.met,
                 steps=progress.steps,
                 hyperparameters=told,
                 absent=absent,
@@ -122,7 +128,8 @@ class Worker:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
         for one in progress.held:
-            self._ask(one, Kind.ABSTAIN, progress.timestamp, {"final": one.final}, now)
+            facts = {"final": one.final, "met": self.met}
+            self._ask(one, Kind.ABSTAIN, progress.timestamp, facts, now)
         self._begin_pull(progress)
 
     def skip(self, optimizer: int) -> None:

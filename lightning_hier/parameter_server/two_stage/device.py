@@ -125,6 +125,10 @@ class Device:
         """Tell the node that this device adds no more until all have met."""
         self._own.arrived += 1
 
+    def leave_meeting(self, number: int) -> None:
+        """Tell the node that a meeting is over, which says so with its next push."""
+        self._own.met = number
+
     def settle(self) -> None:
         """Take the master's model once all nodes have arrived.
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Duty
 from lightning_hier.parameter_server.served import Served, served
@@ -66,6 +67,7 @@ class TwoStageASGD:
         self._served = Served(optimizers)
         self._optimizers = list(optimizers)
         self._client = client
+        self._settings = settings
         self._first = rank - rank % group_size
         self._ranks = range(self._first, self._first + group_size)
         self._replicas = open_replicas(parts, group_size=group_size, rank=rank, exchange=exchange)
@@ -73,7 +75,8 @@ class TwoStageASGD:
         self._master: Master | None = None
         if rank == MASTER:
             models = [MasterModel(*both) for both in zip(optimizers, parts, strict=True)]
-            nodes = range(0, world_size, group_size)
+            firsts = range(0, world_size, group_size)
+            nodes = {first: range(first, first + group_size) for first in firsts}
             self._master = Master(models, nodes, ports.server.send, settings)
         check_node = (lambda: None) if self._node is None else self._node.check
         self._devices = [
@@ -137,6 +140,19 @@ class TwoStageASGD:
             device.arrive()
         for device in self._devices:
             device.settle()
+
+    def wait_in_meeting(self, number: int) -> None:
+        """Tell the master, who passes a node over while all its ranks wait.
+
+        Not where no rank waits for another node's turn: then the order is best kept.
+        """
+        if self._settings.order_locking and not self._settings.double_buffering:
+            self._client.send(MASTER, Message(Kind.AWAY, 0, number))
+
+    def leave_meeting(self, number: int) -> None:
+        """Have the node say with its next push that the meeting is over."""
+        for device in self._devices:
+            device.leave_meeting(number)
 
     def snapshot(self) -> Snapshot:
         """The master's models and the state of its optimizers, of this moment. Rank 0 only.

@@ -193,6 +193,8 @@ class Exchange:
             "number": self._pushes,
             "count": count,
             "together": together,
+            # Read after the sums: whatever was added after a meeting tells of it.
+            "met": max(own.met for own in self._replica.devices),
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from lightning_hier.parameter_server.attendance import Attendance
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
@@ -16,29 +17,32 @@ class Master:
 
     Args:
         models: W of every optimizer.
-        nodes: the nodes, named by their first ranks.
+        nodes: the ranks of every node, which is named by the first of them.
         send: to an address that came with a message.
         settings: of the run.
 
     """
 
-    kinds = frozenset({Kind.PUSH, Kind.ARRIVE})
+    kinds = frozenset({Kind.PUSH, Kind.ARRIVE, Kind.AWAY})
 
     def __init__(
         self,
         models: Sequence[MasterModel],
-        nodes: Iterable[int],
+        nodes: Mapping[int, Collection[int]],
         send: Callable[[bytes, Message], bool],
         settings: TwoStageSettings,
     ) -> None:
-        names = list(nodes)
+        self._nodes = dict(nodes)
+        self._attendance = Attendance()
+        self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
             MasterPart(
                 block,
                 model,
-                names,
+                nodes,
                 send,
+                self._away,
                 order_locking=settings.order_locking,
                 hierarchical_lr=settings.hierarchical_lr,
                 limit_s=settings.timeout_s,
@@ -47,7 +51,12 @@ class Master:
         ]
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a push or the arrival of a node at the end of its epoch."""
+        """Take a push, the arrival of a node at the end of its epoch, or that a rank waits."""
+        self._attendance.hear(received)
+        if received.message.kind == Kind.AWAY:
+            for part in self.parts:
+                part.work_off()
+            return
         if received.message.block >= len(self.parts):
             return
         part = self.parts[received.message.block]
@@ -67,5 +76,12 @@ class Master:
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Go on without a node whose first rank is gone. Other ranks are their node's affair."""
+        self._gone.add(rank)
         for part in self.parts:
             part.gone(rank)
+            part.work_off()
+
+    def _away(self) -> set[int]:
+        """Nodes of which all ranks that are there wait in a meeting."""
+        idle = self._attendance.waiting() | self._gone
+        return {node for node, ranks in self._nodes.items() if idle.issuperset(ranks)}

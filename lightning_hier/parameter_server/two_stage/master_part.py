@@ -43,6 +43,7 @@ class MasterPart:
         model: W.
         nodes: the nodes, named by their first ranks.
         send: to an address that came with a message.
+        away: nodes that add nothing at present, because their ranks wait in a meeting.
         order_locking: False takes pushes as they come.
         hierarchical_lr: False: gamma = eta instead of eta / n.
         limit_s: how long a push or an arrival may wait for the others.
@@ -55,6 +56,7 @@ class MasterPart:
         model: MasterModel,
         nodes: Iterable[int],
         send: Callable[[bytes, Message], bool],
+        away: Callable[[], set[int]],
         *,
         order_locking: bool,
         hierarchical_lr: bool,
@@ -65,6 +67,7 @@ class MasterPart:
         self._live = set(nodes)
         self._order = OrderLock(self._live)
         self._send = send
+        self._away = away
         self._order_locking = order_locking
         self._hierarchical_lr = hierarchical_lr
         self._limit_s = limit_s
@@ -96,7 +99,7 @@ class MasterPart:
         earlier = self._waiting.get(node)
         # A node that repeats itself has been waiting since it said it first.
         self._waiting[node] = push if earlier is None else replace(push, due=earlier.due)
-        self._work_off()
+        self.work_off()
 
     def arrive(self, received: Received, now: float) -> None:
         """Note that a node has come to the end of its epoch, with nothing left to push."""
@@ -160,16 +163,19 @@ class MasterPart:
 
     def _pass_over(self, node: int) -> None:
         self._order.leave(node)
-        self._work_off()
+        self.work_off()
         if self._live and self._live == self._arrived.keys():
             self._end_epoch()
 
-    def _work_off(self) -> None:
+    def work_off(self) -> None:
         """Apply all pushes whose turn it is. One makes it another one's turn."""
         while (node := self._next()) is not None:
             self._take(node)
 
     def _next(self) -> int | None:
+        # Nodes that are away wait for the others, who must not wait for them. What they have pushed
+        # before has its turn.
+        self._order.pass_over(self._away() - self._waiting.keys())
         together = {node for node, push in self._waiting.items() if push.together}
         if together:
             self._step_together(together)

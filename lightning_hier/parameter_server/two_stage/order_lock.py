@@ -1,8 +1,8 @@
 """The order in which a master takes the nodes' pushes: that of their first ones, from then on.
 
 Order-locking (two_stage_asgd 3.1) bounds staleness: between two pushes of a node, every other node
-pushes once. A node that has finished its epoch is passed over until all have finished; one that
-has died is passed over for good.
+pushes once. A node that has finished its epoch is passed over until all have finished; one whose
+ranks wait in a meeting, as long as they do; one that has died, for good.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class OrderLock:
 
     def __init__(self, nodes: Iterable[int]) -> None:
         self._active = set(nodes)
+        self._away: set[int] = set()
         self._order: list[int] = []
         self._turn = 0
 
@@ -42,13 +43,14 @@ class OrderLock:
         return node in self.waited_for()
 
     def waited_for(self) -> list[int]:
-        """The nodes of which one has to push next; empty if none is active."""
-        newcomers = sorted(self._active - set(self._order))
+        """The nodes of which one has to push next; empty if none is active and not away."""
+        awaited = self._active - self._away
+        newcomers = sorted(awaited - set(self._order))
         if newcomers:
             return newcomers
         places = range(self._turn, self._turn + len(self._order))
         cycle = (self._order[place % len(self._order)] for place in places)
-        return next(([node] for node in cycle if node in self._active), [])
+        return next(([node] for node in cycle if node in awaited), [])
 
     def pushed(self, node: int) -> None:
         """Note that a push of ``node`` has been taken.
@@ -63,6 +65,10 @@ class OrderLock:
             self._turn = (self._order.index(node) + 1) % len(self._order)
         else:
             self._order.append(node)
+
+    def pass_over(self, away: Iterable[int]) -> None:
+        """Wait for the nodes that are ``away`` no more, and for those that were for again."""
+        self._away = set(away)
 
     def leave(self, node: int) -> None:
         """Pass ``node`` over: it has finished its epoch, or has died."""

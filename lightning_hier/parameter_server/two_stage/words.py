@@ -58,6 +58,7 @@ class DeviceWords(_Line):
         arrived: the rendezvous that the device has come to.
         settled: the rendezvous after which it has its copy of the model.
         taken: gradients that the node has taken; written by the node.
+        met: the last meeting that is over for the device.
 
     """
 
@@ -67,3 +68,4 @@ class DeviceWords(_Line):
     arrived = _Word(3)
     settled = _Word(4)
     taken = _Word(5)
+    met = _Word(6)

@@ -1,0 +1,171 @@
+"""Servers don't wait for ranks that wait in a meeting, and do again once it is over."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from threading import Event
+from typing import Any
+
+import pytest
+
+from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.servant import Duty
+from tests.unit.local_ports import LocalNetwork, LocalServerPort, on_every_rank
+from tests.unit.test_psp_takeover import Server
+from tests.unit.two_stage_talk import ETA, Talk, ones
+from tests.waiting import WAIT_S
+
+
+def _said(rank: int, kind: Kind, number: int, **facts: Any) -> Received:
+    return Received(rank, b"", Message(kind, 0, number, facts))
+
+
+def test_a_meeting_is_over_when_somebody_has_left_it_whatever_comes_first() -> None:
+    said = [
+        _said(0, Kind.AWAY, 1),
+        _said(0, Kind.AWAY, 1),
+        _said(1, Kind.AWAY, 2),
+        _said(2, Kind.PUSH, 7, met=1),
+    ]
+    for order in permutations(said):
+        attendance = Attendance()
+        for one in order:
+            attendance.hear(one)
+        assert attendance.waiting() == {1}
+
+
+def test_facts_that_are_no_number_are_passed_over() -> None:
+    attendance = Attendance()
+    attendance.hear(_said(0, Kind.AWAY, 1))
+    attendance.hear(_said(1, Kind.PUSH, 0, met="2"))
+    assert attendance.waiting() == {0}
+
+
+def test_who_waits_tells_and_all_know_when_it_is_over() -> None:
+    """Rank 1 comes once rank 0 has told that it waits, twice over: what it tells may be lost."""
+    told: list[int] = []
+    over: list[tuple[int, int]] = []
+    twice = Event()
+
+    def tell(number: int) -> None:
+        told.append(number)
+        if len(told) == 2:
+            twice.set()
+
+    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
+        return [MeetingDuty(2, port, limit_s=WAIT_S)]
+
+    def attend(rank: int, client: Client) -> None:
+        meetings = Meetings(
+            2,
+            client,
+            ask_again_s=0.02,
+            on_waiting=tell if rank == 0 else lambda number: None,
+            on_over=lambda number: over.append((rank, number)),
+        )
+        if rank == 1:
+            assert twice.wait(WAIT_S)
+        meetings.meet()
+
+    on_every_rank(LocalNetwork(2), duties, attend, timeout_s=WAIT_S)
+    assert set(told) == {1}
+    assert sorted(over) == [(0, 1), (1, 1)]
+
+
+class _PSP(Server):
+    """Rank 1 of 4, which serves block 1."""
+
+    def say(self, worker: int, timestamp: int, met: int = 0) -> list[tuple[int, int]]:
+        facts = {"version": timestamp, "final": 0, "steps": 0, "absent": [], "met": met}
+        told = [{"lr": 1.0}]
+        answers = self.hear(
+            worker, Kind.PUSH, timestamp, -1.0, block=1, hyperparameters=told, **facts
+        )
+        return [(to, version) for to, _, version in answers]
+
+    def wait(self, worker: int, number: int = 1) -> list[tuple[int, int]]:
+        answers = self.hear(worker, Kind.AWAY, number)
+        return [(to, version) for to, _, version in answers]
+
+
+def test_psp_rounds_go_on_without_those_in_a_meeting() -> None:
+    server = _PSP(c=2)
+    assert server.say(3, 0) == []
+    for worker in (0, 1):
+        assert server.wait(worker) == []
+    assert server.wait(2) == [(3, 1)]
+    assert server.say(3, 1) == [(3, 2)]
+
+
+def test_psp_waits_for_all_again_once_a_push_tells_that_the_meeting_is_over() -> None:
+    server = _PSP(c="all")
+    for worker in (0, 1, 2):
+        server.wait(worker)
+    assert server.say(3, 0, met=1) == []
+    server.wait(0)  # said before the meeting was over, and late
+    assert server.say(0, 0, met=1) == []
+    assert server.say(1, 0, met=1) == []
+    assert server.say(2, 0, met=1) == [(worker, 1) for worker in range(4)]
+
+
+def test_psp_successor_knows_who_waits() -> None:
+    """They have told all servers, and rank 1 takes block 0 over afterwards."""
+    server = Server(c=2)
+    for worker in (1, 2):
+        server.hear(worker, Kind.AWAY, 1)
+    server.gone(0)
+    for worker in (1, 2, 3):
+        server.hold(worker, 5, 1.0)
+    assert server.push(3, 5) == [(3, Kind.BLOCK, 6)]
+
+
+def _wait(talk: Talk, *ranks: int, number: int = 1) -> list[int]:
+    return [to for rank in ranks for to, _ in talk.say(rank, Message(Kind.AWAY, 0, number))]
+
+
+def test_turn_of_a_node_passes_while_all_its_ranks_wait() -> None:
+    talk = Talk()
+    talk.push(0, ones(1.0), 1)
+    talk.push(2, ones(2.0), 1)
+    assert talk.push(2, ones(4.0), 1) == []
+    assert _wait(talk, 0) == []
+    assert _wait(talk, 1) == [2]
+    assert [to for to, _ in talk.push(2, ones(8.0), 1)] == [2]
+    assert talk.push(2, ones(16.0), 1, met=1) == []
+    assert [to for to, _ in talk.push(0, ones(32.0), 1, met=1)] == [0, 2]
+    assert talk.model.copy().tolist() == [-ETA * 63.0] * 3
+
+
+def test_turn_passes_when_the_rank_that_does_not_wait_dies() -> None:
+    talk = Talk()
+    talk.push(0, ones(1.0), 1)
+    talk.push(2, ones(1.0), 1)
+    talk.push(2, ones(1.0), 1)
+    assert _wait(talk, 0) == []
+    talk.master.peer_gone(1, now=0.0)
+    assert [to for to, _ in talk.sent] == [2]
+
+
+def test_what_a_node_has_pushed_keeps_its_turn_while_its_ranks_wait() -> None:
+    talk = Talk((0, 2, 4))
+    for node in (0, 2, 4):
+        talk.push(node, ones(1.0), 1)
+    assert talk.push(4, ones(1.0), 1) == []
+    assert talk.push(2, ones(1.0), 1) == []
+    assert _wait(talk, 2, 3) == []
+    assert _wait(talk, 0, 1) == [2, 4]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_node_in_a_meeting_need_not_have_pushed(first: int) -> None:
+    """A second push waits for the first ones of all nodes, but not of one whose ranks wait."""
+    talk = Talk()
+    other = 2 - first
+    talk.push(first, ones(1.0), 1)
+    assert talk.push(first, ones(1.0), 1) == []
+    assert _wait(talk, other, other + 1) == [first]
+    assert [to for to, _ in talk.push(other, ones(1.0), 1, met=1)] == [other]
