@@ -148,7 +148,7 @@ class _Pruning(Net):
         return gradient * kept
 
     def on_train_epoch_end(self) -> None:
-        weight: Tensor = self.layers[0].weight.detach()  # type: ignore[operator]
+        weight: Tensor = self.layers[0].weight.detach()
         if self.current_epoch == 0:
             weight[:, :2] = 0.0
         self.pruned.append(float(weight[:, :2].abs().max()))
