@@ -130,21 +130,19 @@ class Synchroniser:
         self._finished = self._settled = False
         self.log.reports.clear()
 
-    def admit_trainable(self) -> bool:
-        """Take in parameters that have been unfrozen since the last call; whether there were any.
+    def admit_trainable(self) -> None:
+        """Take in parameters that have been unfrozen since the last call.
 
         A parameter that has been trainable once stays in the global model. A collective of the
         group where there are such parameters and blocks have begun.
         """
-        new = self.trained.admit()
-        if new and self._blocks is not None:
+        if self.trained.admit() and self._blocks is not None:
             self._buffers.reclaim()
             members = self.trained.members()
             self._blocks = [
                 block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
                 for block, own in zip(self._blocks, members, strict=True)
             ]
-        return new
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
