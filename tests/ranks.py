@@ -33,17 +33,8 @@ _SETTLE_S = 0.3
 _EXIT_LIMIT_S = 60.0
 
 _context = get_context("forkserver")
-# What most ranks would import, each for itself. The server passes over what can't be imported.
-_context.set_forkserver_preload(
-    [
-        "hypothesis",
-        "lightning_hier.parameter_server.psp.engine",
-        "lightning_hier.parameter_server.two_stage.engine",
-        "lightning_hier.strategies.server_session",
-        "pytest",
-        "torch.distributed.algorithms.ddp_comm_hooks",
-    ]
-)
+# What ranks would import, each for itself. A server that can't import it starts ranks without.
+_context.set_forkserver_preload(["tests.preloaded"])
 
 
 @dataclass(slots=True)
