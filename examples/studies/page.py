@@ -148,6 +148,8 @@ def _with_names(rows: dict[str, list[tuple[str, ...]]]) -> list[str]:
     """Every value with the rows that have it, by the first label that tells them apart."""
     for of_column in range(len(next(iter(rows.values()))[0])):
         names = [list(dict.fromkeys(labels[of_column] for labels in own)) for own in rows.values()]
+        if names == [[value] for value in rows]:
+            return ["as in the rows"]
         if len({name for own in names for name in own}) == sum(map(len, names)):
             return [f"{value} ({', '.join(own)})" for value, own in zip(rows, names, strict=True)]
     return [f"{value} ({len(own)} rows)" for value, own in rows.items()]

@@ -124,7 +124,7 @@ def test_settings_in_which_rows_differ_name_the_rows() -> None:
     assert page._setting("rate_factor", table) == (
         "rate_factor 4.0 (MA), 1.0 (BMUF) (baseline 1.0)"
     )
-    assert page._setting("workers", table) == "workers 8 (8), 16 (16) (baseline 1)"
+    assert page._setting("workers", table) == "workers as in the rows (baseline 1)"
 
 
 def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
