@@ -112,18 +112,16 @@ class ServerSession:
         self._buffers = GlobalBuffers(module, self.collectives)
         self._parameters = ServedParameters(module, optimizers)
         self._parameters.note()  # servers have these values, whatever hooks do until the first step
-        # Before gradients are taken: a step that is refused must push nothing.
         parameters = set(module.parameters())
+        # Looks before gradients are taken: a step that is refused must push nothing.
         self._raw_steps = RawSteps(lambda: parameters, _never)
-        self._raw_steps.install()
-        self._at_end.callback(self._raw_steps.remove)
         for index, optimizer in enumerate(optimizers):
             taking = StepGradients(optimizer, partial(self.engine.step, index))
             self._gradients.append(taking)
             self._at_end.callback(taking.remove)
         device = trainer.strategy.root_device
         self._termination = QuietTermination(trainer, self._note_termination)
-        for change in (self._termination, IsolatedValidation(trainer, device)):
+        for change in (self._raw_steps, self._termination, IsolatedValidation(trainer, device)):
             change.install()
             self._at_end.callback(change.remove)
 
