@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import BaseFinetuning, Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -72,6 +72,17 @@ def shuffled(batches: int, **settings: Any) -> DataLoader[Any]:
     """So many noisy, shuffled batches for each rank."""
     data = NoisyData(batches * ROWS * int(os.environ["WORLD_SIZE"]))
     return DataLoader(data, batch_size=ROWS, shuffle=True, **settings)
+
+
+class Unfreeze(BaseFinetuning):
+    """The first layer trains from the second epoch on."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.net[0])
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
 
 
 class SaveAt(Callback):

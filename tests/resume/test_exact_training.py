@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, shuffled, stop_and_go_on
+from tests.resume.runs import DropoutNet, Unfreeze, shuffled, stop_and_go_on
 from tests.trainer.fitting import make_trainer
 
 BMUF = partial(lh.BMUFStrategy, block_size=4)
@@ -109,17 +109,6 @@ def test_with_parameters_that_may_be_unused(tmp_path: Path) -> None:
     assert found == [[]] * 2
 
 
-class _Unfreeze(BaseFinetuning):
-    """The first layer trains from the second epoch on."""
-
-    def freeze_before_training(self, pl_module: Any) -> None:
-        self.freeze(pl_module.net[0])
-
-    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.01)
-
-
 class ThawsItself(DropoutNet):
     """Its first layer is frozen at first; a hook says at which epochs that changes."""
 
@@ -181,7 +170,7 @@ class Thawing(DropoutNet):
 
 
 def _unfreeze() -> list[Callback]:
-    return [_Unfreeze()]
+    return [Unfreeze()]
 
 
 @pytest.mark.parametrize("number", [3, 7])

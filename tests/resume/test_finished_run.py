@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, Callback
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, NoisyData, SaveAt, differences, outcome, shuffled
+from tests.resume.runs import (
+    DropoutNet,
+    NoisyData,
+    SaveAt,
+    Unfreeze,
+    differences,
+    outcome,
+    shuffled,
+)
 from tests.trainer.fitting import make_trainer
 
 BMUF = partial(lh.BMUFStrategy, block_size=4)
@@ -79,15 +87,6 @@ def test_module_holds_the_global_model(first: Any, then: Any, hook: str, tmp_pat
         assert differences(saved, going_on["end"]) != []
 
 
-class _Unfreezing(BaseFinetuning):
-    def freeze_before_training(self, pl_module: Any) -> None:
-        self.freeze(pl_module.net[0])
-
-    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=0.05)
-
-
 class _Finetuned(DropoutNet):
     def configure_optimizers(self) -> Any:
         trainable = [own for own in self.parameters() if own.requires_grad]
@@ -96,11 +95,11 @@ class _Finetuned(DropoutNet):
 
 def _finetune(path: Path) -> dict[str, Tensor]:
     saving = SaveAt("on_train_epoch_end", 2, path)
-    make_trainer(BMUF(), callbacks=[_Unfreezing(), saving], max_epochs=2).fit(
+    make_trainer(BMUF(), callbacks=[Unfreeze(), saving], max_epochs=2).fit(
         _Finetuned(), shuffled(10)
     )
     model = _Finetuned(seed=99)
-    trainer = make_trainer(BMUF(), callbacks=[_Unfreezing()], max_epochs=2)
+    trainer = make_trainer(BMUF(), callbacks=[Unfreeze()], max_epochs=2)
     trainer.fit(model, shuffled(10), ckpt_path=path)
     return _state(model)
 
