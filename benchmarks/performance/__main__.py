@@ -4,6 +4,7 @@
     python -m benchmarks.performance --runs 5   everything five times, interleaved
     python -m benchmarks.performance --short    a few ratios against those that are committed
     python -m benchmarks.performance --growth   how cost grows with elements, ranks and density
+    python -m benchmarks.performance --publish  what the output folder has, into docs/reports
 
 Results are kept row by row in the output folder, and the command goes on where it stopped.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from benchmarks import encoding
 from benchmarks.hosts import missing_means
-from benchmarks.performance import growth, plots, sections, short
+from benchmarks.performance import growth, page, plots, sections, short
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
 from benchmarks.performance.rows import measure_rows
@@ -52,6 +53,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="compare with the committed ratios")
     parser.add_argument("--rewrite", action="store_true", help="with --short: commit new ones")
     parser.add_argument("--growth", action="store_true", help="how cost grows")
+    parser.add_argument("--publish", action="store_true", help="measure nothing, write the page")
     return parser.parse_args()
 
 
@@ -94,6 +96,9 @@ def _keep(store: Store, name: str, run: int, measure: Callable[[], Any]) -> None
 def main() -> None:
     """Do what the command line says."""
     told = options()
+    if told.publish:
+        page.publish(told.out)
+        return
     missing = missing_means()
     if missing is not None:
         print(f"{missing}: all ranks run on the loopback, whose rate is not shaped", flush=True)

@@ -11,7 +11,6 @@ import lightning
 import torch
 
 from benchmarks.encoding import Encoding
-from benchmarks.encoding import table as encoding_table
 from benchmarks.performance.figures import Figures, spread
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
@@ -36,17 +35,24 @@ _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
 
 def report(results: Results) -> str:
     """Everything that has been measured."""
-    parts = [_heading(results), "## Targets", targets_table(results)]
-    for kind in results.kinds:
-        parts += [f"## {kind}", systems_table(results, kind)]
-    parts += _synchronisations(results)
-    between = results.section("between")
-    if between:
-        parts += ["## A step between synchronisations", _between_table(list(between.values()))]
-    encodings = results.section("encoding")
-    if encodings:
-        parts += ["## Encoding, run 1", _encodings(encodings[min(encodings)])]
+    parts = [_heading(results)]
+    for name, table in tables(results).items():
+        parts += [f"## {name[0].upper()}{name[1:]}", table]
     return "\n\n".join(parts) + "\n"
+
+
+def tables(results: Results) -> dict[str, str]:
+    """All tables, each by its name: targets, then every network and work, then the other parts."""
+    found = {"targets": targets_table(results)}
+    found |= {kind: systems_table(results, kind) for kind in results.kinds}
+    found |= _synchronisations(results)
+    between = list(results.section("between").values())
+    if between:
+        found["step between synchronisations"] = _between_table(between)
+    encodings = list(results.section("encoding").values())
+    if encodings:
+        found["encoding"] = _encodings(encodings)
+    return found
 
 
 def systems_table(results: Results, kind: str) -> str:
@@ -60,7 +66,7 @@ def systems_table(results: Results, kind: str) -> str:
             continue
         failure = results.failure(kind, system.name)
         if failure is not None:
-            failures.append(f"- {system.title}: {failure}")
+            failures.append(f"- {system.title}: {system.expected_failure or failure}")
     table = markdown(("system", "runs", *(name for name, _, _ in _COLUMNS)), rows)
     return "\n\n".join([table, "\n".join(failures)]) if failures else table
 
@@ -73,15 +79,15 @@ def _cells(found: Sequence[Figures]) -> list[str]:
     return cells
 
 
-def _synchronisations(results: Results) -> list[str]:
-    parts = []
+def _synchronisations(results: Results) -> dict[str, str]:
+    found = {}
     for layout in ("2x2", "4x1"):
         for rate in ("1gbit", "100mbit"):
             name = synchronisation_name(Network.read(layout, rate))
             runs = list(results.section(name).values())
             if runs:
-                parts += [f"## One {name}", _synchronisation_table(runs)]
-    return parts
+                found[name] = _synchronisation_table(runs)
+    return found
 
 
 def _synchronisation_table(runs: Sequence[dict[str, dict[str, float]]]) -> str:
@@ -106,10 +112,22 @@ def _between_table(runs: Sequence[dict[str, float]]) -> str:
     return markdown(header, [cells])
 
 
-def _encodings(found: Sequence[dict[str, Any]]) -> str:
-    return encoding_table(
-        [Encoding(**{k: v for k, v in own.items() if k != "ratio"}) for own in found]
-    )
+def _encodings(runs: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """Of every size and density; runs have the same of them, in the same order."""
+    header = ("elements", "density", "payload bytes an element", "ns an element", "of a copy")
+    rows = []
+    for found in zip(*runs, strict=True):
+        own = [Encoding(**{k: v for k, v in run.items() if k != "ratio"}) for run in found]
+        rows.append(
+            (
+                f"{own[0].elements:,}",
+                f"{own[0].density:.2%}",
+                f"{own[0].payload_bytes / own[0].elements:.4f}",
+                spread([1e9 * run.seconds / run.elements for run in own]),
+                spread([run.ratio for run in own], 1),
+            )
+        )
+    return markdown(header, rows)
 
 
 def _heading(results: Results) -> str:

@@ -1,0 +1,73 @@
+"""The page of the documentation: remarks by hand, between them tables that the command writes.
+
+A table stands between the lines ``<!-- table: NAME -->`` and ``<!-- end of table -->``. Results and
+pictures lie in a folder beside the page, so that anyone can make its tables again.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.performance.growth import curves, growth_table
+from benchmarks.performance.results import Results
+from benchmarks.performance.store import Store
+from benchmarks.performance.table import tables
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "performance.md"
+BESIDE = PAGE.with_suffix("")
+
+_PLACE = re.compile(
+    r"(?P<begin><!-- table: (?P<name>[^\n]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL
+)
+
+
+def publish(out: Path) -> None:
+    """Bring results of an output folder, and the pictures shown, beside the page; renew its tables.
+
+    Args:
+        out: what it has replaces what is beside the page.
+
+    Raises:
+        ValueError: the page lacks a table that was measured, or has the place of one that was not.
+
+    """
+    page = PAGE.read_text()
+    for file in (*out.glob("*.jsonl"), *out.glob("*.png")):
+        if file.name in page:
+            shutil.copyfile(file, BESIDE / file.name)
+    PAGE.write_text(renewed(page, measured(BESIDE)))
+    print(f"wrote {PAGE}")
+
+
+def measured(folder: Path) -> dict[str, str]:
+    """All tables of what was measured, by the names under which the page has them."""
+    found = tables(Results(Store(folder / "results.jsonl").lines()))
+    growth, _ = growth_table(curves(Store(folder / "growth.jsonl").lines()))
+    return found | {"growth": growth}
+
+
+def renewed(page: str, found: Mapping[str, str]) -> str:
+    """The page with these tables in the place of those that it has.
+
+    Args:
+        page: Markdown.
+        found: tables by name.
+
+    Raises:
+        ValueError: the page lacks one of them, or has the place of another.
+
+    """
+    places = [place["name"] for place in _PLACE.finditer(page)]
+    if sorted(places) != sorted(found):
+        lacking = sorted(set(found) - set(places))
+        unknown = sorted(set(places) - set(found))
+        raise ValueError(
+            f"a page has one place for every table that was measured and for no other: lacking "
+            f"{lacking}, not measured {unknown}, all places {places}"
+        )
+    return _PLACE.sub(
+        lambda place: f"{place['begin']}\n{found[place['name']]}\n\n{place['end']}", page
+    )
