@@ -18,6 +18,7 @@ from tests.waiting import wait_for_marks
 _RATES = {"20mbit": 2_500_000, "80mbit": 10_000_000}
 
 
+@pytest.mark.slow
 @pytest.mark.needs_netns
 def test_links_differ_as_their_rates_do_in_both_directions(tmp_path: Path) -> None:
     """A quarter of a second's worth is sent both ways; goodput in the ratio of the rates, 4."""
