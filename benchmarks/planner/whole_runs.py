@@ -60,6 +60,11 @@ PREDICTORS: dict[str, Predictor] = {
 _KINDS = {"2 x 2, 1gbit, emulated": "1 Gbit/s", "2 x 2, 100mbit, emulated": "100 Mbit/s"}
 
 
+def results() -> Results:
+    """What the performance report was made of."""
+    return Results(Store(_STORE).lines())
+
+
 def sections(work: Workload, network: Network) -> list[Section]:
     """Times of all systems at both rates, and their bytes.
 
@@ -68,10 +73,10 @@ def sections(work: Workload, network: Network) -> list[Section]:
         network: the emulated hosts; their links are taken from each row.
 
     """
-    results = Results(Store(_STORE).lines())
+    measured = results()
     found = []
     for kind, rate in _KINDS.items():
-        rows = {name: _rows(results, kind, name) for name in PREDICTORS}
+        rows = {name: _rows(measured, kind, name) for name in PREDICTORS}
         there = {name: own for name, own in rows.items() if own}
         if there:
             found.append(_times(there, work, network, rate))
@@ -79,8 +84,8 @@ def sections(work: Workload, network: Network) -> list[Section]:
     return found
 
 
-def _rows(results: Results, kind: str, name: str) -> list[Figures]:
-    return list(results.figures(kind, name).values())
+def _rows(measured: Results, kind: str, name: str) -> list[Figures]:
+    return list(measured.figures(kind, name).values())
 
 
 def _predicted(name: str, work: Workload, network: Network, own: Sequence[Figures]) -> Prediction:
