@@ -30,6 +30,7 @@ WORST = 4 / 3
 SMALL = Work(step_s=0.03, features=64, cells=256, layers=2, senones=512)
 _RATE = "200mbit"
 _NETWORK = "2x2"
+_PLACES = 5
 
 
 def measure(*, loopback: bool) -> dict[str, float]:
@@ -53,13 +54,16 @@ def measure(*, loopback: bool) -> dict[str, float]:
     pairs = [Pair(**pair) for own in readings for pair in own["between"]]
     ratios = {
         "a step between synchronisations to the bare step": processor_ratio(pairs, SMALL.step_s),
-        "encoding 1% of 10 million elements, not compiled, to a copy": encoding.measure(
-            10**7, 0.01, repetitions=9
-        ).ratio,
+        "encoding 1% of 10 million elements, not compiled, to a copy": _encoding_ratio(),
     }
     if not loopback:
         ratios |= _over_the_link(readings, network)
     return ratios
+
+
+def _encoding_ratio() -> float:
+    """The least of several places in memory, which move it by a fifth either way."""
+    return min(encoding.measure(10**7, 0.01, repetitions=9).ratio for _ in range(_PLACES))
 
 
 def _over_the_link(readings: Sequence[Mapping[str, Any]], network: Network) -> dict[str, float]:
