@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.performance.figures import spread
 from examples.tables import markdown
 from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
 from lightning_hier.comm.worker import TensorMemory
@@ -136,20 +137,20 @@ def repetitions_for(elements: int) -> int:
     return max(7, min(200, 10**8 // elements))
 
 
-def table(found: Sequence[Encoding]) -> str:
-    """As Markdown."""
+def table(runs: Sequence[Sequence[Encoding]]) -> str:
+    """As Markdown; runs have the same sizes and densities, in the same order."""
     header = ("elements", "wanted density", "density", "payload bytes an element", "ns an element",
               "of a copy")  # fmt: skip
     rows = [
         (
-            f"{own.elements:,}",
-            f"{own.wanted_density:.2%}",
-            f"{own.density:.2%}",
-            f"{own.payload_bytes / own.elements:.4f}",
-            f"{1e9 * own.seconds / own.elements:.2f}",
-            f"{own.ratio:.2f}",
+            f"{same[0].elements:,}",
+            f"{same[0].wanted_density:.2%}",
+            f"{same[0].density:.2%}",
+            f"{same[0].payload_bytes / same[0].elements:.4f}",
+            spread([1e9 * own.seconds / own.elements for own in same]),
+            spread([own.ratio for own in same]),
         )
-        for own in found
+        for same in zip(*runs, strict=True)
     ]
     return markdown(header, rows)
 
@@ -162,7 +163,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = [size for size in SIZES if size <= options.largest]
     pairs = [(size, density) for size in sizes for density in DENSITIES]
-    print(table([measure(*own, repetitions=repetitions_for(own[0])) for own in pairs]))
+    print(table([[measure(*own, repetitions=repetitions_for(own[0])) for own in pairs]]))
 
 
 if __name__ == "__main__":

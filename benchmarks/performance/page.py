@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.performance.growth import curves, growth_table
-from benchmarks.performance.results import Results
+from benchmarks.performance.results import REPORTED, Results
 from benchmarks.performance.store import Store
 from benchmarks.performance.table import tables
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "performance.md"
-BESIDE = PAGE.with_suffix("")
+PAGE = REPORTED.with_suffix(".md")
 
 _PLACE = re.compile(
     r"(?P<begin><!-- table: (?P<name>[^\n]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL
@@ -37,14 +36,14 @@ def publish(out: Path) -> None:
     page = PAGE.read_text()
     for file in (*out.glob("*.jsonl"), *out.glob("*.png")):
         if file.name in page:
-            shutil.copyfile(file, BESIDE / file.name)
-    PAGE.write_text(renewed(page, measured(BESIDE)))
+            shutil.copyfile(file, REPORTED / file.name)
+    PAGE.write_text(renewed(page, measured(REPORTED)))
     print(f"wrote {PAGE}")
 
 
 def measured(folder: Path) -> dict[str, str]:
     """All tables of what was measured, by the names under which the page has them."""
-    found = tables(Results(Store(folder / "results.jsonl").lines()))
+    found = tables(Results.of(folder))
     growth, _ = growth_table(curves(Store(folder / "growth.jsonl").lines()))
     return found | {"growth": growth}
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.performance.figures import Figures
-from benchmarks.performance.store import Line
+from benchmarks.performance.store import Line, Store
 
 Section = dict[str, Any]
+
+REPORTED = Path(__file__).resolve().parents[2] / "docs" / "reports" / "performance"
+"""Where what the report was made of lies, beside its page."""
 
 
 class Results:
@@ -21,6 +25,11 @@ class Results:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = list(lines)
+
+    @classmethod
+    def of(cls, folder: Path) -> Results:
+        """Those that lie in a folder."""
+        return cls(Store(folder / "results.jsonl").lines())
 
     @property
     def kinds(self) -> list[str]:

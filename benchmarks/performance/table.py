@@ -11,6 +11,7 @@ import lightning
 import torch
 
 from benchmarks.encoding import Encoding
+from benchmarks.encoding import table as encoding_table
 from benchmarks.performance.figures import Figures, spread
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
@@ -113,21 +114,12 @@ def _between_table(runs: Sequence[dict[str, float]]) -> str:
 
 
 def _encodings(runs: Sequence[Sequence[dict[str, Any]]]) -> str:
-    """Of every size and density; runs have the same of them, in the same order."""
-    header = ("elements", "density", "payload bytes an element", "ns an element", "of a copy")
-    rows = []
-    for found in zip(*runs, strict=True):
-        own = [Encoding(**{k: v for k, v in run.items() if k != "ratio"}) for run in found]
-        rows.append(
-            (
-                f"{own[0].elements:,}",
-                f"{own[0].density:.2%}",
-                f"{own[0].payload_bytes / own[0].elements:.4f}",
-                spread([1e9 * run.seconds / run.elements for run in own]),
-                spread([run.ratio for run in own], 1),
-            )
-        )
-    return markdown(header, rows)
+    return encoding_table(
+        [
+            [Encoding(**{k: v for k, v in own.items() if k != "ratio"}) for own in found]
+            for found in runs
+        ]
+    )
 
 
 def _heading(results: Results) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
+from benchmarks.performance.synchronisation import Variant, variants
 from benchmarks.planner import whole_runs
 from benchmarks.planner.comparison import Comparison, Section
 from lightning_hier.algorithms.planning.ddp import predict_ddp
 from lightning_hier.algorithms.planning.network import Link, Network, Processor
 from lightning_hier.algorithms.planning.psp import PSPSettings, late_wait_s
 from lightning_hier.algorithms.planning.synchronisation import (
-    AcrossDtype,
     BlockSettings,
     extra_memory_bytes,
     synchronise,
@@ -39,15 +40,6 @@ _GIVEN = (
     "gloo), and 0.9 GB/s of a core through sockets. The last one was fitted, to the nine "
     "synchronisations together, and so were the two copies that a gather counts for."
 )
-
-_Setting = tuple[AcrossDtype, int, bool]
-
-_SETTINGS: tuple[_Setting, ...] = (
-    ("same", 1, False), ("same", 2, False), ("same", 2, True),
-    ("bfloat16", 1, False), ("bfloat16", 2, False), ("bfloat16", 2, True),
-    ("int8", 1, False), ("int8", 2, False), ("int8", 2, True),
-)  # fmt: skip
-"""Form, ranks of a group and whether sharded, of the synchronisations of the report."""
 
 FRAMES = 256
 TWO_STAGE = {
@@ -83,23 +75,19 @@ def sections() -> list[Section]:
     ]
 
 
-def _block(setting: _Setting) -> BlockSettings:
-    across_dtype, group_size, sharded = setting
-    return BlockSettings(across_dtype=across_dtype, group_size=group_size, sharded=sharded)
+def _block(variant: Variant) -> BlockSettings:
+    across_dtype: Any = "same" if variant.across_dtype == "float32" else variant.across_dtype
+    return BlockSettings(
+        across_dtype=across_dtype,
+        group_size=variant.group_size,
+        sharded=variant.across == "sharded",
+    )
 
 
-def _named(setting: _Setting) -> str:
-    across_dtype, group_size, sharded = setting
-    form = "float32" if across_dtype == "same" else across_dtype
-    if group_size == 1:
-        return f"every rank a worker, {form}"
-    return f"groups of {group_size}, {'sharded' if sharded else 'leader'}, {form}"
-
-
-def _found(setting: _Setting, value: str) -> float:
+def _found(variant: Variant, value: str) -> float:
     """Median of the report's runs."""
     runs = whole_runs.results().section("synchronisation, 2 x 2, 1gbit").values()
-    return statistics.median(run[_named(setting)][value] for run in runs)
+    return statistics.median(run[variant.name][value] for run in runs)
 
 
 def _synchronisations() -> Section:
@@ -110,11 +98,11 @@ def _synchronisations() -> Section:
         given=_GIVEN,
         rows=[
             Comparison(
-                name=_named(setting),
-                predicted=synchronise(LSTM, HOSTS, _block(setting)).visible_s,
-                found=_found(setting, "seconds"),
+                name=variant.name,
+                predicted=synchronise(LSTM, HOSTS, _block(variant)).visible_s,
+                found=_found(variant, "seconds"),
             )
-            for setting in _SETTINGS
+            for variant in variants(HOSTS.devices)
         ],
         limit=0.20,
     )
@@ -128,11 +116,11 @@ def _memory() -> Section:
         given="nothing but the settings.",
         rows=[
             Comparison(
-                name=_named(setting),
-                predicted=extra_memory_bytes(LSTM, HOSTS, _block(setting)) / LSTM.model_bytes,
-                found=_found(setting, "extra_models"),
+                name=variant.name,
+                predicted=extra_memory_bytes(LSTM, HOSTS, _block(variant)) / LSTM.model_bytes,
+                found=_found(variant, "extra_models"),
             )
-            for setting in _SETTINGS
+            for variant in variants(HOSTS.devices)
         ],
         limit=0.01,
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 
 from benchmarks.performance.figures import Figures
-from benchmarks.performance.results import Results
-from benchmarks.performance.store import Store
+from benchmarks.performance.results import REPORTED, Results
 from benchmarks.planner.comparison import Comparison, Section
 from lightning_hier.algorithms.planning.blocks import (
     predict_bmuf,
@@ -23,8 +22,6 @@ from lightning_hier.algorithms.planning.network import Network
 from lightning_hier.algorithms.planning.prediction import Prediction
 from lightning_hier.algorithms.planning.synchronisation import BlockSettings
 from lightning_hier.algorithms.planning.workload import Workload
-
-_STORE = Path(__file__).resolve().parents[2] / "docs/reports/performance/results.jsonl"
 
 _GTC = GTCSettings(density=0.01)
 _PAIRS = BlockSettings(group_size=2)
@@ -60,9 +57,10 @@ PREDICTORS: dict[str, Predictor] = {
 _KINDS = {"2 x 2, 1gbit, emulated": "1 Gbit/s", "2 x 2, 100mbit, emulated": "100 Mbit/s"}
 
 
+@cache
 def results() -> Results:
     """What the performance report was made of."""
-    return Results(Store(_STORE).lines())
+    return Results.of(REPORTED)
 
 
 def sections(work: Workload, network: Network) -> list[Section]:

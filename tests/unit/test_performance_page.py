@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.performance.page import BESIDE, PAGE, measured, renewed
+from benchmarks.performance.page import PAGE, measured, renewed
+from benchmarks.performance.results import REPORTED
 
 _PAGE = """# Title
 
@@ -44,4 +45,4 @@ def test_what_was_measured_has_a_place_and_no_place_is_left_empty(
 
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:
     page = PAGE.read_text()
-    assert renewed(page, measured(BESIDE)) == page
+    assert renewed(page, measured(REPORTED)) == page
