@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -68,7 +69,11 @@ class Cluster:
         The paper's best N makes the two equal. A larger one trains no faster, and less often tells
         the master.
         """
-        return max(1, math.ceil(self.transmission_seconds() / self.computation_seconds(1)))
+        transmission = self.transmission_seconds()
+        quotient = math.floor(transmission / self.computation_seconds(1))
+        # Rounding may bring the quotient to either side of a whole number: both are tried.
+        periods = itertools.count(max(1, quotient - 1))
+        return next(n for n in periods if self.computation_seconds(n) >= transmission)
 
 
 def _positive(push_period: int) -> int:
