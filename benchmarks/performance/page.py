@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.performance.growth import curves, growth_table
 from benchmarks.performance.results import REPORTED, Results
@@ -26,6 +27,8 @@ _PLACE = re.compile(
 def publish(out: Path) -> None:
     """Bring results of an output folder, and the pictures shown, beside the page; renew its tables.
 
+    Nothing is changed where a table has no place.
+
     Args:
         out: what it has replaces what is beside the page.
 
@@ -34,10 +37,13 @@ def publish(out: Path) -> None:
 
     """
     page = PAGE.read_text()
-    for file in (*out.glob("*.jsonl"), *out.glob("*.png")):
-        if file.name in page:
-            shutil.copyfile(file, REPORTED / file.name)
-    PAGE.write_text(renewed(page, measured(REPORTED)))
+    with TemporaryDirectory() as folder:
+        staged = Path(folder)
+        for file in (*REPORTED.iterdir(), *out.glob("*.jsonl"), *out.glob("*.png")):
+            if file.name in page:
+                shutil.copyfile(file, staged / file.name)
+        PAGE.write_text(renewed(page, measured(staged)))
+        shutil.copytree(staged, REPORTED, dirs_exist_ok=True)
     print(f"wrote {PAGE}")
 
 
