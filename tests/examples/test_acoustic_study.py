@@ -80,8 +80,9 @@ def test_table_is_aligned_markdown() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_real_run_reports_errors_bytes_and_steps(tmp_path: Path) -> None:
-    """Four ranks, two groups, started as the demo starts them."""
+    """Four ranks, two groups, started as the demo starts them: CI runs the demo itself."""
     outcome = launch(
         Settings(
             system="bmuf_gtc",

@@ -1,4 +1,8 @@
-"""Lightning's own launcher and torchrun start our strategies, on one host."""
+"""Lightning's own launcher and torchrun start our strategies, on one host.
+
+Under torchrun they are slow tests: `test_isolation.py` and `test_host_death.py` start the same by
+torchrun on two hosts.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ LAUNCHERS = {
     ("name", "launcher"),
     [
         ("bmuf_gtc", "lightning"),
-        ("bmuf_gtc", "torchrun"),
+        pytest.param("bmuf_gtc", "torchrun", marks=pytest.mark.slow),
         pytest.param("psp", "lightning", marks=pytest.mark.slow),
-        ("psp", "torchrun"),
+        pytest.param("psp", "torchrun", marks=pytest.mark.slow),
         ("two_stage_asgd", "lightning"),
         pytest.param("two_stage_asgd", "torchrun", marks=pytest.mark.slow),
     ],
