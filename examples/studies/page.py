@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +54,15 @@ def options(description: str, name: str, *, data: str | None, jobs: int) -> argp
 def write(
     experiment: Experiment, title: str, tables: dict[str, Table], told: argparse.Namespace
 ) -> None:
-    """Train what is missing, then write all of it into the output folder."""
+    """Train what is missing, then write all of it into the output folder.
+
+    Raises:
+        SystemExit: a table is asked for that the study does not have.
+
+    """
+    unknown = sorted(set(told.tables or ()) - set(tables))
+    if unknown:
+        sys.exit(f"--tables takes {', '.join(tables)}, got {', '.join(unknown)}")
     study = Study(told.out, experiment, seeds=told.seeds, jobs=told.jobs)
     chosen = {key: tables[key] for key in told.tables or tables}
     study.train(chosen.values())

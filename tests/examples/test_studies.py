@@ -113,6 +113,14 @@ def test_a_study_does_every_run_once_and_writes_table_picture_and_csv(
     assert "block_size 5 (baseline 10)" in third
 
 
+def test_table_that_a_study_does_not_have_is_refused_before_training(tmp_path: Path) -> None:
+    told = _told(tmp_path, tables=["1", "4"])
+    tables = two_tiered.tables(with_data(two_tiered.BASE, told))
+    with pytest.raises(SystemExit, match=r"^--tables takes 1, 2, 3, got 4$"):
+        page.write(EXPERIMENT, "Title", tables, told)
+    assert not list(tmp_path.iterdir())
+
+
 def test_settings_in_which_rows_differ_name_the_rows() -> None:
     base = SpeechRun(system="one_worker")
     rows = [
