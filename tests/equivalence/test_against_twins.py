@@ -182,12 +182,9 @@ def _warming(base: Case, warmup: int) -> Case:
     return replace(base, name=name, strategy=warm(base.strategy), recipe=recipe)
 
 
-# Who carries a model across matters where there are several groups of several ranks.
-SPLITS = [(1, "leader"), (2, "leader"), (2, "sharded"), (4, "leader")]
 CASES = [
     *(_ma(tau) for tau in (1, 3, 50)),
-    *(_bmuf("NBM", tau) for tau in (1, 3, 50)),
-    *(_bmuf(kind, 3) for kind in ("CBM", "start")),
+    *(_bmuf(kind, tau) for kind in ("CBM", "NBM", "start") for tau in (1, 3, 50)),
     replace(_bmuf("NBM", 3), name="BMUF NBM, blocks across epochs", batches=4, epochs=3),
     *(_two_tiers(group, batches=11) for group in (1, 2, 4)),
     _gtc(0),
@@ -200,7 +197,7 @@ CASES = [
     ),
     _accumulating(_ma(2), 8),
     _accumulating(_two_tiers(2), 7),
-    *(_pair(group, across) for group, across in SPLITS),
+    *(_pair(group, across) for group in (1, 2, 4) for across in ("leader", "sharded")),
     *(_batch_norm(group, across) for group in (1, 2, 4) for across in ("leader", "sharded")),
     *(_rebinding(group, across) for group, across in ((1, "leader"), (2, "sharded"))),
     _warming(_rebinding(2, "leader"), 3),

@@ -63,14 +63,14 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         value = 0
         while True:
             AtomicCheckpointIO().save_checkpoint(
-                {"value": value, "ballast": torch.zeros(500_000)}, sys.argv[1]
+                {"value": value, "ballast": torch.zeros(2_000_000)}, sys.argv[1]
             )
             value += 1
         """
     )
     path = tmp_path / "one.ckpt"
     io = AtomicCheckpointIO()
-    for kill in range(2):
+    for kill in range(3):
         writer = subprocess.Popen([sys.executable, "-c", script, str(path)])
         seen: set[int] = set()
         while len(seen) < 3:  # it is in the middle of one write or the other
@@ -80,7 +80,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
             time.sleep(0.001 * (kill + 1))
         writer.kill()
         writer.wait()
-        assert io.load_checkpoint(path, weights_only=True)["ballast"].shape == (500_000,)
+        assert io.load_checkpoint(path, weights_only=True)["ballast"].shape == (2_000_000,)
     io.save_checkpoint({"value": 0}, path)
     assert [file.name for file in tmp_path.iterdir()] == ["one.ckpt"]  # no leavings
 

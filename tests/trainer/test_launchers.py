@@ -1,7 +1,7 @@
 """Lightning's own launcher and torchrun start our strategies, on one host.
 
-Under torchrun they are slow tests: `test_isolation.py` and `test_host_death.py` start the same by
-torchrun on two hosts.
+Strategies with servers are slow tests under torchrun: `test_host_death.py` starts them by torchrun
+on two hosts, where root can emulate those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAUNCHERS = {
     ("name", "launcher"),
     [
         ("bmuf_gtc", "lightning"),
-        pytest.param("bmuf_gtc", "torchrun", marks=pytest.mark.slow),
+        ("bmuf_gtc", "torchrun"),
         pytest.param("psp", "lightning", marks=pytest.mark.slow),
         pytest.param("psp", "torchrun", marks=pytest.mark.slow),
         ("two_stage_asgd", "lightning"),
