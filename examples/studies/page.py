@@ -26,6 +26,9 @@ from examples.studies.study import (
 )
 from examples.tables import markdown
 
+HERE = "here"
+"""Name of the line in a picture of a table with a single label."""
+
 
 def options(description: str, name: str, *, data: str | None, jobs: int) -> argparse.Namespace:
     """The command line that all studies share.
@@ -94,13 +97,13 @@ def draw(path: Path, table: Table, found: Rows) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, (name, own) in enumerate(_series(found).items()):
-        color = f"C{number}"
+        color, papers_label = f"C{number}", "the paper" if name == HERE else f"{name}, paper"
         values = [statistics.mean(row.reductions) for row in own.values()]
         around = [standard_error(row.reductions) for row in own.values()]
         axes.errorbar(list(own), values, around, marker="o", capsize=3, color=color, label=name)
         papers = [row.row.paper for row in own.values() if row.row.paper is not None]
         if len(papers) == len(own):
-            axes.plot(list(own), papers, ":", color=color, label=f"{name}, paper")
+            axes.plot(list(own), papers, ":", color=color, label=papers_label)
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     measure = next(iter(found.values())).measure
     axes.set(xlabel=table.columns[-1], ylabel=f"reduction of {measure}", title=table.title)
@@ -112,7 +115,7 @@ def _series(found: Rows) -> dict[str, dict[str, Found]]:
     """Lines of a picture: by all labels but the last, over the last."""
     series: dict[str, dict[str, Found]] = {}
     for labels, row in found.items():
-        series.setdefault(", ".join(labels[:-1]) or "here", {})[labels[-1]] = row
+        series.setdefault(", ".join(labels[:-1]) or HERE, {})[labels[-1]] = row
     return series
 
 
