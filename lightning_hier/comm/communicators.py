@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_hier.comm.across import AcrossRoute, build_route
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.process_groups import ProcessGroups
 from lightning_hier.comm.roll_call import RollCall, SupportsStore
 from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
@@ -62,6 +63,7 @@ class Communicators:
         traffic: Traffic,
         host_of: Sequence[int] | None = None,
         models_per_rank: int = 1,
+        process_groups: ProcessGroups | None = None,
     ) -> Communicators:
         """Create the process groups. Every rank must call it, after ``init_process_group``.
 
@@ -73,9 +75,17 @@ class Communicators:
             host_of: for each rank the number of its host, the same on all ranks; None: all are on
                 one.
             models_per_rank: see there.
+            process_groups: where they are kept for the next fit of this process; None: nowhere.
 
         """
-        mesh = build_mesh(layout, ("group", "across"), device_type=device.type, timeout=timeout)
+        groups = process_groups or ProcessGroups()
+        mesh = build_mesh(
+            layout,
+            ("group", "across"),
+            device_type=device.type,
+            timeout=timeout,
+            process_groups=groups,
+        )
         store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
         roll_call = RollCall(store, dist.get_rank(), during=traffic.synchronising)
 
@@ -84,7 +94,7 @@ class Communicators:
             return Channel(group, tier, traffic, lambda cause: roll_call.report(ranks, cause))
 
         def subgroup(ranks: Sequence[int], name: str) -> Channel | None:
-            group = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
+            group = groups.of(ranks, timeout, name)
             return channel(group, "across") if dist.get_rank() in ranks else None
 
         world_tier: Tier = "across" if layout.sizes[1] > 1 else "group"

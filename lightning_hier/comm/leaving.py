@@ -10,6 +10,8 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
+from lightning_hier.comm.process_groups import SHARED
+
 
 class HoldsGroups(Protocol):
     """Something that refers to process groups and outlives their use."""
@@ -36,7 +38,7 @@ def destroy_groups_at_exit(holder: HoldsGroups) -> None:
     """
     # DDP imports it, and an import while there is a default group keeps that group for ever.
     importlib.import_module("torch._dynamo")
-    stay_at_exit()
+    atexit.unregister(_destroy_groups)
     _holders.add(holder)
     atexit.register(_destroy_groups)
 
@@ -44,14 +46,17 @@ def destroy_groups_at_exit(holder: HoldsGroups) -> None:
 def stay_at_exit() -> None:
     """Leave the groups to the end of the process: after an error a collective may still be waiting.
 
-    Destroying its group would wait for it, up to the time limit.
+    Destroying its group would wait for it, up to the time limit. A fit that follows in this process
+    makes new groups.
     """
     atexit.unregister(_destroy_groups)
+    SHARED.doubt()
 
 
 def _destroy_groups() -> None:
     for holder in list(_holders):
         holder.forget_groups()
+    SHARED.forget()
     if dist.is_initialized():
         dist.destroy_process_group()
     # Trainers, modules and hooks refer to each other in circles.

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from lightning_hier.comm.process_groups import ProcessGroups
+
 GroupSize = int | Literal["node", "world"]
 """Ranks of a group as a user names them: a number, the devices of one host, or all ranks."""
 
@@ -141,25 +143,28 @@ class RankLayout:
 
 
 def build_mesh(
-    layout: RankLayout, names: tuple[str, ...], *, device_type: str, timeout: timedelta
+    layout: RankLayout,
+    names: tuple[str, ...],
+    *,
+    device_type: str,
+    timeout: timedelta,
+    process_groups: ProcessGroups,
 ) -> DeviceMesh:
-    """Create the process groups of all tiers. Every rank of the world must call it.
-
-    The groups are made one by one and then handed to the mesh, because a group does not take over
-    the time limit of the world it is cut from.
+    """The process groups of all tiers. Every rank of the world must call it.
 
     Args:
         layout: sizes, lowest tier first.
         names: a name for each tier, lowest first.
         device_type: ``"cpu"`` or ``"cuda"``.
-        timeout: limit of every collective of the new groups.
+        timeout: limit of every collective of the groups.
+        process_groups: where they are kept.
 
     """
     own: list[dist.ProcessGroup] = []
     rank = dist.get_rank()
     for tier, name in enumerate(names):
         for ranks in layout.groups(tier):
-            group = dist.new_group(ranks, timeout=timeout, group_desc=f"hier_{name}")
+            group = process_groups.of(ranks, timeout, name)
             if rank in ranks:
                 own.append(group)
     return DeviceMesh.from_group(

@@ -26,6 +26,7 @@ from lightning_hier.comm.agreement import (
 )
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.leaving import destroy_groups_at_exit
+from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.tiers import Casting, GroupSize, RankLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
@@ -156,6 +157,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "virtual_workers": self.virtual_workers,
         }
         require_same(own | comparable(self._settings()), self.root_device)
+        SHARED.renew(self.root_device)
         self._communicators = Communicators.build(
             RankLayout.two_tiers(self._casting.ranks_per_group, self.world_size),
             device=self.root_device,
@@ -163,6 +165,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             traffic=self.traffic,
             host_of=self._host_of_ranks(),
             models_per_rank=self._casting.models_per_rank,
+            process_groups=SHARED,
         )
 
     @property

@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
@@ -66,23 +65,8 @@ def rank_number() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def leave_groups() -> None:
-    """Destroy the process groups of earlier runs but the world, once all ranks have left them.
-
-    The threads of a gloo group look a hundred times a second whether there is something to do. A
-    rank that fits dozens of cases would end with hundreds of them, and have time for nothing else.
-    """
-    if not dist.is_initialized():
-        return
-    dist.barrier()
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-
-
 def make_trainer(case: Case, **more: Any) -> pl.Trainer:
-    """A quiet Trainer on all ranks of the job; those before it must have been done with."""
-    leave_groups()
+    """A quiet Trainer on all ranks of the job."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     arguments: dict[str, Any] = {
         "accelerator": "cpu",

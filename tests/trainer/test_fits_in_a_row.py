@@ -1,0 +1,97 @@
+"""Fits one after the other in the same processes, as in a cross-validation or a sweep."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit, weights
+
+MakeStrategy = Callable[..., Any]
+
+STRATEGIES: dict[str, MakeStrategy] = {
+    "bmuf, overlap": partial(lh.BMUFStrategy, block_size=2, overlap=True),
+    "bmuf_gtc": partial(
+        lh.BMUFGTCStrategy, group_size=2, block_size=2, density=0.2, dense_below=10
+    ),
+    "psp": lh.PSPStrategy,
+    "two_stage_asgd": partial(lh.TwoStageASGDStrategy, group_size=2, push_period=2),
+}
+
+
+class _Failing(Net):
+    """Fails on every rank, with what is on its way then still there."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 3:
+            raise ArithmeticError("as asked")
+        return super().training_step(batch, batch_idx)
+
+
+def _open_files_and_threads() -> tuple[int, int]:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _in_a_row(make: MakeStrategy, fits: int) -> tuple[list[tuple[int, int]], list[Tensor]]:
+    used, models = [], []
+    for _ in range(fits):
+        trainer = fit(make())
+        trainer.strategy.barrier()
+        models.append(weights(trainer.lightning_module))
+        used.append(_open_files_and_threads())
+    return used, models
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_fit_leaves_no_connections_and_threads_behind(name: str) -> None:
+    """Servers' replies come when they come, so that models of two_stage_asgd may differ."""
+    for used, models in run_ranks(_in_a_row, 4, STRATEGIES[name], 4):
+        assert len(set(used[1:])) == 1, used
+        if name != "two_stage_asgd":
+            assert all(torch.equal(model, models[0]) for model in models[1:])
+
+
+def _with_a_failure(make: MakeStrategy) -> list[tuple[bool, Tensor]]:
+    """After each of two fits, one that fails, and one more: same groups as before, and weights."""
+    before, found = None, []
+    for model in (Net(), Net(), _Failing(), Net()):
+        strategy = make()
+        try:
+            fit(strategy, model=model)
+        except ArithmeticError:
+            continue
+        own = strategy.communicators.group.group
+        found.append((own is before, weights(model)))
+        before = own
+    return found
+
+
+@pytest.mark.parametrize("name", ["bmuf, overlap", "bmuf_gtc"])
+def test_a_fit_that_follows_a_failure_has_groups_of_its_own(name: str) -> None:
+    for found in run_ranks(_with_a_failure, 4, STRATEGIES[name]):
+        assert [same for same, _ in found] == [False, True, False]
+        assert all(torch.equal(model, found[0][1]) for _, model in found[1:])
+
+
+def _with_others() -> list[Any]:
+    groups = []
+    for size, minutes in ((2, 5), (1, 5), (2, 5), (2, 4)):
+        strategy = lh.BMUFGTCStrategy(group_size=size, timeout=timedelta(minutes=minutes))
+        fit(strategy)
+        groups.append(strategy.communicators.group.group)
+    return [groups.index(group) for group in groups]
+
+
+def test_another_layout_or_time_limit_has_other_groups() -> None:
+    assert run_ranks(_with_others, 4) == [[0, 1, 0, 3]] * 4
