@@ -89,7 +89,9 @@ def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None
     for rank in (0, 2):
         error = outcomes[rank].error
         assert error is not None and error.startswith("PeerError")
-        assert "the node of rank 1 has not pushed: look at the log of rank 1" in error or (
+        # A node waits for its turn, and at the epoch's end for all: either limit can pass first.
+        named = "the node of rank 1 has not pushed", "the node of rank 1 has not reached"
+        assert ("look at the log of rank 1" in error and any(text in error for text in named)) or (
             rank == 2 and "rank 0" in error  # the master's own node was told first
         )
 
