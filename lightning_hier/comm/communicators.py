@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +18,9 @@ from lightning_hier.comm.process_groups import ProcessGroups
 from lightning_hier.comm.roll_call import RollCall, SupportsStore
 from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
+
+_FITS = itertools.count()
+"""Fits of this process. All ranks begin a fit together, so they count alike."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Communicators:
             process_groups=groups,
         )
         store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
-        roll_call = RollCall(store, dist.get_rank(), during=traffic.synchronising)
+        fit, rank = next(_FITS), dist.get_rank()
+        roll_call = RollCall(store, rank, fit=fit, during=traffic.synchronising)
 
         def channel(group: dist.ProcessGroup, tier: Tier) -> Channel:
             ranks = dist.get_process_group_ranks(group)
@@ -95,7 +100,7 @@ class Communicators:
 
         def subgroup(ranks: Sequence[int], name: str) -> Channel | None:
             group = groups.of(ranks, timeout, name)
-            return channel(group, "across") if dist.get_rank() in ranks else None
+            return channel(group, "across") if rank in ranks else None
 
         world_tier: Tier = "across" if layout.sizes[1] > 1 else "group"
         return cls(

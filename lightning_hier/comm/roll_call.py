@@ -40,6 +40,7 @@ class RollCall:
         store: SupportsStore,
         rank: int,
         *,
+        fit: int = 0,
         grace_s: float = 5.0,
         during: Callable[[str], AbstractContextManager[None]] = lambda place: nullcontext(),
     ) -> None:
@@ -48,6 +49,8 @@ class RollCall:
         Args:
             store: of the job.
             rank: whose notes they are.
+            fit: which fit of these processes it is: notes of the earlier ones are in the store too,
+                and would look far ahead.
             grace_s: seconds to wait for the others' notes after a failure.
             during: entered with the place while this rank is in a synchronisation.
 
@@ -55,11 +58,10 @@ class RollCall:
         self._store = store
         self._during = during
         self._rank = rank
+        self._notes = f"hier/{fit}"
         self._grace_s = grace_s
         self._number = 0
         self._place: str | None = None
-        # An earlier run of the same processes has left its last note, which would look far ahead.
-        store.set(_note_key(rank), "0|")
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -67,7 +69,7 @@ class RollCall:
         self._number += 1
         self._place = place
         try:
-            self._store.set(_note_key(self._rank), f"{self._number}|{place}")
+            self._store.set(self._note_key(self._rank), f"{self._number}|{place}")
         except RuntimeError as error:
             raise self._unreachable(place, error, error) from error
         with self._during(place):
@@ -88,7 +90,7 @@ class RollCall:
         return [rank for rank, (number, _) in notes.items() if number < self._number]
 
     def _silent(self, ranks: Sequence[int]) -> list[int]:
-        key = f"hier/failed/{self._number}"
+        key = f"{self._notes}/failed/{self._number}"
         self._store.set(f"{key}/{self._rank}", "1")
         until = time.monotonic() + self._grace_s
         while True:
@@ -97,8 +99,11 @@ class RollCall:
                 return absent
             time.sleep(0.05)
 
+    def _note_key(self, rank: int) -> str:
+        return f"{self._notes}/at/{rank}"
+
     def _note(self, rank: int) -> tuple[int, str]:
-        key = _note_key(rank)
+        key = self._note_key(rank)
         if not self._store.check([key]):
             return 0, ""
         number, _, place = self._store.get(key).decode().partition("|")
@@ -128,10 +133,6 @@ class RollCall:
             f"{place} failed, and the job's store on rank 0's host does not answer: rank 0 or its "
             f"host is gone ({_first_line(unreachable)}). The collective said: {_first_line(cause)}"
         )
-
-
-def _note_key(rank: int) -> str:
-    return f"hier/at/{rank}"
 
 
 def _first_line(error: Exception) -> str:

@@ -34,8 +34,8 @@ class Notes:
 BROKEN = RuntimeError("Connection closed by peer [127.0.0.1]\nException raised from ...")
 
 
-def _calls(notes: Notes, ranks: int) -> list[RollCall]:
-    return [RollCall(notes, rank, grace_s=0.0) for rank in range(ranks)]
+def _calls(notes: Notes, ranks: int, fit: int = 0) -> list[RollCall]:
+    return [RollCall(notes, rank, fit=fit, grace_s=0.0) for rank in range(ranks)]
 
 
 def test_rank_that_has_not_reached_the_synchronisation_is_named() -> None:
@@ -90,14 +90,23 @@ def test_store_that_does_not_answer_is_rank_zero() -> None:
         raise AssertionError("must not be reached")
 
 
-def test_notes_of_an_earlier_run_do_not_hide_who_is_missing_now() -> None:
+def test_notes_of_an_earlier_fit_do_not_hide_who_is_missing_now() -> None:
     """A second fit in the same processes finds the first one's notes in the store."""
     notes = Notes()
     for call in _calls(notes, 2):
         for block in range(5):
             with call.at(f"block {block}"):
                 pass
-    first, _ = _calls(notes, 2)
+    first, _ = _calls(notes, 2, fit=1)
     with first.at("block 1"):
         said = str(first.report([0, 1], BROKEN))
     assert "rank 1 did not take part" in said
+
+
+def test_who_failed_in_an_earlier_fit_does_not_hide_who_is_silent_now() -> None:
+    notes = Notes()
+    for call in _calls(notes, 3):
+        call.report([0, 1, 2], BROKEN)
+    first, second, _ = _calls(notes, 3, fit=1)
+    second.report([0, 1, 2], BROKEN)
+    assert "because rank 2 did not take part" in str(first.report([0, 1, 2], BROKEN))
