@@ -24,16 +24,24 @@ class ProcessGroups:
         self._made: dict[tuple[tuple[int, ...], timedelta, str], dist.ProcessGroup] = {}
         self._world: dist.ProcessGroup | None = None
         self._in_doubt = False
+        self._generation = 0
 
-    def renew(self, device: torch.device) -> None:
+    def renew(self, device: torch.device) -> int:
         """Forget the groups if on any rank they are in doubt, or the world is another one.
 
         A collective of the world: every rank must call it before it asks for groups.
+
+        Returns:
+            A number that is another one from then on: groups that were asked for before must no
+            longer be used.
+
         """
         world = dist.distributed_c10d._get_default_group()
         if any(gather_json(self._in_doubt or self._world is not world, device)):
             self._made.clear()
+            self._generation += 1
         self._world, self._in_doubt = world, False
+        return self._generation
 
     def of(self, ranks: Sequence[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
         """The process group of some ranks for one purpose.

@@ -77,6 +77,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         self.traffic = Traffic()
         self._layout: TensorBoardLayout | None = None
         self._communicators: Communicators | None = None
+        self._generation = 0
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
@@ -147,7 +148,8 @@ class TieredStrategy(PlacedStrategy, ABC):
         destroy_groups_at_exit(self)
         warn_of_shared_store()
         super().setup_environment()
-        if self._communicators is not None:
+        generation = SHARED.renew(self.root_device)
+        if self._communicators is not None and self._generation == generation:
             return  # a Trainer that validates or tests after fitting keeps its process groups
         raise_everywhere(self._division_problem() or self._problem(), self.root_device)
         own = {
@@ -157,7 +159,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "virtual_workers": self.virtual_workers,
         }
         require_same(own | comparable(self._settings()), self.root_device)
-        SHARED.renew(self.root_device)
+        self._generation = generation
         self._communicators = Communicators.build(
             RankLayout.two_tiers(self._casting.ranks_per_group, self.world_size),
             device=self.root_device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit, weights
+from tests.trainer.fitting import Net, fit, loader, weights
 
 MakeStrategy = Callable[..., Any]
 
@@ -77,11 +78,28 @@ def _with_a_failure(make: MakeStrategy) -> list[tuple[bool, Tensor]]:
     return found
 
 
+def _once_more() -> tuple[bool, bool]:
+    """Whether a Trainer keeps its groups for a second fit, and whether after one that fails."""
+    strategy = lh.BMUFStrategy(block_size=2, overlap=True)
+    trainer = fit(strategy)
+    groups = [strategy.communicators.group.group]
+    for model in (Net(), _Failing(), Net()):
+        trainer.fit_loop.max_epochs += 1
+        with suppress(ArithmeticError):
+            trainer.fit(model, loader(6))
+        groups.append(strategy.communicators.group.group)
+    return groups[0] is groups[1] is groups[2], groups[2] is groups[3]
+
+
 @pytest.mark.parametrize("name", ["bmuf, overlap", "bmuf_gtc"])
 def test_a_fit_that_follows_a_failure_has_groups_of_its_own(name: str) -> None:
     for found in run_ranks(_with_a_failure, 4, STRATEGIES[name]):
         assert [same for same, _ in found] == [False, True, False]
         assert all(torch.equal(model, found[0][1]) for _, model in found[1:])
+
+
+def test_the_same_trainer_has_other_groups_after_a_failure() -> None:
+    assert run_ranks(_once_more, 2) == [(True, False)] * 2
 
 
 def _with_others() -> list[Any]:
