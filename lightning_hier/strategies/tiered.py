@@ -157,6 +157,7 @@ class TieredStrategy(PlacedStrategy, ABC):
             "group_size": self._group_size(),
             "warmup_steps": self.warmup_steps,
             "virtual_workers": self.virtual_workers,
+            "timeout": str(self._limit),
         }
         require_same(own | comparable(self._settings()), self.root_device)
         self._generation = generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -42,6 +43,11 @@ def _momentum_for_no_number_of_models() -> None:
 
 def _settings_differ() -> None:
     fit(lh.BMUFStrategy(block_size=4 if _rank() < 2 else 5), model=_Untrained())
+
+
+def _limits_differ() -> None:
+    minutes = 20 if _rank() else 10
+    fit(lh.BMUFStrategy(timeout=timedelta(minutes=minutes)), model=_Untrained())
 
 
 def _strategies_differ() -> None:
@@ -155,6 +161,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_groups_that_never_meet, r"block_sync=None needs one group.*2 groups that would never meet"),
     (_momentum_for_no_number_of_models, r"block_lr=5.*4 models.*lower block_lr to at most 4"),
     (_settings_differ, r"block_sync: .*block_size=4.* on ranks 0, 1; .*block_size=5.* ranks 2, 3"),
+    (_limits_differ, r'timeout: "0:10:00" on rank 0; "0:20:00" on ranks 1, 2, 3'),
     (_strategies_differ, r'"ModelAveragingStrategy" on rank 0; "BMUFStrategy" on ranks 1, 2, 3'),
     (_trainers_differ, r"max_epochs: 1 on ranks 0, 2, 3; 2 on rank 1"),
     (_models_differ, r"layers.2.bias: .* on ranks 0, 1, 3; null on rank 2"),
