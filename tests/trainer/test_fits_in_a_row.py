@@ -78,9 +78,9 @@ def _with_a_failure(make: MakeStrategy) -> list[tuple[bool, Tensor]]:
     return found
 
 
-def _once_more() -> tuple[bool, bool]:
+def _once_more(make: MakeStrategy) -> tuple[bool, bool]:
     """Whether a Trainer keeps its groups for a second fit, and whether after one that fails."""
-    strategy = lh.BMUFStrategy(block_size=2, overlap=True)
+    strategy = make()
     trainer = fit(strategy)
     groups = [strategy.communicators.group.group]
     for model in (Net(), _Failing(), Net()):
@@ -98,8 +98,9 @@ def test_a_fit_that_follows_a_failure_has_groups_of_its_own(name: str) -> None:
         assert all(torch.equal(model, found[0][1]) for _, model in found[1:])
 
 
-def test_the_same_trainer_has_other_groups_after_a_failure() -> None:
-    assert run_ranks(_once_more, 2) == [(True, False)] * 2
+@pytest.mark.parametrize("name", ["bmuf, overlap", "psp", "two_stage_asgd"])
+def test_the_same_trainer_has_other_groups_after_a_failure(name: str) -> None:
+    assert run_ranks(_once_more, 2, STRATEGIES[name]) == [(True, False)] * 2
 
 
 def _with_others() -> list[Any]:
