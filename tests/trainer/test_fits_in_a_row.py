@@ -56,9 +56,14 @@ def _in_a_row(make: MakeStrategy, fits: int) -> tuple[list[tuple[int, int]], lis
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_fit_leaves_no_connections_and_threads_behind(name: str) -> None:
-    """Servers' replies come when they come, so that models of two_stage_asgd may differ."""
+    """Each would leave three files and three threads at least, for each of its process groups.
+
+    A thread that is about to end may be counted once. Servers' replies come when they come, so that
+    models of two_stage_asgd may differ.
+    """
     for used, models in run_ranks(_in_a_row, 4, STRATEGIES[name], 4):
-        assert len(set(used[1:])) == 1, used
+        (_, second, _, last) = used
+        assert all(after - before < 3 for before, after in zip(second, last, strict=True)), used
         if name != "two_stage_asgd":
             assert all(torch.equal(model, models[0]) for model in models[1:])
 
@@ -78,6 +83,13 @@ def _with_a_failure(make: MakeStrategy) -> list[tuple[bool, Tensor]]:
     return found
 
 
+@pytest.mark.parametrize("name", ["bmuf, overlap", "bmuf_gtc"])
+def test_a_fit_that_follows_a_failure_has_groups_of_its_own(name: str) -> None:
+    for found in run_ranks(_with_a_failure, 4, STRATEGIES[name]):
+        assert [same for same, _ in found] == [False, True, False]
+        assert all(torch.equal(model, found[0][1]) for _, model in found[1:])
+
+
 def _once_more(make: MakeStrategy) -> tuple[bool, bool]:
     """Whether a Trainer keeps its groups for a second fit, and whether after one that fails."""
     strategy = make()
@@ -89,13 +101,6 @@ def _once_more(make: MakeStrategy) -> tuple[bool, bool]:
             trainer.fit(model, loader(6))
         groups.append(strategy.communicators.group.group)
     return groups[0] is groups[1] is groups[2], groups[2] is groups[3]
-
-
-@pytest.mark.parametrize("name", ["bmuf, overlap", "bmuf_gtc"])
-def test_a_fit_that_follows_a_failure_has_groups_of_its_own(name: str) -> None:
-    for found in run_ranks(_with_a_failure, 4, STRATEGIES[name]):
-        assert [same for same, _ in found] == [False, True, False]
-        assert all(torch.equal(model, found[0][1]) for _, model in found[1:])
 
 
 @pytest.mark.parametrize("name", ["bmuf, overlap", "psp", "two_stage_asgd"])
