@@ -31,12 +31,19 @@ def test_a_large_value_does_not_hide_small_ones() -> None:
     assert sum_of_squares(values) == 1e12 + 2
 
 
+@given(st.lists(st.floats(width=16), max_size=70), st.sampled_from(DTYPES))
+def test_finite_as_torch_says(values: list[float], dtype: torch.dtype) -> None:
+    flat = torch.tensor(values, dtype=torch.float64).to(dtype)
+    assert all_finite(flat) == bool(flat.isfinite().all())
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float) -> None:
-    values = torch.ones(9).to(dtype)
+@pytest.mark.parametrize("place", [0, 4, 999_999])
+def test_what_is_not_finite_is_found(dtype: torch.dtype, bad: float, place: int) -> None:
+    values = torch.ones(1_000_000).to(dtype)
     assert all_finite(values)
-    values[4] = bad
+    values[place] = bad
     assert not all_finite(values)
     assert not math.isfinite(sum_of_squares(values))
 

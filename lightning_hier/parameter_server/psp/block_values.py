@@ -7,7 +7,7 @@ import logging
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.round import Round
@@ -61,7 +61,7 @@ class BlockValues:
         which may have taken part in it, starts anew.
         """
         mean, before = ended.mean(), self.flat()
-        if not is_finite(mean):
+        if not all_finite(mean):
             return False
         pieces = mean.split([tensor.numel() for tensor in self._tensors])
         gradients = [
@@ -69,7 +69,7 @@ class BlockValues:
         ]
         self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)
         self._flat = None
-        if is_finite(self.flat()):
+        if all_finite(self.flat()):
             return True
         _log.warning(
             "an update of block %d is not finite: its values stay as they were, and the state of "

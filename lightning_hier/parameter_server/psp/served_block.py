@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.attendance import Attendance
-from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
@@ -209,7 +209,7 @@ class ServedBlock:
             _log.warning("rank %d pushed what can't be used: %s", worker, error)
             self._counts.dropped += 1
             return
-        if not is_finite(gradient):
+        if not all_finite(gradient):
             self._counts.nonfinite += 1
             return
         self._counts.note_used(max(0, self.timestamp - facts.version))

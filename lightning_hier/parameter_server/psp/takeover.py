@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
@@ -101,7 +101,7 @@ def read_copy(received: Received, block: ParameterBlock) -> Copy | None:
     message = received.message
     flat, final = message.payload, message.facts.get("final")
     fits = flat is not None and (flat.dtype, flat.numel()) == (block.dtype, block.size)
-    if flat is None or not fits or not isinstance(final, int) or not is_finite(flat):
+    if flat is None or not fits or not isinstance(final, int) or not all_finite(flat):
         _log.warning("rank %d holds no copy of block %d", received.sender, block.number)
         return None
     return Copy(message.timestamp, final, flat.clone())

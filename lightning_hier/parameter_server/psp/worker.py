@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.roll_call import PeerError
-from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
@@ -108,7 +108,7 @@ class Worker:
         """Push the gradients that lie in ``.grad`` (line 17), or abstain if one is not finite."""
         progress = self._progress[optimizer]
         gradients = [_gradient(one.host) for one in progress.held]
-        if not all(is_finite(flat) for flat, _ in gradients):
+        if not all(all_finite(flat) for flat, _ in gradients):
             self.abstain(optimizer, now)
             return
         told = [dict(group) for group in hyperparameters]

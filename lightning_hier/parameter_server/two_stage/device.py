@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
@@ -104,7 +104,7 @@ class Device:
         self._look_around()
         gradients = self._host.read_gradients(self._buffer)
         present = torch.tensor([one is not None for one in gradients], dtype=torch.uint8)
-        if not is_finite(self._buffer):
+        if not all_finite(self._buffer):
             self.counts.nonfinite += 1
             self._end_step()
             return
@@ -157,7 +157,7 @@ class Device:
         is not lost: it is in their sums.
         """
         self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
-        if is_finite(self._replica.weights):
+        if all_finite(self._replica.weights):
             return
         self.counts.nonfinite += 1
         self._updater.reset()

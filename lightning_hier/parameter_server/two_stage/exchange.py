@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.roll_call import PeerError
-from lightning_hier.parameter_server.finite import is_finite
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.two_stage.replica import Replica
@@ -216,7 +216,7 @@ class Exchange:
                 # Stopped in the middle of an addition. Should it wake up, its sum is of no use.
                 self._given_up.add(device)
                 self.counts.lost += accumulator.pending
-        if count and not is_finite(total):
+        if count and not all_finite(total):
             self.counts.overflowed += count
             count = 0
         return (total if count else None), present, count

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.finite import is_finite
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.two_stage.opening import read_values_
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
@@ -82,14 +82,14 @@ class MasterModel:
             Whether it was done: not if the sum or what came of it is not finite.
 
         """
-        if not is_finite(total):
+        if not all_finite(total):
             return False
         pieces = (total / count).split([parameter.numel() for parameter in self._parameters])
         mean = [None if place in absent else piece for place, piece in enumerate(pieces)]
         before = self.copy()
         with self._lock:
             self._updater.step(mean, rate_factor=rate_factor, hyperparameters=hyperparameters)
-            if is_finite(self._weights):
+            if all_finite(self._weights):
                 self.version += 1
                 self._copy = None
                 return True
