@@ -11,6 +11,11 @@ from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 
 
+def is_averaged(tensor: Tensor) -> bool:
+    """Whether the mean of several ranks' values says anything: not of whole numbers and masks."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
     """Tensors grouped by dtype; groups in an order that is the same on all ranks."""
     groups: dict[torch.dtype, list[Tensor]] = {}
@@ -46,12 +51,12 @@ def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> 
     """
     if channel.size == 1:
         return
-    averaged = [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+    averaged = [tensor for tensor in tensors if is_averaged(tensor)]
     for dtype, same in by_dtype(averaged).items():
         view = FlatView(same)
         flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
         view.read_(0, len(view), flat)
         channel.all_reduce_(flat.div_(channel.size), kind).wait()
         view.write_from(flat)
-    whole = [t for t in tensors if not t.is_floating_point() and not t.is_complex()]
-    broadcast_tensors_(whole, channel, kind)
+    others = [tensor for tensor in tensors if not is_averaged(tensor)]
+    broadcast_tensors_(others, channel, kind)

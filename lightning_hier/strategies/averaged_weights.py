@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.blocks.aside import Aside
-from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
+from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_, is_averaged
 from lightning_hier.comm.communicators import Communicators
 
 KIND = "averages"
@@ -146,7 +146,7 @@ def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_
         average_tensors_([share], communicators.across, KIND)
         groups = communicators.across.size
         healthy = round(float(share) * groups) or groups
-        averaged = [value for value in moved if value.is_floating_point() or value.is_complex()]
+        averaged = [value for value in moved if is_averaged(value)]
         for value in averaged if not takes_part and healthy < groups else ():
             value.zero_()
         average_tensors_(moved, communicators.across, KIND)

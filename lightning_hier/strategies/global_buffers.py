@@ -6,11 +6,12 @@ import torch
 from torch.nn import Module
 
 from lightning_hier.comm.blocks.shown_model import ShownModel
+from lightning_hier.comm.broadcast import is_averaged
 from lightning_hier.parameter_server.collectives import LiveCollectives
 
 
 class GlobalBuffers:
-    """Shows the mean of floating-point buffers (BatchNorm), and others as the lowest rank has them.
+    """Shows the mean of real and complex buffers, and whole numbers as the lowest rank has them.
 
     Args:
         module: whose buffers to change, in place.
@@ -39,8 +40,9 @@ class GlobalBuffers:
         for buffer, *pieces in zip(buffers, *everybody, strict=True):
             # Clones, since a number must not begin at any byte.
             values = [piece.clone().view(buffer.dtype).view(buffer.shape) for piece in pieces]
-            if buffer.is_floating_point():
-                buffer.copy_(torch.stack([value.double() for value in values]).mean(0))
+            if is_averaged(buffer):
+                wide = torch.promote_types(buffer.dtype, torch.float64)
+                buffer.copy_(torch.stack([value.to(wide) for value in values]).mean(0))
             else:
                 buffer.copy_(values[0])
         self._own.note_shown()

@@ -1,4 +1,4 @@
-"""Buffers of the global model: means of floats, and everything else as it is on the lowest rank."""
+"""Buffers of the global model: means of numbers, but whole ones as they are on the lowest rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.test_meeting import meet_on_all
 def _module(rank: int) -> nn.Module:
     module = nn.BatchNorm1d(3)
     module.running_mean.fill_(float(rank))
-    module.register_buffer("rotation", torch.tensor([[0.5 + 2.0j, -1.0j]]))
+    module.register_buffer("rotation", torch.tensor([[0.5 + 2.0j, -1.0j]]) * (rank + 1))
     module.register_buffer("seed", torch.tensor(2**60 + 1 + rank))
     module.register_buffer("mask", torch.tensor([True, False, rank == 0]))
     module.register_buffer("halves", torch.full((3,), 1.0 + rank, dtype=torch.bfloat16))
@@ -37,11 +37,12 @@ def _looked_at(rank: int, meetings: Meetings) -> dict[str, Tensor]:
     return shown
 
 
-def test_floats_are_averaged_and_the_rest_is_rank_0s_to_the_last_bit() -> None:
+def test_numbers_are_averaged_and_whole_ones_are_rank_0s_to_the_last_bit() -> None:
     first = dict(_module(0).named_buffers())
     expected = first | {
         "running_mean": torch.full((3,), 0.5),
         "halves": torch.full((3,), 1.5, dtype=torch.bfloat16),
+        "rotation": torch.tensor([[0.75 + 3.0j, -1.5j]]),
     }
     for shown in meet_on_all(LocalNetwork(2), _looked_at):
         for name, value in expected.items():

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.broadcast import is_averaged
+
 
 @dataclass
 class Members:
@@ -62,7 +64,7 @@ def divide(
             members[owners.get(id(parameter), 0)].parameters.append(parameter)
     if members:
         for buffer, name in buffers.items():
-            averaged = _is_averaged(buffer) and name not in not_averaged
+            averaged = is_averaged(buffer) and name not in not_averaged
             kind = members[0].float_buffers if averaged else members[0].other_buffers
             kind.append(buffer)
     return members
@@ -71,7 +73,3 @@ def divide(
 def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
     """Parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _is_averaged(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() or buffer.is_complex()
