@@ -109,6 +109,7 @@ def test_killed_device_loses_whole_gradients_and_nobody_elses() -> None:
         total = outcomes[rank].result[2]
         assert torch.equal(segments[rank], torch.full_like(segments[rank], total))
     arrived = int(seen[-1]) - 2 * steps
+    assert arrived > 0
     expected = sum(_value(step, victim) for step in range(arrived))  # the first ones, whole
     assert torch.equal(segments[victim], torch.full_like(segments[victim], expected))
     assert steps // 2 <= arrived + metrics["hier/two_stage/node/lost"] <= steps
