@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.types import _Stateful
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies.validation import IsolatedValidation
@@ -143,12 +141,17 @@ class DataPosition:
             return
         self._begun = begun
         loaders = fetcher.combined_loader.flattened
-        if isinstance(fetcher, _DataLoaderIterDataFetcher) or any(
-            isinstance(loader, _Stateful) for loader in loaders
-        ):
+        if _step_draws(fetcher) or any(hasattr(loader, "load_state_dict") for loader in loaders):
             return
         self._generators.set_states(begun)
         iter(fetcher)
         for _ in range(used):
             next(fetcher)
         self._generators.set_states(random)
+
+
+def _step_draws(fetcher: Any) -> bool:
+    """Whether ``training_step`` takes the iterator itself, and draws its batches."""
+    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+
+    return isinstance(fetcher, _DataLoaderIterDataFetcher)

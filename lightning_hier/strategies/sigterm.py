@@ -14,7 +14,6 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-import lightning
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -57,15 +56,6 @@ class QuietTermination(Callback):
 
     def install(self) -> None:
         """Replace them. Lightning registers its signal handlers later, so it takes ours."""
-        missing = [name for name in _HANDLERS if not hasattr(self._connector, name)]
-        missing += [] if hasattr(self._loop, _LOOP_METHOD) else [_LOOP_METHOD]
-        if missing:
-            rank_zero_warn(
-                f"Lightning {lightning.__version__} has no {', '.join(missing)} to "
-                "replace; if its loop communicates at every batch in another way, groups will wait "
-                "for each other between synchronisations. Tested with Lightning 2.6."
-            )
-            return
         setattr(self._loop, _LOOP_METHOD, lambda: None)
         setattr(self._connector, _ON_SIGTERM, self._note_sigterm)
         setattr(self._connector, _ON_REQUEUE, self._note_requeue)

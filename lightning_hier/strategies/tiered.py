@@ -11,7 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -34,6 +33,7 @@ from lightning_hier.strategies.batch_counts import uneven_problem
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from lightning_hier.strategies.description import comparable, described
 from lightning_hier.strategies.placement import PlacedStrategy
+from lightning_hier.strategies.private_names import private_names_problem
 from lightning_hier.strategies.restarts import warn_of_shared_store
 
 
@@ -151,7 +151,12 @@ class TieredStrategy(PlacedStrategy, ABC):
         generation = SHARED.renew(self.root_device)
         if self._communicators is not None and self._generation == generation:
             return  # a Trainer that validates or tests after fitting keeps its process groups
-        raise_everywhere(self._division_problem() or self._problem(), self.root_device)
+        raise_everywhere(
+            private_names_problem(self._module.trainer)
+            or self._division_problem()
+            or self._problem(),
+            self.root_device,
+        )
         own = {
             "strategy": type(self).__name__,
             "group_size": self._group_size(),
@@ -175,11 +180,13 @@ class TieredStrategy(PlacedStrategy, ABC):
     @override
     def checkpoint_io(self) -> CheckpointIO:
         """What writes checkpoints; a file is whole or absent unless the user has set another."""
-        if self._checkpoint_io is None:
-            self._checkpoint_io = AtomicCheckpointIO()
-        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
-            self._checkpoint_io.checkpoint_io = AtomicCheckpointIO()
-        return self._checkpoint_io
+        io: Any = self._checkpoint_io
+        if io is None:
+            self._checkpoint_io = io = AtomicCheckpointIO()
+        elif hasattr(type(io), "checkpoint_io"):  # a wrapper of another one, as AsyncCheckpointIO
+            io.checkpoint_io = AtomicCheckpointIO()
+        made: CheckpointIO = io
+        return made
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:

@@ -1,0 +1,168 @@
+"""Names of Lightning and torch that neither documents, and that this package uses all the same.
+
+A release may take any of them away. All of them stand here, with what each is needed for, so that
+one look tells what a new release breaks: a test compares this list with the source and with the
+installed versions, and a Trainer that lacks one gets one error before training, in place of an
+``AttributeError`` in the middle of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+
+_ABSENT = object()
+
+OF_TRAINER: Mapping[str, str] = {
+    "_accelerator_connector._layer_sync": "refuses sync_batchnorm with virtual workers",
+    "_accelerator_connector.cluster_environment": "asks SLURM to requeue a job",
+    "_checkpoint_connector._loaded_checkpoint": "goes on with the steps that servers have saved",
+    "_logger_connector.should_update_logs": "logs when Lightning logs",
+    "_results": "has Lightning log what each virtual worker has made",
+    "_signal_connector._sigterm_notifier_fn": "replaced: stops all ranks at one synchronisation",
+    "_signal_connector._slurm_sigusr_handler_fn": "replaced: saves and requeues at one step",
+    "_signal_connector.received_sigterm": "has the loop stop after the step agreed on",
+    "_val_check_time_interval": "refuses validation by the clock",
+    "fit_loop._combined_loader": "notes where an epoch's data begin",
+    "fit_loop._data_source": "has the module make a loader for each virtual worker",
+    "fit_loop._should_accumulate": "ends the step of several virtual workers",
+    "fit_loop._skip_backward": "notes an epoch of StochasticWeightAveraging without steps",
+    "fit_loop.epoch_loop._batches_that_stepped": "logs under Lightning's own step",
+    "fit_loop.epoch_loop._broadcast_sigterm_tensor": (
+        "replaced: nothing crosses a tier between two synchronisations"
+    ),
+    "fit_loop.epoch_loop._should_accumulate": "saves gradients of a step that is accumulated",
+    "fit_loop.epoch_loop.automatic_optimization._make_closure": "replaced: virtual workers",
+    "fit_loop.epoch_loop.automatic_optimization.run": "replaced: virtual workers",
+    "fit_loop.epoch_loop.manual_optimization.run": "replaced: virtual workers",
+    "fit_loop.epoch_loop.on_advance_end": "replaced: virtual workers",
+    "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
+    "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",
+    "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end": (
+        "replaced: validation draws no random numbers of training"
+    ),
+    "fit_loop.epoch_loop.val_loop.run": "replaced: validation draws no random numbers of training",
+    "fit_loop.reset_restart_stage": "resumes exactly at an epoch's end",
+    "fit_loop.restarted_mid_epoch": "resumes exactly at an epoch's end",
+    "fit_loop.setup_data": "replaced: resumes exactly within an epoch",
+}
+"""Below a Trainer; replaced methods of Lightning's loops count, whatever their name."""
+
+OF_MODULES: Mapping[str, Mapping[str, str]] = {
+    "lightning.fabric.utilities.data": {
+        "_auto_add_worker_init_fn": "virtual workers: seeds each one's data loader",
+        "_set_sampler_epoch": "virtual workers: shuffles each one's data anew",
+    },
+    "lightning.fabric.utilities.distributed": {
+        "_DatasetSamplerWrapper": "virtual workers: divides the data of a sampler of the user",
+    },
+    "lightning.pytorch.loops.fetchers": {
+        "_DataLoaderIterDataFetcher": "leaves the place in the data to a step that takes them",
+    },
+    "lightning.pytorch.trainer.connectors.data_connector": {
+        "_parse_num_batches": "virtual workers: counts each one's batches",
+        "_request_dataloader": "virtual workers: has the module make each one's loader",
+    },
+    "lightning.pytorch.utilities.combined_loader": {
+        "_shutdown_workers_and_reset_iterator": "virtual workers: ends their loaders' processes",
+    },
+    "torch": {
+        "_foreach_copy_": "copies many tensors in one call",
+        "_foreach_mul_": "scales many tensors in one call",
+        "_foreach_norm": "virtual workers: notes writes into the parameters",
+    },
+    "torch._C._distributed_c10d": {
+        "GradBucket": "annotates communication hooks; torch.distributed does not export its type",
+    },
+    "torch.distributed.distributed_c10d": {
+        "_get_default_group": "names the world's process group",
+        "_get_default_store": "notes how far each rank is, for errors that name ranks",
+    },
+    "torch.nn.modules.batchnorm": {
+        "_BatchNorm": "saves the statistics of each rank",
+    },
+}
+"""In modules; checked before training as well."""
+
+OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
+    "lightning.fabric.utilities.distributed._DatasetSamplerWrapper": {
+        "_sampler": "virtual workers: divides the data of a sampler of the user",
+    },
+    "lightning.pytorch.callbacks.LearningRateFinder": {
+        "_early_exit": "refuses it with parameter servers",
+    },
+    "lightning.pytorch.callbacks.ModelCheckpoint": {
+        "_every_n_train_steps": "refuses saves within an epoch with uneven_batches='join'",
+        "_train_time_interval": "refuses saves by the clock, or warns of them",
+    },
+    "lightning.pytorch.callbacks.Timer": {
+        "_interval": "warns of ranks that wait for each other at every step",
+    },
+    "lightning.pytorch.callbacks.WeightAveraging": {
+        "_average_model": "averages it over the groups",
+    },
+    "lightning.pytorch.loops.optimization.automatic.Closure": {
+        "_step_fn": "has one step make the gradients of several virtual workers",
+    },
+    "lightning.pytorch.plugins.io.AsyncCheckpointIO": {
+        "_executor": "waits for a save before a job is requeued",
+    },
+    "lightning.pytorch.strategies.DDPStrategy": {
+        "_ddp_kwargs": "wraps the module over its group",
+        "_layer_sync": "makes SyncBatchNorm span a group",
+        "_timeout": "limits every wait",
+    },
+    "lightning.pytorch.utilities.combined_loader.CombinedLoader": {
+        "_iterator": "notes where an epoch's data begin",
+    },
+    "torch.autograd.Variable": {
+        "_execution_engine": "writes gradients of the warm-up after DDP has written its own",
+    },
+}
+"""Of objects that the user or Lightning makes."""
+
+
+def private_names_problem(trainer: pl.Trainer) -> str | None:
+    """Which names the installed Lightning and torch lack, or None.
+
+    Args:
+        trainer: about to run.
+
+    """
+    gone = [*_gone_of_trainer(trainer), *_gone_of_modules()]
+    if not gone:
+        return None
+    return (
+        f"Lightning {lightning.__version__} and torch {torch.__version__} lack what lightning_hier "
+        f"builds on: {'; '.join(gone)}. Install versions that it was tested with: the ranges that "
+        "its package metadata gives, as `pip install lightning_hier` does by itself"
+    )
+
+
+def _gone_of_trainer(trainer: pl.Trainer) -> Iterator[str]:
+    for path, use in OF_TRAINER.items():
+        holder: Any = trainer
+        for name in path.split("."):
+            holder = getattr(holder, name, _ABSENT)
+            if holder is _ABSENT:
+                yield f"Trainer.{path} ({use})"
+                break
+
+
+def _gone_of_modules() -> Iterator[str]:
+    for module, names in OF_MODULES.items():
+        for name, use in names.items():
+            if not _has(module, name):
+                yield f"{module}.{name} ({use})"
+
+
+def _has(module: str, name: str) -> bool:
+    try:
+        return hasattr(import_module(module), name)
+    except ImportError:
+        return False

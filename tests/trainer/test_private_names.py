@@ -1,0 +1,129 @@
+"""Every private name of Lightning and torch is listed, and there in the installed versions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+
+import lightning_hier as lh
+from lightning_hier.strategies import private_names
+from lightning_hier.strategies.private_names import OF_INSTANCES, OF_MODULES, OF_TRAINER
+from tests.ranks import run_ranks
+from tests.trainer.fitting import fit
+
+PACKAGE = Path(lh.__file__).parent
+# Names of Python's own modules, and of objects that the package's own classes keep for each other.
+PYTHONS = {"_ArgumentGroup"}
+# What some classes take to be made; the others take nothing.
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "Closure": (lambda: None,),
+    "CombinedLoader": ([],),
+    "_DatasetSamplerWrapper": ([0],),
+}
+LISTED = (
+    {name for path in OF_TRAINER for name in path.split(".") if name.startswith("_")}
+    | {name for module in OF_MODULES for name in (*module.split("."), *OF_MODULES[module])}
+    | {name for names in OF_INSTANCES.values() for name in names}
+)
+
+
+def _trees() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def _own_names() -> set[str]:
+    """What the package itself defines: functions, classes and attributes that it sets on itself."""
+    own = set()
+    for _, tree in _trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                own.add(node.target.id)
+            elif (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            ):
+                own.add(node.attr)
+    return own
+
+
+def _foreign_names() -> Iterator[tuple[str, str]]:
+    """Private names that are read off something other than the package's own classes."""
+    own = _own_names()
+    for path, tree in _trees():
+        for node in ast.walk(tree):
+            where = f"{path.relative_to(PACKAGE)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in own:
+                yield node.attr, where
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+                parts = [part for name in names for part in name.split(".")]
+                yield from ((part, where) for part in parts if _is_private(part))
+
+
+def test_every_private_name_is_listed() -> None:
+    """A name that is used and not listed would end training when a release takes it away."""
+    unlisted = {
+        f"{name} ({where})" for name, where in _foreign_names() if name not in LISTED | PYTHONS
+    }
+    assert not unlisted, f"list them in strategies/private_names.py: {sorted(unlisted)}"
+
+
+def test_every_listed_name_is_used() -> None:
+    text = "\n".join(
+        path.read_text() for path in PACKAGE.rglob("*.py") if path.stem != "private_names"
+    )
+    assert not [name for name in LISTED if name.startswith("_") and name not in text]
+
+
+@pytest.mark.parametrize("path", OF_TRAINER)
+def test_trainer_has(path: str) -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    holder: Any = trainer
+    for name in path.split("."):
+        assert hasattr(holder, name), f"Trainer.{path} is gone: {OF_TRAINER[path]}"
+        holder = getattr(holder, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module in OF_MODULES for name in OF_MODULES[module]]
+)
+def test_module_has(module: str, name: str) -> None:
+    assert hasattr(import_module(module), name), f"{module}.{name} is gone"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(owner, name) for owner in OF_INSTANCES for name in OF_INSTANCES[owner]]
+)
+def test_instance_has(owner: str, name: str) -> None:
+    module, _, kind = owner.rpartition(".")
+    made = getattr(import_module(module), kind)
+    instance = made(*ARGUMENTS.get(kind, ()))
+    assert hasattr(made if owner == "torch.autograd.Variable" else instance, name), owner
+
+
+def _fit_without_a_name() -> None:
+    gone = {"fit_loop.epoch_loop._renamed": "replaced: as an example"}
+    private_names.OF_TRAINER = gone
+    fit("bmuf")
+
+
+def test_one_that_is_gone_is_one_error_before_training() -> None:
+    expected = r"lack what lightning_hier builds on: Trainer\.fit_loop\.epoch_loop\._renamed"
+    (error,) = run_ranks(_fit_without_a_name, 1, expect_failure=True)
+    assert re.search(expected, error), error
