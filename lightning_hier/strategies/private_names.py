@@ -127,14 +127,15 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
 """Of objects that the user or Lightning makes."""
 
 
-def private_names_problem(trainer: pl.Trainer) -> str | None:
+def private_names_problem(module: pl.LightningModule | None) -> str | None:
     """Which names the installed Lightning and torch lack, or None.
 
     Args:
-        trainer: about to run.
+        module: that its Trainer is about to run, or None where there is no Trainer.
 
     """
-    gone = [*_gone_of_trainer(trainer), *_gone_of_modules()]
+    of_trainer = () if module is None else _gone_of_trainer(module.trainer)
+    gone = [*of_trainer, *_gone_of_modules()]
     if not gone:
         return None
     return (

@@ -152,7 +152,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         if self._communicators is not None and self._generation == generation:
             return  # a Trainer that validates or tests after fitting keeps its process groups
         raise_everywhere(
-            private_names_problem(self._module.trainer)
+            private_names_problem(self.lightning_module)
             or self._division_problem()
             or self._problem(),
             self.root_device,
