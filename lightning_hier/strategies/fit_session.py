@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.averaged_weights import AveragedWeights
+from lightning_hier.strategies.checkpoints.rank_files import RankFiles
 from lightning_hier.strategies.checkpoints.run_state import RunState, State
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.discarded_gradients import DiscardedGradients
@@ -57,7 +59,7 @@ class FitSession:
         position: where training stands in its data.
         on_start: to be called when training starts.
         waiting: gradients of each worker of a step that is accumulated, until training starts.
-        saved_under: what this rank calls a checkpoint, and where all ranks have saved it.
+        saved_under: saves of this job by what this rank calls the checkpoint, the oldest first.
 
     """
 
@@ -76,7 +78,7 @@ class FitSession:
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
         self.waiting: Sequence[State] = ()
-        self.saved_under: dict[str, str] = {}
+        self.saved_under: defaultdict[str, list[RankFiles]] = defaultdict(list)
         self.random = WorkerRandom(virtual_workers, communicators.device)
         validation = IsolatedValidation(trainer, communicators.device)
         self.position = DataPosition(trainer, self.random, validation)

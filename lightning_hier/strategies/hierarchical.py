@@ -120,6 +120,7 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
+        self._require_same_start()
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             checks.check_run(trainer)

@@ -82,6 +82,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
+        self._require_same_start()
         self._failed = False
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:

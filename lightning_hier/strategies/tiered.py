@@ -31,6 +31,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.batch_counts import uneven_problem
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies.checkpoints.same_checkpoint import read_nothing, read_same
 from lightning_hier.strategies.description import comparable, described
 from lightning_hier.strategies.placement import PlacedStrategy
 from lightning_hier.strategies.private_names import private_names_problem
@@ -78,6 +79,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         self._layout: TensorBoardLayout | None = None
         self._communicators: Communicators | None = None
         self._generation = 0
+        self._start_compared = False
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
@@ -148,6 +150,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         destroy_groups_at_exit(self)
         warn_of_shared_store()
         super().setup_environment()
+        self._start_compared = False
         generation = SHARED.renew(self.root_device)
         if self._communicators is not None and self._generation == generation:
             return  # a Trainer that validates or tests after fitting keeps its process groups
@@ -196,9 +199,28 @@ class TieredStrategy(PlacedStrategy, ABC):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, with ``weights_only=True`` unless the Trainer is told otherwise."""
+        """Read a checkpoint, with ``weights_only=True`` unless the Trainer is told otherwise.
+
+        A collective of the world: every rank must call it.
+
+        Raises:
+            OSError: on every rank, if none can read it.
+            ValueError: on every rank, if the ranks resume from different checkpoints.
+
+        """
         safe = True if weights_only is None else weights_only
-        return super().load_checkpoint(checkpoint_path, weights_only=safe)
+        self._start_compared = True
+        return read_same(
+            lambda: super(TieredStrategy, self).load_checkpoint(checkpoint_path, safe),
+            checkpoint_path,
+            self.root_device,
+        )
+
+    def _require_same_start(self) -> None:
+        """Check, at the begin of ``setup``, that no rank resumes where this one begins anew."""
+        if not self._start_compared:
+            self._start_compared = True
+            read_nothing(self.root_device)
 
     @override
     def on_train_start(self) -> None:

@@ -39,7 +39,7 @@ def test_newest_checkpoint_at_a_url() -> None:
 
 
 def test_folder_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    AtomicCheckpointIO().save_checkpoint({}, tmp_path / "[1]" / "a.ckpt")
+    AtomicCheckpointIO().save_checkpoint({"optimizer_states": []}, tmp_path / "[1]" / "a.ckpt")
     monkeypatch.chdir(tmp_path)
     assert lh.newest_checkpoint("[1]") == Path("[1]/a.ckpt")
     assert lh.newest_checkpoint("[1]/a.ckpt") is None

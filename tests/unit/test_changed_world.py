@@ -27,7 +27,8 @@ def test_as_many_workers_in_other_groups_learn_how_to_keep_theirs(
         "counts": None,
         "kinds": {"across_dtype": "same"},
     }
-    saved = SavedRun(section, RankFiles(Path("run.ckpt"), "id"), TorchCheckpointIO())
+    files = RankFiles(Path("run.ckpt"), "id")
+    saved = SavedRun(section, files, TorchCheckpointIO(), weights_only=True)
     layout = RankLayout.two_tiers(devices, devices * groups)
     said = what_changes(saved, layout, section["kinds"], keeps_residuals=True)
     assert f"{groups} groups of {devices} ranks instead of 4 of 4" in said

@@ -1,8 +1,12 @@
-"""Writes checkpoint files that are whole or absent."""
+"""Writes checkpoint files that are whole or absent, and reads only those that are undamaged."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -10,8 +14,20 @@ from uuid import uuid4
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
+
+from lightning_hier.strategies.checkpoints.integrity import (
+    READER_ERRORS,
+    DamagedFileError,
+    check_file,
+    plain_numbers,
+    refused_entries,
+)
+from lightning_hier.strategies.checkpoints.rank_files import ABANDONED_AFTER
+
+_log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -23,7 +39,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     The tensors go to the disk as they are, without a copy of the whole file in memory. Remote
     stores show a file only when it is complete, so there nothing differs from Lightning.
+
+    NumPy's numbers are saved as Python's, since they could not be read back; what else could not is
+    named by one warning, at the first save. What is read is compared with the checksums that are in
+    the file.
     """
+
+    _warned = False
 
     @override
     def save_checkpoint(
@@ -35,30 +57,139 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: it could not be written; what was there before is still there.
 
         """
+        checkpoint = plain_numbers(checkpoint)
+        self._warn_of_refused(checkpoint, path)
         filesystem, local = url_to_fs(str(path))
         if not isinstance(filesystem, LocalFileSystem) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         _write(checkpoint, Path(local))
 
+    def _warn_of_refused(self, checkpoint: dict[str, Any], path: str | Path) -> None:
+        refused = [] if self._warned else list(refused_entries(checkpoint))
+        if refused:
+            self._warned = True
+            rank_zero_warn(
+                f"{path} holds entries of types that a resume does not read, since they could run "
+                f"code: {'; '.join(refused)}. Save numbers, text, tensors, lists and "
+                "dictionaries of them instead (str(path), array.tolist()), or resume with "
+                "trainer.fit(..., weights_only=False) and newest_checkpoint(..., "
+                "weights_only=False)"
+            )
+
+    @override
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = lambda storage, location: storage,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read the checkpoint at ``path``.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedFileError: the file was cut off, or bytes in it have changed.
+            ValueError: it holds types that ``weights_only=True`` does not read; names them.
+
+        """
+        check_file(path, weights_only=weights_only is not False)
+        try:
+            return super().load_checkpoint(path, map_location, weights_only)
+        except READER_ERRORS as error:
+            raise DamagedFileError(
+                f"the checkpoint file {path} can't be read, and is probably damaged: {error}"
+            ) from error
+
+    @override
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a checkpoint; that it could not be removed is a warning, since nobody needs it."""
+        try:
+            super().remove_checkpoint(path)
+        except Exception as error:  # file systems of fsspec have errors of their own
+            _log.warning("the checkpoint %s could not be removed: %s", path, error)
+
+
+def base_io(io: CheckpointIO) -> CheckpointIO:
+    """What writes files in the end, below wrappers such as ``AsyncCheckpointIO``."""
+    while (below := getattr(io, "checkpoint_io", None)) is not None:
+        io = below
+    return io
+
+
+class _RememberingFile:
+    """A file whose first error is kept: torch's writer replaces it by one of its own."""
+
+    def __init__(self, write: Callable[[Any], int]) -> None:
+        self._write = write
+        self.error: OSError | None = None
+        self.written = 0
+
+    def write(self, data: Any) -> int:
+        try:
+            count = self._write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self.written += count
+        return count
+
+    def flush(self) -> None:
+        """torch's writer calls it at the end; whoever has opened the file flushes it."""
+
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for stale in path.parent.glob(f".{path.name}.*.part"):
-        stale.unlink(missing_ok=True)  # of a save that was cut off; each name has one writer
     part = path.parent / f".{path.name}.{uuid4().hex}.part"
     try:
+        _make_folder(path.parent)
         with part.open("wb") as file:
-            torch.save(checkpoint, file)
+            _remove_abandoned(path, os.fstat(file.fileno()).st_mtime)
+            writer: Any = _RememberingFile(file.write)
+            try:
+                torch.save(checkpoint, writer)
+            except RuntimeError as error:
+                raise writer.error or error from error
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     except BaseException as error:
         part.unlink(missing_ok=True)
         if isinstance(error, OSError | RuntimeError):  # torch's writer has its own error
-            raise OSError(f"the checkpoint {path} could not be written: {error}") from error
+            why = _no_space(checkpoint, path) if _is_full(error) else str(error)
+            raise OSError(f"the checkpoint {path} could not be written: {why}") from error
         raise
     _sync_folder(path.parent)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _no_space(checkpoint: dict[str, Any], path: Path) -> str:
+    counter: Any = _RememberingFile(len)
+    torch.save(checkpoint, counter)
+    free = shutil.disk_usage(path.parent).free
+    return f"no space left on device: it needs {counter.written:,} bytes, and {free:,} are free"
+
+
+def _remove_abandoned(path: Path, now: float) -> None:
+    """Remove what killed saves of this name have left; ``now`` by the clock of the file system.
+
+    Another job may be writing the same name, so nothing is removed that may still have a writer.
+    """
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        try:
+            if now - part.stat().st_mtime > ABANDONED_AFTER.total_seconds():
+                part.unlink()
+        except OSError:
+            continue  # another job has removed it, or may do so the next time
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each with its name on the disk."""
+    missing = [own for own in (folder, *folder.parents) if not own.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        _sync_folder(made.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +22,7 @@ from lightning_hier.strategies.checkpoints.changed_world import (
 from lightning_hier.strategies.checkpoints.rank_files import (
     Part,
     RankFiles,
-    remove_rank_files,
+    remove_folder,
     section_of,
 )
 from lightning_hier.strategies.checkpoints.resuming import SavedRun
@@ -48,6 +49,7 @@ class CheckpointedStrategy(TieredStrategy):
     _session: FitSession | None = None
     _ended: FitSession | None = None
     _loaded: str = ""
+    _weights_only: bool = True
 
     @property
     def _fit_session(self) -> FitSession:
@@ -74,7 +76,7 @@ class CheckpointedStrategy(TieredStrategy):
             return
         # What callbacks have put into the checkpoint are the tensors that are shown here.
         with session.training.averaged_weights.shown():
-            common = save_run(
+            saved = save_run(
                 checkpoint,
                 filepath,
                 shared=self._shared(session),
@@ -85,7 +87,11 @@ class CheckpointedStrategy(TieredStrategy):
                 write=lambda whole: write(whole, filepath, storage_options),
                 device=self.root_device,
             )
-        session.saved_under[str(filepath)] = common
+        saves = session.saved_under[str(filepath)]
+        saves.append(saved)
+        # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
+        kept = 2 if isinstance(self.checkpoint_io, AsyncCheckpointIO) else 1
+        self._remove_saves([saves.pop(0) for _ in saves[kept:]])
 
     @override
     def load_checkpoint(
@@ -93,6 +99,7 @@ class CheckpointedStrategy(TieredStrategy):
     ) -> dict[str, Any]:
         """Read a checkpoint, and remember which one: a Tuner goes on from one of its own."""
         self._loaded = str(checkpoint_path)
+        self._weights_only = weights_only is not False
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     @override
@@ -100,9 +107,16 @@ class CheckpointedStrategy(TieredStrategy):
         """Remove a checkpoint, then what ranks have saved beside it."""
         super().remove_checkpoint(filepath)
         session = self._session or self._ended
-        common = session.saved_under.pop(str(filepath), filepath) if session else filepath
+        saves = session.saved_under.pop(str(filepath), None) if session else None
+        if saves is not None:
+            self._remove_saves(saves)
+        elif self.local_rank == 0:
+            remove_folder(f"{filepath}.ranks")  # of an earlier job
+
+    def _remove_saves(self, saves: Sequence[RankFiles]) -> None:
         if self.local_rank == 0:
-            remove_rank_files(common)
+            for save in saves:
+                save.remove()
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -116,9 +130,12 @@ class CheckpointedStrategy(TieredStrategy):
             super().load_optimizer_state_dict(checkpoint)
             rank_zero_warn(f"Resuming from {path}: {_PLAIN}")
             return
-        saved = SavedRun(section, RankFiles.saved_with(path, section["save"]), self.checkpoint_io)
+        files = RankFiles.saved_with(path, section["save"])
+        saved = SavedRun(section, files, self.checkpoint_io, self._weights_only)
         saved.require_complete(self.root_device)
         session = self._fit_session
+        if files.of_all_saves == f"{path}.ranks":  # else they belong to the target of a link
+            session.saved_under[str(path)].append(files)
         kinds = self._kinds(session)
         # Where nothing is left to be trained, what the module holds now is what `fit` leaves.
         with session.training.synchroniser.local.behind_shown():

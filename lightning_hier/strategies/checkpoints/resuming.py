@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
 
-from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.comm.agreement import raise_everywhere
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
+from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, damage_beside
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
 from lightning_hier.strategies.checkpoints.run_state import State
 from lightning_hier.strategies.checkpoints.shares import Shares, can_be_cut
@@ -23,12 +26,14 @@ class SavedRun:
         section: this package's section of the checkpoint.
         files: those beside it.
         io: reads files.
+        weights_only: whether types are refused that could run code.
 
     """
 
     section: Mapping[str, Any]
     files: RankFiles
     io: CheckpointIO
+    weights_only: bool
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -79,31 +84,42 @@ class SavedRun:
         return {name for name in kinds if kinds[name] != saved.get(name)}
 
     def require_complete(self, device: torch.device) -> None:
-        """Check that all ranks go on from one save, and that all its files can be seen.
+        """Check that all files of the save can be seen, and that none is damaged.
 
-        A collective of the world.
+        A collective of the world, of which each rank reads a part of the files.
 
         Raises:
-            ValueError: on every rank, if the ranks have read different saves.
             FileNotFoundError: on every rank, naming what is missing.
+            DamagedFileError: on every rank, naming what was cut off or has changed.
 
         """
-        require_same({"save of the checkpoint": self.section["save"]}, device)
+        paths, folder = self.files.paths(self.sizes), self.files.folder
         missing = self.files.missing(self.sizes)
         problem = None
         if missing:
             problem = (
                 f"the checkpoint is incomplete: {len(missing)} of the files that its ranks have "
                 f"written beside it are missing, among them {missing[0]}. It was cut off while it "
-                f"was saved, or moved without its folder {self.files.folder}, or the folder is not "
-                "shared by all hosts. Resume from another checkpoint "
-                "(lightning_hier.newest_checkpoint finds the newest complete one), or begin a new "
-                "run from its weights with load_from_checkpoint."
+                f"was saved, or moved without its folder {folder}, or the folder is not shared by "
+                "all hosts. Resume from another checkpoint (lightning_hier.newest_checkpoint finds "
+                "the newest complete one), or begin a new run from its weights with "
+                "load_from_checkpoint."
             )
         raise_everywhere(problem, device, error=FileNotFoundError)
+        if isinstance(base_io(self.io), AtomicCheckpointIO):  # of others the format is not known
+            own = (
+                paths[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else paths
+            )
+            problem = damage_beside(own, contents=True)
+        if problem is not None:
+            problem = (
+                f"the checkpoint is damaged: {problem}. Put back a copy of the file, or move the "
+                "checkpoint away; lightning_hier.newest_checkpoint then takes the one before it"
+            )
+        raise_everywhere(problem, device, error=DamagedFileError)
 
     def _read(self, path: str) -> State:
         state: State = self.io.load_checkpoint(
-            path, map_location=torch.device("cpu"), weights_only=True
+            path, map_location=torch.device("cpu"), weights_only=self.weights_only
         )
         return state

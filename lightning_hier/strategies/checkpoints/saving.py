@@ -28,7 +28,7 @@ def save_run(
     io: CheckpointIO,
     write: Callable[[dict[str, Any]], None],
     device: torch.device,
-) -> str:
+) -> RankFiles:
     """Save the state of every rank, and then the checkpoint that names it.
 
     A collective of the world: every rank must call it.
@@ -41,16 +41,16 @@ def save_run(
         states: what this rank saves: of each worker that it plays what differs from worker to
             worker, and of each group whose first worker it plays what the group has in common.
         layout: workers and groups.
-        removes: whether this rank removes what an older save under this name has left.
+        removes: whether this rank removes what a save has left that failed.
         io: writes files.
         write: writes the checkpoint itself, on rank 0.
         device: of collectives.
 
     Returns:
-        Path of the checkpoint, the same on all ranks.
+        What was saved beside the checkpoint.
 
     Raises:
-        OSError: on every rank, what any rank could not write.
+        OSError: on every rank, what any rank could not write. What was begun has been removed.
 
     """
     devices, groups = layout.sizes
@@ -61,13 +61,17 @@ def save_run(
     for part, number, state in states:
         write_part = partial(io.save_checkpoint, state, files.path(part, number))
         problem = problem or _problem(write_part)
-    raise_everywhere(problem, device, error=OSError)
-    checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
-    write_everywhere(lambda: write(checkpoint), device)
+    try:
+        raise_everywhere(problem, device, error=OSError)
+        checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
+        write_everywhere(lambda: write(checkpoint), device)
+    except OSError:
+        if removes:
+            files.remove()
+        raise
     if removes:
-        # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
-        files.remove_older(keep=1 if isinstance(io, AsyncCheckpointIO) else 0)
-    return str(common)
+        files.remove_abandoned()
+    return files
 
 
 def write_everywhere(write: Callable[[], None], device: torch.device) -> None:

@@ -1,0 +1,229 @@
+"""A checkpoint that was cut off or changed, and one that holds what is not read: told apart."""
+
+from __future__ import annotations
+
+import os
+import struct
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lightning_hier as lh
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies.checkpoints.integrity import DamagedFileError
+from tests.ranks import rank_outcomes, run_ranks
+from tests.resume.runs import DropoutNet, shuffled
+from tests.trainer.fitting import make_trainer, weights
+
+BMUF = partial(lh.BMUFStrategy, block_size=4)
+
+
+def _cut(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _flip(path: Path) -> None:
+    """One bit in the largest record of the file."""
+    content = bytearray(path.read_bytes())
+    with ZipFile(path) as archive:
+        record = max(archive.infolist(), key=lambda own: own.file_size)
+    lengths = struct.unpack_from("<HH", content, record.header_offset + 26)
+    content[record.header_offset + 30 + sum(lengths) + record.file_size // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = pytest.mark.parametrize("damage", [_cut, _empty, _flip])
+
+
+class _Cosine(DropoutNet):
+    """A schedule as many write it: its rates are NumPy's."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return [optimizer], [
+            torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: np.cos(n * np.float64(0.1)))
+        ]
+
+
+class _WithPath(DropoutNet):
+    def __init__(self, data: Path) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+def _fit(strategy: Any, model: Any, folder: Path, path: Any = None, **settings: Any) -> Any:
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=5, save_top_k=-1)
+    trainer = make_trainer(strategy, callbacks=[saving], enable_checkpointing=True, **settings)
+    return trainer, lambda **more: trainer.fit(model, shuffled(5), ckpt_path=path, **more)
+
+
+@pytest.mark.parametrize("strategy", ["bmuf", "psp"])
+def test_numbers_of_numpy_are_saved_as_pythons(strategy: str, tmp_path: Path) -> None:
+    """It was None, and the job began at step 0."""
+
+    ends = run_ranks(_cosine, 2, strategy, tmp_path)
+    for through, resumed, steps in ends:
+        assert steps == 10
+        assert strategy == "psp" or torch.equal(through, resumed)
+
+
+def _cosine(strategy: str, folder: Path) -> Any:
+    ends = []
+    for epochs, resumes in ((2, False), (1, False), (2, True)):
+        torch.manual_seed(int(os.environ["RANK"]))
+        own = folder / f"{epochs}{resumes}"
+        newest = lh.newest_checkpoint(folder / "1False") if resumes else None
+        assert (newest is not None) == resumes
+        model = _Cosine()
+        trainer, fit = _fit(strategy, model, own, newest, max_epochs=epochs)
+        fit()
+        ends.append(weights(model))
+    return ends[0], ends[2], trainer.global_step
+
+
+def _with_path(folder: Path) -> Any:
+    model = _WithPath(folder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer, fit = _fit(BMUF(), model, folder, max_epochs=2)
+        fit()
+    named = [
+        str(own.message) for own in said if "hyper_parameters.data: pathlib" in str(own.message)
+    ]
+    trainer.strategy.barrier()
+    with pytest.raises(ValueError, match=r"is whole, but holds .*pathlib.* weights_only=False"):
+        lh.newest_checkpoint(folder)
+    newest = lh.newest_checkpoint(folder, weights_only=False)
+    resumed, fit = _fit(BMUF(), _WithPath(folder), folder / "more", newest, max_epochs=3)
+    fit(weights_only=False)
+    return sum(named), resumed.global_step
+
+
+def test_refused_type_is_named_at_the_save_and_by_newest_checkpoint(tmp_path: Path) -> None:
+    """And ``fit(weights_only=False)`` reads all files of the save."""
+    assert run_ranks(_with_path, 2, tmp_path) == [(1, 15), (0, 15)]
+
+
+class _State(torch.optim.SGD):
+    """An optimizer whose state, which every rank saves, holds a path."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for own in self.state.values():
+            own["log"] = Path("log")
+        return loss
+
+
+class _OwnOptimizer(DropoutNet):
+    def configure_optimizers(self) -> Any:
+        return _State(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def _unsafe_rank_files(folder: Path) -> int:
+    _, fit = _fit(BMUF(), _OwnOptimizer(), folder, max_epochs=1)
+    fit()
+    newest = lh.newest_checkpoint(folder, weights_only=False)
+    resumed, fit = _fit(BMUF(), _OwnOptimizer(), folder / "more", newest, max_epochs=2)
+    fit(weights_only=False)
+    return resumed.global_step
+
+
+def test_weights_only_reaches_the_ranks_own_files(tmp_path: Path) -> None:
+    assert run_ranks(_unsafe_rank_files, 2, tmp_path) == [10, 10]
+
+
+def _two_kinds(folder: Path) -> Any:
+    """The newest file of the folder holds weights alone."""
+    full = ModelCheckpoint(folder, "full-{step}", every_n_train_steps=4)
+    alone = ModelCheckpoint(folder, "alone-{step}", every_n_train_steps=5, save_weights_only=True)
+    make_trainer(BMUF(), callbacks=[full, alone], enable_checkpointing=True).fit(
+        DropoutNet(), shuffled(5)
+    )
+    return lh.newest_checkpoint(folder)
+
+
+def test_weights_alone_are_passed_over(tmp_path: Path) -> None:
+    assert run_ranks(_two_kinds, 2, tmp_path) == [tmp_path / "full-step=4.ckpt"] * 2
+
+
+def _save_twice(folder: Path) -> None:
+    _, fit = _fit(BMUF(), DropoutNet(width=64), folder, max_epochs=2)
+    fit()
+
+
+def _resume(path: Path) -> None:
+    make_trainer(BMUF(), max_epochs=3).fit(DropoutNet(width=64), shuffled(5), ckpt_path=path)
+
+
+@DAMAGES
+@pytest.mark.parametrize("name", ["step=10.ckpt", "rank_00001.pt", "group_00000.pt"])
+def test_damaged_file_is_one_error_that_names_it(damage: Any, name: str, tmp_path: Path) -> None:
+    """``newest_checkpoint`` takes the one before, but for a changed byte beside the checkpoint."""
+    run_ranks(_save_twice, 2, tmp_path)
+    newest = tmp_path / "step=10.ckpt"
+    (path,) = [own for own in tmp_path.rglob(name) if "step=10" in str(own)]
+    damage(path)
+    unseen = damage is _flip and path != newest
+    wanted = newest if unseen else tmp_path / "step=5.ckpt"
+    assert lh.newest_checkpoint(tmp_path) == wanted
+    errors = run_ranks(_resume, 2, newest, expect_failure=True)
+    for error in errors:
+        assert error.startswith("DamagedFileError: the checkpoint")
+        assert str(path) in error
+        assert "newest_checkpoint" in error or "from an older one" in error
+
+
+def test_every_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+    """Of the file itself: nothing is read that differs from what was written."""
+    path, io = tmp_path / "a.ckpt", AtomicCheckpointIO()
+    written = {"weights": torch.arange(100.0), "step": 3}
+    io.save_checkpoint(written, path)
+    whole = path.read_bytes()
+    found = 0
+    for place in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            read = io.load_checkpoint(path, weights_only=True)
+        except DamagedFileError as error:
+            assert str(path) in str(error)
+            found += 1
+            continue
+        assert torch.equal(read["weights"], written["weights"])
+        assert read["step"] == 3
+    assert found > len(whole) / 7 / 3
+
+
+def _only_some_see_it(folder: Path, others: str) -> None:
+    rank = int(os.environ["RANK"])
+    found = folder / "step=10.ckpt" if rank < 2 else None
+    if rank >= 2 and others == "missing":
+        found = folder / "elsewhere.ckpt"
+    trainer = make_trainer(BMUF(), max_epochs=3)
+    trainer.fit(DropoutNet(width=64), shuffled(5), ckpt_path=found)
+
+
+@pytest.mark.parametrize("others", ["none", "missing"])
+def test_checkpoint_that_only_some_ranks_see(others: str, tmp_path: Path) -> None:
+    """Ranks waited in different collectives, until an error of gloo that named nobody."""
+    run_ranks(_save_twice, 2, tmp_path)
+    for outcome in rank_outcomes(_only_some_see_it, 4, tmp_path, others):
+        assert outcome.error is not None
+        assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
+        assert "ranks 0, 1 resume from" in outcome.error
+        said = "begin anew" if others == "none" else "could not read"
+        assert f"ranks 2, 3 {said}" in outcome.error
+        assert "a folder that all hosts share" in outcome.error

@@ -1,0 +1,123 @@
+"""Saves under a name that another job uses, on a full disk, with files that can't be removed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, shuffled
+from tests.trainer.fitting import make_trainer
+from tests.waiting import leave_mark, wait_for_marks
+
+BMUF = partial(lh.BMUFStrategy, block_size=4)
+
+
+def _trained(width: int = 8, **settings: Any) -> Any:
+    trainer = make_trainer(BMUF(), max_epochs=1, **settings)
+    trainer.fit(DropoutNet(width=width), shuffled(5))
+    return trainer
+
+
+def _saves(job: str, path: Path, saves: int) -> None:
+    trainer = _trained()
+    leave_mark(path.parent, job)
+    wait_for_marks(path.parent, "a", "b")
+    for _ in range(saves):
+        trainer.save_checkpoint(path)
+
+
+def test_two_jobs_save_under_one_name(tmp_path: Path) -> None:
+    """17 of 30 saves failed: each removed what the other was writing."""
+    path = tmp_path / "last.ckpt"
+    with ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(run_ranks, _saves, 1, name, path, 15) for name in "ab"]:
+            job.result()
+    assert lh.newest_checkpoint(tmp_path) == path
+    assert len(list(tmp_path.glob("last.ckpt.ranks/*"))) <= 2  # the last one of each
+    assert not list(tmp_path.glob(".*"))
+
+
+def _saves_over(path: Path) -> list[str]:
+    """Two saves of another job's name, of which one may still be under way."""
+    folder = path.parent / f"{path.name}.ranks"
+    for name, age in (("99999999999999999999", 60), ("00000000000000000001", 4000)):
+        file = folder / name / "rank_00000.pt"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (time.time() - age,) * 2)
+    trainer = _trained()
+    for _ in range(2):
+        trainer.save_checkpoint(path)
+    return sorted(own.name for own in folder.iterdir())
+
+
+def test_saves_that_nobody_writes_any_more_are_removed(tmp_path: Path) -> None:
+    """By their age, and not by their names: those come from clocks, which may be set back."""
+    (left,) = run_ranks(_saves_over, 1, tmp_path / "last.ckpt")
+    assert len(left) == 2
+    assert left[-1] == "99999999999999999999"
+    assert lh.newest_checkpoint(tmp_path) is not None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("only the administrator of a machine can mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def _fill(disk: Path) -> Any:
+    path = disk / "a.ckpt"
+    small = _trained()
+    small.save_checkpoint(path)
+    large = _trained(width=20_000)
+    with pytest.raises(OSError) as error:
+        large.save_checkpoint(path)
+    return str(error.value)
+
+
+def test_full_disk(small_disk: Path) -> None:
+    """It was "unexpected pos 481536 vs 481488", and what had been begun stayed there."""
+    first, second = run_ranks(_fill, 2, small_disk)
+    assert first == second
+    assert "no space left on device: it needs " in first
+    assert str(small_disk / "a.ckpt.ranks") in first
+    assert lh.newest_checkpoint(small_disk) == small_disk / "a.ckpt"
+    assert len(list(small_disk.rglob("*.pt"))) == 4  # those of the small one
+    assert not list(small_disk.rglob("*.part"))
+
+
+def _can_not_remove(folder: Path) -> list[str]:
+    """On rank 0, as a network's file system may refuse."""
+    if os.environ["RANK"] == "0":
+        LocalFileSystem.rm = _refuse
+        LocalFileSystem.rm_file = _refuse
+    saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=2)
+    _trained(callbacks=[saving], enable_checkpointing=True)
+    return sorted(own.name for own in folder.glob("*.ckpt"))
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise PermissionError("stale file handle")
+
+
+def test_file_that_can_not_be_removed_ends_no_run(tmp_path: Path) -> None:
+    left = run_ranks(_can_not_remove, 2, tmp_path)
+    assert left == [["step=2.ckpt", "step=4.ckpt"]] * 2
+    assert lh.newest_checkpoint(tmp_path) == tmp_path / "step=4.ckpt"
