@@ -99,9 +99,7 @@ def _with_path(folder: Path) -> Any:
         warnings.simplefilter("always")
         trainer, fit = _fit(BMUF(), model, folder, max_epochs=2)
         fit()
-    named = [
-        str(own.message) for own in said if "hyper_parameters.data: pathlib" in str(own.message)
-    ]
+    named = ["hyper_parameters.data: pathlib" in str(own.message) for own in said]
     trainer.strategy.barrier()
     with pytest.raises(ValueError, match=r"is whole, but holds .*pathlib.* weights_only=False"):
         lh.newest_checkpoint(folder)
