@@ -90,7 +90,7 @@ def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
         return None
     path, problem = next(iter(problems.items()))
     others = f", and there are {len(problems) - 1} more such files" if len(problems) > 1 else ""
-    return f"of the file {path}, {problem}{others}"
+    return f"the file {path}: {problem}{others}"
 
 
 def check_file(path: str | Path, *, weights_only: bool) -> None:
