@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import defaultdict
@@ -11,54 +12,119 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_hier.comm.roll_call import progress_record
 
-def gather_json(value: Any, device: torch.device) -> list[Any]:
+_EXACT = (type(None), bool, int, float, str)
+
+
+def gather_json(
+    value: Any, device: torch.device, *, place: str = "an exchange of settings"
+) -> list[Any]:
     """Every rank's ``value`` (anything JSON can say), in order of rank.
 
     A collective of the world: every rank must call it.
+
+    Args:
+        value: of this rank.
+        device: of collectives.
+        place: what is exchanged, for errors.
+
+    Raises:
+        PeerError: a rank did not take part within the time limit; names it.
+
     """
+    text = json.dumps(value).encode()
     if not dist.is_initialized():
-        return [json.loads(json.dumps(value))]
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
-    world = dist.get_world_size()
-    length = torch.tensor([own.numel()], device=device)
-    lengths = torch.empty(world, dtype=length.dtype, device=device)
-    dist.all_gather_into_tensor(lengths, length)
-    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=device)
-    padded[: own.numel()] = own
-    texts = torch.empty(world * padded.numel(), dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(texts, padded)
-    rows = texts.view(world, -1).cpu()
-    return [
-        json.loads(bytes(row[:count].tolist()))
-        for row, count in zip(rows, lengths.tolist(), strict=True)
-    ]
+        return [json.loads(text)]
+    with progress_record().at(place):
+        lengths = _gather(torch.tensor([len(text)]), device).tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = _gather(padded, device).view(len(lengths), -1).numpy()
+    return [json.loads(row[:count].tobytes()) for row, count in zip(rows, lengths, strict=True)]
+
+
+def _gather(own: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Tensors of all ranks, in order of rank, on the host."""
+    own = own.to(device)
+    rows = own.new_empty(dist.get_world_size() * own.numel())
+    dist.all_gather_into_tensor(rows, own)
+    return rows.cpu()
+
+
+def gather_where_different(value: Any, device: torch.device, *, place: str) -> list[Any] | None:
+    """Every rank's ``value`` as :func:`gather_json` gives it; None where all have the same.
+
+    Equal values cost a hash for each rank, however long they are. A collective of the world: every
+    rank must call it.
+    """
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    if len(set(gather_json(digest, device, place=place))) == 1:
+        return None
+    return gather_json(value, device, place=place)
 
 
 def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
-    """What rank ``source`` gives, on every rank: anything JSON can say, and paths, as text.
+    """What rank ``source`` gives, on every rank, exactly; paths become text.
 
     A collective of the world: every rank must call it.
 
     Raises:
-        TypeError: on every rank, if JSON can't say it.
+        TypeError: on every rank, if JSON can't carry it exactly.
+        PeerError: a rank did not take part within the time limit; names it.
 
     """
-    said: dict[str, Any] = {}
-    if not dist.is_initialized() or dist.get_rank() == source:
-        try:
-            said["value"] = json.loads(json.dumps(value, default=os.fspath))
-        except (TypeError, ValueError) as error:
-            said["problem"] = f"{type(value).__name__}: {error}"
-    rows = gather_json(said, device)
-    row = rows[source] if len(rows) > source else rows[0]
-    if "problem" in row:
+    own = not dist.is_initialized() or dist.get_rank() == source
+    rows = gather_json(sealed(value) if own else None, device, place="a broadcast")
+    return opened(rows[source if len(rows) > source else 0], source)
+
+
+def sealed(value: Any) -> dict[str, Any]:
+    """A value that a rank is about to send, or why JSON can't carry it. See :func:`opened`."""
+    try:
+        return {"value": _exact(value, "")}
+    except TypeError as error:
+        return {"problem": str(error)}
+
+
+def opened(message: Mapping[str, Any], source: int) -> Any:
+    """The value that rank ``source`` has sealed.
+
+    Raises:
+        TypeError: on every rank, if JSON can't carry it exactly.
+
+    """
+    if "problem" in message:
         raise TypeError(
-            f"rank {source} can't broadcast what JSON can't say ({row['problem']}): nothing from "
-            "the network is unpickled. Broadcast numbers, text, lists and dictionaries, and "
-            "tensors by torch.distributed.broadcast"
+            f"rank {source} can't broadcast what JSON can't say ({message['problem']}): nothing "
+            "from the network is unpickled, and nothing may arrive as something else. Broadcast "
+            "None, bool, int, float, str, and lists and dictionaries of these with text as keys: "
+            "list(...) of a tuple or set, .item() of a scalar, .tolist() of an array; "
+            "torch.distributed.broadcast is for tensors"
         )
-    return row["value"]
+    return message["value"]
+
+
+def _exact(value: Any, where: str) -> Any:
+    """The value, if it is the same after it has gone through JSON; paths become text."""
+    if type(value) in _EXACT:
+        return value
+    if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
+        return path
+    if type(value) is list:
+        return [_exact(one, f"{where}[{index}]") for index, one in enumerate(value)]
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                raise TypeError(_named(key, f"a key{where and f' of {where}'}"))
+        return {key: _exact(one, f"{where}[{key!r}]") for key, one in value.items()}
+    raise TypeError(_named(value, where))
+
+
+def _named(value: Any, where: str) -> str:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return f"{type(value).__name__}: {shown}{where and f' at {where}'}"
 
 
 def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
@@ -94,13 +160,18 @@ def require_same(settings: Mapping[str, Any], device: torch.device) -> None:
         ValueError: on every rank, naming the settings that differ and the ranks that have them.
 
     """
-    problem = difference(gather_json(settings, device))
+    different = gather_where_different(settings, device, place="the comparison of settings")
+    problem = difference(different or ())
     if problem is not None:
         raise ValueError(problem)
 
 
 def raise_everywhere(
-    problem: str | None, device: torch.device, *, error: type[Exception] = ValueError
+    problem: str | None,
+    device: torch.device,
+    *,
+    error: type[Exception] = ValueError,
+    place: str = "a check of all ranks",
 ) -> None:
     """Raise on every rank what any rank objects to, so that none is left waiting for the others.
 
@@ -111,7 +182,7 @@ def raise_everywhere(
 
     """
     said: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, objection in enumerate(gather_json(problem, device)):
+    for rank, objection in enumerate(gather_json(problem, device, place=place)):
         if objection is not None:
             said[objection].append(rank)
     if not said:

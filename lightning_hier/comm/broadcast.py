@@ -6,14 +6,34 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
 
+_NEVER_SENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+
 
 def is_averaged(tensor: Tensor) -> bool:
-    """Whether the mean of several ranks' values says anything: not of whole numbers and masks."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    """Whether several ranks' values have a mean: not whole numbers, masks and 8-bit floats."""
+    return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
+
+
+def ddp_problem(module: Module, backend: str) -> str | None:
+    """Which tensors of a module DDP can't keep equal in a group over ``backend``, or None."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    refused = [
+        f"{name} ({tensor.dtype})"
+        for name, tensor in named
+        if tensor.dtype in _NEVER_SENT
+        or (backend == "gloo" and tensor.is_floating_point() and tensor.itemsize == 1)
+    ]
+    if not refused:
+        return None
+    return (
+        f"DDP can't send {', '.join(refused)} over {backend}: keep such a tensor as int32 or "
+        "int64, or its bytes as a buffer of uint8 (tensor.view(torch.uint8))"
+    )
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
@@ -36,11 +56,10 @@ def broadcast_tensors_(
     distinct = list({id(tensor): tensor.detach() for tensor in tensors}.values())
     for dtype, same in by_dtype(distinct).items():
         view = FlatView(same)
-        # gloo does not broadcast booleans; copying into bytes and back keeps them.
-        wire = torch.uint8 if dtype == torch.bool else dtype
-        flat = torch.empty(len(view), dtype=wire, device=same[0].device)
+        flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
         view.read_(0, len(view), flat)
-        channel.broadcast_(flat, kind, source).wait()
+        # As bytes: gloo and NCCL have no int16, uint16 or float8.
+        channel.broadcast_(flat.view(torch.uint8), kind, source).wait()
         view.write_from(flat)
 
 

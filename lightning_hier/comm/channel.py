@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_hier.comm.roll_call import RollCall
 from lightning_hier.comm.traffic import Tier, Traffic
 
-FailureReport = Callable[[Exception], Exception]
+Explaining = Callable[[], AbstractContextManager[None]]
+"""Entered around what may fail because a rank is missing."""
 
 
 class Pending:
@@ -23,7 +26,7 @@ class Pending:
         work: dist.Work,
         on_done: Callable[[], None],
         on_waited: Callable[[float], None],
-        report: FailureReport,
+        explaining: Explaining,
     ) -> None:
         """Wrap ``work``.
 
@@ -31,13 +34,13 @@ class Pending:
             work: as torch gives it.
             on_done: runs once, after it has completed.
             on_waited: gets the seconds for which :meth:`wait` has blocked.
-            report: explains a failure.
+            explaining: names the missing ranks after a failure.
 
         """
         self._work = work
         self._on_done = on_done
         self._on_waited = on_waited
-        self._report = report
+        self._explaining = explaining
 
     @property
     def completed(self) -> bool:
@@ -48,14 +51,13 @@ class Pending:
         """Block until the result is there.
 
         Raises:
-            PeerError: the collective failed or ran out of time; names the missing ranks.
+            PeerError: a rank was lost or late; names the missing ranks.
+            RuntimeError: the backend refused the collective, or failed for another reason.
 
         """
         begun = time.perf_counter()
-        try:
+        with self._explaining():
             self._work.wait()
-        except RuntimeError as error:
-            raise self._report(error) from error
         self._on_waited(time.perf_counter() - begun)
         self._on_done()
 
@@ -69,10 +71,8 @@ class Pending:
         begun = time.perf_counter()
 
         def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            try:
+            with self._explaining():
                 result = done.value()[0]
-            except RuntimeError as error:
-                raise self._report(error) from error
             if nothing_left:
                 # Here, where the backward pass still stands: afterwards it would be a race.
                 self._on_waited(time.perf_counter() - begun)
@@ -91,16 +91,16 @@ class Channel:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, report: FailureReport
+        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: RollCall
     ) -> None:
-        """Use ``group``, count in ``traffic`` under ``tier``, explain failures by ``report``."""
+        """Use ``group``, count in ``traffic`` under ``tier``, explain failures by ``progress``."""
         self.group = group
         self.tier: Tier = tier
         self.size = dist.get_world_size(group)
         self.position = dist.get_rank(group)
         self.ranks = dist.get_process_group_ranks(group)
         self._traffic = traffic
-        self._report = report
+        self._progress = progress
 
     def all_reduce_(self, tensor: Tensor, kind: str) -> Pending:
         """Sum ``tensor`` over the group, in place."""
@@ -188,10 +188,11 @@ class Channel:
             seconds = time.perf_counter() - begun
             self._traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
 
-        try:
+        explaining = partial(
+            self._progress.explaining, self.ranks, f"the collective {kind!r} of ranks {self.ranks}"
+        )
+        with explaining():
             work = call()
-        except RuntimeError as error:
-            raise self._report(error) from error
         if work is None:  # pragma: no cover - a rank outside the group
             raise RuntimeError(f"this rank is not in the process group of tier {self.tier!r}")
-        return Pending(work, done, self.count_wait, self._report)
+        return Pending(work, done, self.count_wait, explaining)

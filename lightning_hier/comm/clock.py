@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from lightning_hier.comm.roll_call import progress_record
+
 _ROUNDS = 16
 
 
@@ -40,6 +42,11 @@ def agree_on_zero(device: torch.device) -> CommonZero:
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return CommonZero(time.perf_counter(), time.time())
+    with progress_record().at("a comparison of clocks"):
+        return _compare(device)
+
+
+def _compare(device: torch.device) -> CommonZero:
     small = torch.zeros(1, dtype=torch.float64, device=device)
     ended, took = [], []
     for _ in range(_ROUNDS):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -15,12 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from lightning_hier.comm.across import AcrossRoute, build_route
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.process_groups import ProcessGroups
-from lightning_hier.comm.roll_call import RollCall, SupportsStore
+from lightning_hier.comm.roll_call import RollCall, progress_record
 from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
-
-_FITS = itertools.count()
-"""Fits of this process. All ranks begin a fit together, so they count alike."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Communicators:
         world: all ranks, counted as tier ``across``.
         route: how models travel between the ranks of ``across``.
         traffic: what this rank has sent.
-        roll_call: notes for errors that name missing ranks.
+        roll_call: where each rank is, for errors that name missing ranks.
         device: where tensors of collectives live.
         models_per_rank: models of different groups that every rank trains in turns.
 
@@ -82,36 +77,38 @@ class Communicators:
             process_groups: where they are kept for the next fit of this process; None: nowhere.
 
         """
+        progress = progress_record()
+        progress.during = traffic.synchronising
+        progress.grace_s = min(5.0, timeout.total_seconds() / 2)
         groups = process_groups or ProcessGroups()
-        mesh = build_mesh(
-            layout,
-            ("group", "across"),
-            device_type=device.type,
-            timeout=timeout,
-            process_groups=groups,
-        )
-        store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
-        fit, rank = next(_FITS), dist.get_rank()
-        roll_call = RollCall(store, rank, fit=fit, during=traffic.synchronising)
+        rank = dist.get_rank()
 
         def channel(group: dist.ProcessGroup, tier: Tier) -> Channel:
-            ranks = dist.get_process_group_ranks(group)
-            return Channel(group, tier, traffic, lambda cause: roll_call.report(ranks, cause))
+            return Channel(group, tier, traffic, progress)
 
         def subgroup(ranks: Sequence[int], name: str) -> Channel | None:
             group = groups.of(ranks, timeout, name)
             return channel(group, "across") if rank in ranks else None
 
         world_tier: Tier = "across" if layout.sizes[1] > 1 else "group"
+        with progress.at("the creation of process groups"):
+            mesh = build_mesh(
+                layout,
+                ("group", "across"),
+                device_type=device.type,
+                timeout=timeout,
+                process_groups=groups,
+            )
+            route = build_route(layout, host_of or [0] * layout.world_size, subgroup)
         return cls(
             layout=layout,
             mesh=mesh,
             group=channel(mesh.get_group("group"), "group"),
             across=channel(mesh.get_group("across"), "across"),
             world=channel(dist.distributed_c10d._get_default_group(), world_tier),
-            route=build_route(layout, host_of or [0] * layout.world_size, subgroup),
+            route=route,
             traffic=traffic,
-            roll_call=roll_call,
+            roll_call=progress,
             device=device,
             models_per_rank=models_per_rank,
         )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.roll_call import progress_record
 
 
 class ProcessGroups:
@@ -37,7 +38,11 @@ class ProcessGroups:
 
         """
         world = dist.distributed_c10d._get_default_group()
-        if any(gather_json(self._in_doubt or self._world is not world, device)):
+        progress = progress_record()
+        own = [progress.number, self._in_doubt or self._world is not world]
+        numbers, doubts = zip(*gather_json(own, device, place="the start of a run"), strict=True)
+        progress.align(numbers)
+        if any(doubts):
             self._made.clear()
             self._generation += 1
         self._world, self._in_doubt = world, False

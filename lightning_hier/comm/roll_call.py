@@ -1,11 +1,24 @@
-"""Who is missing: turns a failed collective into an error that names the late or dead ranks."""
+"""The progress record: turns a failed collective into an error that names the missing ranks."""
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Protocol, cast
+from weakref import ref
+
+import torch.distributed as dist
+
+# What gloo, NCCL and the store report of a peer that is gone or late, and of nothing else.
+_LOST = re.compile(
+    r"timed? ?out|connect|closed|closure|broken pipe|reset by peer|aborted|unreachable|"
+    r"no route|remote|ncclSystemError",
+    re.IGNORECASE,
+)
+_BACKENDS = re.compile("gloo|nccl", re.IGNORECASE)
 
 
 class PeerError(RuntimeError):
@@ -13,7 +26,7 @@ class PeerError(RuntimeError):
 
 
 class SupportsStore(Protocol):
-    """The part of :class:`torch.distributed.Store` that a roll call needs."""
+    """The part of :class:`torch.distributed.Store` that a progress record needs."""
 
     def set(self, key: str, value: str, /) -> None:
         """Store a value."""
@@ -26,113 +39,197 @@ class SupportsStore(Protocol):
 
 
 class RollCall:
-    """Notes in the job's store where each rank is, and reads them only after a failure.
+    """Writes into the job's store where this rank is; reads the others' entries after a failure.
 
-    A collective that fails says on one rank that time ran out, on another that a connection was
-    closed, and on none which rank caused it. So each rank notes which synchronisation it has
-    reached before it waits there; the ranks whose note lags behind are the missing ones. Inside a
-    group, where a note at every step would be traffic that leaves the group, ranks note only that
-    a collective failed, and those who have not noted it after a short grace are the missing ones.
+    A collective that fails reports on one rank that time ran out, on another that a connection was
+    closed, and on none which rank caused it. So each rank records where it is before it waits for
+    all ranks (:meth:`at`). Inside a group, where a record at every step would be traffic that
+    leaves the group, nothing is recorded. After a failure a rank records that it has failed, and
+    waits a short time for the others to record the same. Missing are those that did not, and of
+    these, at a collective of all ranks, the ones that have not reached it.
+
+    Args:
+        store: of the job.
+        rank: of this process.
+        world_size: number of ranks.
+        number: collectives of all ranks that are recorded already, by an earlier record.
+        grace_s: seconds to wait for the others' records after a failure.
+
+    Attributes:
+        number: collectives of all ranks so far; the same on all ranks in the same collective.
+        grace_s: see above.
+        during: entered with the name of a collective of all ranks while this rank is in it.
+
     """
 
     def __init__(
         self,
         store: SupportsStore,
         rank: int,
+        world_size: int,
         *,
-        fit: int = 0,
+        number: int = 0,
         grace_s: float = 5.0,
-        during: Callable[[str], AbstractContextManager[None]] = lambda place: nullcontext(),
     ) -> None:
-        """Write notes of a rank.
-
-        Args:
-            store: of the job.
-            rank: whose notes they are.
-            fit: which fit of these processes it is: notes of the earlier ones are in the store too,
-                and would look far ahead.
-            grace_s: seconds to wait for the others' notes after a failure.
-            during: entered with the place while this rank is in a synchronisation.
-
-        """
         self._store = store
-        self._during = during
         self._rank = rank
-        self._notes = f"hier/{fit}"
-        self._grace_s = grace_s
-        self._number = 0
+        self._everyone = range(world_size)
+        self._first = self.number = number
         self._place: str | None = None
+        self._last = "the start of the job"
+        self._found: str | None = None
+        self.grace_s = grace_s
+        self.during: Callable[[str], AbstractContextManager[None]] = lambda place: nullcontext()
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Note that this rank has reached a synchronisation, and that it is in it meanwhile."""
-        self._number += 1
-        self._place = place
+        """Record that this rank is at a collective of all ranks while the body runs.
+
+        All ranks must enter it, in the same order. One inside another keeps the outer name.
+
+        Raises:
+            PeerError: a collective in the body failed because a rank was lost or late; names it.
+
+        """
+        outer = self._place
+        during = self.during(place) if outer is None else nullcontext()
+        self._place = outer or place
+        self.number += 1
         try:
-            self._store.set(self._note_key(self._rank), f"{self._number}|{place}")
-        except RuntimeError as error:
-            raise self._unreachable(place, error, error) from error
-        with self._during(place):
+            self._record("at", self._place)
+            with self.explaining(self._everyone), during:
+                yield
+            self._last = self._place
+        finally:
+            self._place = outer
+
+    @contextmanager
+    def explaining(self, ranks: Sequence[int], doing: str = "") -> Iterator[None]:
+        """Name the missing ones of ``ranks`` if the body fails because a rank was lost or late.
+
+        Other errors are raised as they are; they get a note of what was being done, if given.
+
+        Raises:
+            PeerError: a collective of ``ranks`` failed because a rank was lost or late.
+
+        """
+        try:
             yield
-        self._place = None
+        except PeerError:
+            raise
+        except RuntimeError as error:
+            if self._found is not None and self._found in str(error):
+                # Raised in a hook or a callback, and wrapped in another error by C++.
+                raise PeerError(self._found) from error
+            if not is_lost_peer(error):
+                if doing:
+                    _add_note(error, f"raised in {doing}, {self._where}")
+                raise
+            raise self._report(self._everyone if self._place else ranks, error) from error
 
-    def report(self, ranks: Sequence[int], cause: Exception) -> PeerError:
-        """Explain a collective of ``ranks`` that failed with ``cause``."""
-        place = self._place or f"a step after synchronisation {self._number}"
+    def align(self, numbers: Sequence[int]) -> None:
+        """Go on above the highest number of all ranks; they may have failed at different ones.
+
+        All ranks must call it in the same collective.
+        """
+        self._first = self.number = max(numbers) + 1
+
+    @property
+    def _where(self) -> str:
+        return f"at {self._place}" if self._place else f"a step after {self._last}"
+
+    def _report(self, ranks: Sequence[int], cause: Exception) -> PeerError:
         try:
-            absent = self._lagging(ranks) if self._place else self._silent(ranks)
-            return PeerError(self._message(absent, place, cause))
+            self._found = self._message(*self._missing(ranks), cause)
         except RuntimeError as unreachable:
-            return self._unreachable(place, unreachable, cause)
+            return self._unreachable(unreachable, cause)
+        return PeerError(self._found)
 
-    def _lagging(self, ranks: Sequence[int]) -> list[int]:
-        notes = {rank: self._note(rank) for rank in ranks}
-        return [rank for rank, (number, _) in notes.items() if number < self._number]
-
-    def _silent(self, ranks: Sequence[int]) -> list[int]:
-        key = f"{self._notes}/failed/{self._number}"
-        self._store.set(f"{key}/{self._rank}", "1")
-        until = time.monotonic() + self._grace_s
+    def _missing(self, ranks: Sequence[int]) -> tuple[list[int], bool]:
+        """Ranks that are missing, and whether they had reached the collective before."""
+        self._record("failed", "")
+        silent, until = list(ranks), time.monotonic() + self.grace_s
         while True:
-            absent = [rank for rank in ranks if not self._store.check([f"{key}/{rank}"])]
-            if not absent or time.monotonic() > until:
-                return absent
+            silent = [rank for rank in silent if self._read("failed", rank)[0] < self._first]
+            if not silent or time.monotonic() > until:
+                break
             time.sleep(0.05)
+        if self._place is None:
+            return silent, False
+        late = [rank for rank in silent if self._read("at", rank)[0] < self.number]
+        return (late, False) if late else (silent, True)
 
-    def _note_key(self, rank: int) -> str:
-        return f"{self._notes}/at/{rank}"
-
-    def _note(self, rank: int) -> tuple[int, str]:
-        key = self._note_key(rank)
-        if not self._store.check([key]):
-            return 0, ""
-        number, _, place = self._store.get(key).decode().partition("|")
-        return int(number), place
-
-    def _message(self, absent: list[int], place: str, cause: Exception) -> str:
-        if not absent:
-            return (
-                f"{place} failed although every rank had reached it: a peer was lost on the way. "
-                f"The collective said: {_first_line(cause)}"
-            )
-        named = ", ".join(map(str, absent))
+    def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
+        place = self._place or self._where
+        named = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        if not missing:
+            why = "although every rank had reached it: a connection was lost on the way"
+        elif reached:
+            why = f"although every rank had reached it: {named} was lost on the way"
+        else:
+            seen = "; ".join(self._last_seen(rank) for rank in missing)
+            why = f"because {named} did not take part: {seen}"
+        look = f"Look at the log of {named}" if missing else "Look at the logs of all ranks"
         return (
-            f"{place} failed because rank{'s' * (len(absent) > 1)} {named} did not take part: "
-            f"{'; '.join(self._last_seen(rank) for rank in absent)}. Look at the log of "
-            f"rank {named}; ranks that are slow but healthy need a larger timeout. "
-            f"The collective said: {_first_line(cause)}"
+            f"{place} failed {why}. {look}; ranks that are slow but healthy need a larger timeout. "
+            f"The collective reported: {_first_line(cause)}"
         )
 
     def _last_seen(self, rank: int) -> str:
-        number, place = self._note(rank)
-        seen = f"was last seen at {place}" if number else "has not reached any synchronisation"
+        _, place = self._read("at", rank)
+        seen = f"was last seen at {place}" if place else "has not reached any synchronisation"
         return f"rank {rank} {seen}"
 
-    def _unreachable(self, place: str, unreachable: Exception, cause: Exception) -> PeerError:
+    def _record(self, kind: str, text: str) -> None:
+        try:
+            self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
+        except RuntimeError as error:
+            raise self._unreachable(error, error) from error
+
+    def _read(self, kind: str, rank: int) -> tuple[int, str]:
+        key = f"hier/{kind}/{rank}"
+        if not self._store.check([key]):
+            return -1, ""
+        number, _, text = self._store.get(key).decode().partition("|")
+        return int(number), text
+
+    def _unreachable(self, unreachable: Exception, cause: Exception) -> PeerError:
         return PeerError(
-            f"{place} failed, and the job's store on rank 0's host does not answer: rank 0 or its "
-            f"host is gone ({_first_line(unreachable)}). The collective said: {_first_line(cause)}"
+            f"{self._place or self._where} failed, and the job's store on rank 0's host does not "
+            f"answer: rank 0 or its host is gone ({_first_line(unreachable)}). The collective "
+            f"reported: {_first_line(cause)}"
         )
+
+
+def progress_record() -> RollCall:
+    """That of the default process group, which must exist. Communicates nothing."""
+    global _record
+    world = dist.distributed_c10d._get_default_group()
+    if _record is None or _record[0]() is not world:
+        store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
+        # Entries of an earlier group may still be in the store, and must not look far ahead.
+        number = 0 if _record is None else _record[1].number + 1
+        record = RollCall(store, dist.get_rank(), dist.get_world_size(), number=number)
+        _record = ref(world), record
+    return _record[1]
+
+
+# Weak, because nothing may refer to a group when the process ends.
+_record: tuple[ref[dist.ProcessGroup], RollCall] | None = None
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective or the store has failed because a peer is gone or late."""
+    text = str(error)
+    from_backend = isinstance(error, dist.DistError) or _BACKENDS.search(text)
+    return bool(from_backend and _LOST.search(text))
+
+
+def _add_note(error: Exception, note: str) -> None:
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    else:
+        error.args = (f"{error}\n{note}",)
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_hier.comm.agreement import opened, sealed
 from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class LiveStrategy(TieredStrategy):
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         if self._live is None:
             return super().broadcast(obj, src)
-        return self._live.collectives.broadcast(obj, src)
+        return opened(self._live.collectives.broadcast(sealed(obj), src), src)
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.agreement import gather_where_different
 
 # A parameter: index of its optimizer, of its group there, and its name in the module.
 Place = tuple[int, int, str]
@@ -26,7 +26,8 @@ def require_same_order(
         ValueError: on every rank, naming the first place that differs.
 
     """
-    rows = gather_json(_places(module, optimizers), device)
+    own = _places(module, optimizers)
+    rows = gather_where_different(own, device, place="the comparison of optimizers") or ()
     problem = order_problem([[(one, group, name) for one, group, name in row] for row in rows])
     if problem is not None:
         raise ValueError(problem)

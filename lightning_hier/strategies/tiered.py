@@ -17,12 +17,7 @@ from typing_extensions import override
 
 from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
-from lightning_hier.comm.agreement import (
-    broadcast_json,
-    gather_json,
-    raise_everywhere,
-    require_same,
-)
+from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.leaving import destroy_groups_at_exit
 from lightning_hier.comm.process_groups import SHARED
@@ -225,7 +220,8 @@ class TieredStrategy(PlacedStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        counts = gather_json(self._batch_counts(), self.root_device)
+        place = "the comparison of batch counts"
+        counts = gather_json(self._batch_counts(), self.root_device, place=place)
         problem = self._batches_problem([one for of_rank in counts for one in of_rank])
         if problem is not None:
             raise ValueError(problem)
@@ -237,14 +233,6 @@ class TieredStrategy(PlacedStrategy, ABC):
     def _batches_problem(self, counts: Sequence[float]) -> str | None:
         """What about the numbers of batches of all workers can't be trained, or None."""
         return uneven_problem(counts, "rank" if self.virtual_workers == 1 else "worker")
-
-    @override
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What rank ``src`` gives, on every rank, if JSON can say it: nothing is unpickled.
-
-        A collective of the world: every rank must call it.
-        """
-        return broadcast_json(obj, src, self.root_device)
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""

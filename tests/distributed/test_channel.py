@@ -70,20 +70,24 @@ def _mixed_broadcast() -> list[list[float]]:
         torch.empty(0),
         torch.tensor([rank], dtype=torch.uint8),
         torch.tensor([complex(rank, 1)]),
+        torch.tensor([rank], dtype=torch.int16),
+        torch.tensor([float(rank)] * 3, dtype=torch.float8_e4m3fn),
         tied,
     ]
     places = [tensor.data_ptr() for tensor in tensors]
     broadcast_tensors_(tensors, communicators.world, "initial_model")
     assert [tensor.data_ptr() for tensor in tensors] == places
     sent = communicators.traffic.of("group", "initial_model")
-    own = 4 * 2 + 2 + 2 * 8 + 6 * 2 + 8 + 1 + 8
+    own = 4 * 2 + 2 + 2 * 8 + 6 * 2 + 8 + 1 + 8 + 2 + 3
     assert sent.payload_bytes == (own if rank == 0 else 0)
-    return [torch.view_as_real(t).tolist() if t.is_complex() else t.tolist() for t in tensors]
+    return [
+        torch.view_as_real(t).tolist() if t.is_complex() else t.float().tolist() for t in tensors
+    ]
 
 
 def test_broadcast_of_every_dtype_in_place() -> None:
     first, *others = run_ranks(_mixed_broadcast, 3)
-    assert first[1] == [True, False]
+    assert first[1] == [1.0, 0.0]
     assert first[2] == [10, 20]
     assert all(other == first for other in others)
 

@@ -80,7 +80,10 @@ def test_peer_missing_from_a_step_of_its_group_is_named(disturbance: str, tmp_pa
     """The rank beside it says so; the other group meets the silence at its block's end."""
     outcomes = rank_outcomes(_run, 4, tmp_path, disturbance, 2, 3, 5)
     errors = _errors(outcomes, without=3)
-    assert "a step after synchronisation 1 failed because rank 3 did not take part" in errors[2]
+    assert (
+        "a step after the synchronisation of models at the end of a block failed because rank 3 "
+        "did not take part"
+    ) in errors[2]
     for rank in (0, 1):
         assert "end of a block failed" in errors[rank]
         assert "3 did not take part" in errors[rank]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.states import RunningStage
 
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
@@ -88,18 +91,52 @@ def test_code_in_a_checkpoint_is_not_run(
     assert not mark.exists()
 
 
-def _broadcast(strategy: str) -> list[Any]:
-    rank = int(os.environ["RANK"])
+_REFUSED: list[tuple[Any, str]] = [
+    (object(), "object: <object object at"),
+    ({0: 1}, "int: 0 at a key"),
+    ({"a": [(1, 2)]}, r"tuple: \(1, 2\) at \['a'\]\[0\]"),
+    ({1, 2}, r"set: \{1, 2\}"),
+    (np.float64(0.5), "float64: np.float64"),
+    ([np.int64(1)], "int64: np.int64"),
+    (torch.ones(2), r"Tensor: tensor\(\[1"),
+    (RunningStage.TRAINING, "RunningStage: "),
+    (b"bytes", "bytes: b'bytes'"),
+    (Counter("a"), "Counter: Counter"),
+]
+
+
+def _broadcast(strategy: str, trains: bool) -> list[Any]:
+    """Before training, or in the middle of it, where servers may have taken over."""
     trainer = make_trainer(strategy)
-    trainer.strategy.setup_environment()
-    said = [None, 3, f"from {rank}", {"a": [1.5, rank]}, Path("/tmp") / str(rank)]
-    heard = [trainer.strategy.broadcast(value, src=1) for value in said]
-    with pytest.raises(TypeError, match=r"rank 1 .* can't say \(object: .*nothing .* unpickled"):
-        trainer.strategy.broadcast(object() if rank == 1 else None, src=1)
-    return [*heard, trainer.strategy.broadcast("last")]
+    if not trains:
+        trainer.strategy.setup_environment()
+        return _exchange(trainer)
+    model = _Broadcasts()
+    trainer.fit(model, loader(2))
+    return model.heard
 
 
+class _Broadcasts(Net):
+    heard: list[Any]
+
+    def on_train_epoch_end(self) -> None:
+        self.heard = _exchange(self.trainer)
+
+
+def _exchange(trainer: Any) -> list[Any]:
+    rank, broadcast = int(os.environ["RANK"]), trainer.strategy.broadcast
+    said = [None, 3, f"from {rank}", {"a": [1.5, rank]}, Path("/tmp") / str(rank), 1e-320, 2**70]
+    heard = [broadcast(value, src=1) for value in said]
+    assert str(broadcast([float("nan"), -float("inf"), -0.0])) == "[nan, -inf, -0.0]"
+    for value, message in _REFUSED:
+        wanted = rf"rank 1 .* can't say \({message}.*nothing .* unpickled.*list\("
+        with pytest.raises(TypeError, match=wanted):
+            broadcast(value if rank == 1 else None, src=1)
+    return [*heard, broadcast("last")]
+
+
+@pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("strategy", ["bmuf", "psp"])
-def test_broadcast_is_of_what_json_can_say(strategy: str) -> None:
-    wanted = [None, 3, "from 1", {"a": [1.5, 1]}, "/tmp/1", "last"]
-    assert run_ranks(_broadcast, 2, strategy) == [wanted] * 2
+def test_broadcast_is_exact_or_one_error(strategy: str, trains: bool) -> None:
+    wanted = [None, 3, "from 1", {"a": [1.5, 1]}, "/tmp/1", 1e-320, 2**70, "last"]
+    assert run_ranks(_broadcast, 2, strategy, trains) == [wanted] * 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
+import torch
 
 from lightning_hier.comm.roll_call import PeerError, RollCall
 
 
-class Notes:
+class Store:
     """The store's behaviour that counts, without a network; `gone` is what a lost host does."""
 
     def __init__(self) -> None:
@@ -31,82 +34,124 @@ class Notes:
             raise RuntimeError("Broken pipe\nat some line")
 
 
-BROKEN = RuntimeError("Connection closed by peer [127.0.0.1]\nException raised from ...")
+BROKEN = RuntimeError("gloo: Connection closed by peer [127.0.0.1]\nException raised from ...")
 
 
-def _calls(notes: Notes, ranks: int, fit: int = 0) -> list[RollCall]:
-    return [RollCall(notes, rank, fit=fit, grace_s=0.0) for rank in range(ranks)]
+def _records(store: Store, ranks: int, number: int = 0) -> list[RollCall]:
+    return [RollCall(store, rank, ranks, number=number, grace_s=0.0) for rank in range(ranks)]
+
+
+def _failing(record: RollCall, place: str = "", ranks: tuple[int, ...] = ()) -> str:
+    """The error of a rank whose collective fails, at a place or in a step of a group."""
+    body = record.at(place) if place else record.explaining(ranks)
+    with pytest.raises(PeerError) as raised, body:
+        raise BROKEN
+    assert raised.value.__cause__ is BROKEN
+    return str(raised.value)
+
+
+def _pass(records: list[RollCall], place: str) -> None:
+    for record in records:
+        with record.at(place):
+            pass
 
 
 def test_rank_that_has_not_reached_the_synchronisation_is_named() -> None:
-    calls = _calls(Notes(), 3)
-    for call in calls:
-        with call.at("block 1"):
-            pass
-    with calls[0].at("block 2"), calls[2].at("block 2"):
-        error = calls[0].report([0, 1, 2], BROKEN)
-    assert isinstance(error, PeerError)
-    assert "block 2 failed because rank 1 did not take part" in str(error)
-    assert "rank 1 was last seen at block 1" in str(error)
-    assert "larger timeout" in str(error)
-    assert "Connection closed by peer [127.0.0.1]" in str(error)
-    assert "Exception raised" not in str(error)
+    records = _records(Store(), 3)
+    _pass(records, "block 1")
+    with records[2].at("block 2"):
+        said = _failing(records[0], "block 2")
+    assert "block 2 failed because rank 1 did not take part" in said
+    assert "rank 1 was last seen at block 1" in said
+    assert "larger timeout" in said
+    assert "Connection closed by peer [127.0.0.1]" in said
+    assert "Exception raised" not in said
 
 
 def test_rank_that_never_came_anywhere_is_named() -> None:
-    calls = _calls(Notes(), 4)
-    with calls[0].at("block 1"):
-        said = str(calls[0].report([0, 2, 3], BROKEN))
+    records = _records(Store(), 4)
+    with records[1].at("block 1"):
+        said = _failing(records[0], "block 1")
     assert "ranks 2, 3 did not take part" in said
     assert "rank 2 has not reached any synchronisation" in said
     assert "rank 1" not in said
 
 
-def test_ranks_of_the_group_alone_are_asked() -> None:
-    calls = _calls(Notes(), 4)
-    with calls[0].at("block 1"), calls[1].at("block 1"):
-        assert "every rank had reached it" in str(calls[0].report([0, 1], BROKEN))
+def test_rank_that_was_lost_in_the_collective_is_named() -> None:
+    records = _records(Store(), 3)
+    with records[1].at("block 1"), records[2].at("block 1"):
+        records[2]._record("failed", "")
+        said = _failing(records[0], "block 1")
+    assert "every rank had reached it: rank 1 was lost on the way" in said
 
 
-def test_between_synchronisations_the_silent_rank_is_named() -> None:
-    calls = _calls(Notes(), 3)
-    for call in calls:
-        with call.at("block 1"):
-            pass
-    calls[1].report([0, 1, 2], BROKEN)
-    said = str(calls[0].report([0, 1, 2], BROKEN))
-    assert "a step after synchronisation 1 failed because rank 2 did not take part" in said
+def test_rank_that_failed_for_the_same_reason_is_not_named() -> None:
+    """Its group's step has failed, so it does not come to the synchronisation of all."""
+    records = _records(Store(), 4)
+    _pass(records, "block 1")
+    assert "because rank 3 did not" in _failing(records[2], ranks=(2, 3))
+    with records[1].at("block 2"):
+        assert "block 2 failed because rank 3 did not" in _failing(records[0], "block 2")
+
+
+def test_between_synchronisations_ranks_of_the_group_alone_are_asked() -> None:
+    records = _records(Store(), 4)
+    _pass(records, "block 1")
+    said = _failing(records[0], ranks=(0, 2))
+    assert "a step after block 1 failed because rank 2 did not take part" in said
     assert "rank 2 was last seen at block 1" in said
 
 
 def test_store_that_does_not_answer_is_rank_zero() -> None:
-    notes = Notes()
-    call = RollCall(notes, 1, grace_s=0.0)
-    with call.at("block 1"):
-        notes.gone = True
-        said = str(call.report([0, 1], BROKEN))
-        assert "rank 0 or its host is gone (Broken pipe)" in said
-    with pytest.raises(PeerError, match="block 2 failed.*rank 0"), call.at("block 2"):
+    store = Store()
+    record = RollCall(store, 1, 2, grace_s=0.0)
+    with pytest.raises(PeerError, match=r"rank 0 or its host is gone \(Broken pipe\)"):
+        with record.at("block 1"):
+            store.gone = True
+            raise BROKEN
+    with pytest.raises(PeerError, match="block 2 failed.*rank 0"), record.at("block 2"):
         raise AssertionError("must not be reached")
 
 
-def test_notes_of_an_earlier_fit_do_not_hide_who_is_missing_now() -> None:
-    """A second fit in the same processes finds the first one's notes in the store."""
-    notes = Notes()
-    for call in _calls(notes, 2):
-        for block in range(5):
-            with call.at(f"block {block}"):
-                pass
-    first, _ = _calls(notes, 2, fit=1)
-    with first.at("block 1"):
-        said = str(first.report([0, 1], BROKEN))
-    assert "rank 1 did not take part" in said
+def test_entries_of_an_earlier_run_do_not_hide_who_is_missing_now() -> None:
+    """Ranks that failed at different places start anew from the highest of their numbers."""
+    records = _records(Store(), 3)
+    _pass(records, "block 1")
+    _pass(records[1:], "block 2")
+    for record in records:
+        _failing(record, ranks=(0, 1, 2))
+    numbers = [record.number for record in records]
+    for record in records:
+        record.align(numbers)
+    assert "because ranks 1, 2 did not take part" in _failing(records[0], "block 1")
+    assert "because rank 1 did not take part" in _failing(records[2], ranks=(1, 2))
 
 
-def test_who_failed_in_an_earlier_fit_does_not_hide_who_is_silent_now() -> None:
-    notes = Notes()
-    for call in _calls(notes, 3):
-        call.report([0, 1, 2], BROKEN)
-    first, second, _ = _calls(notes, 3, fit=1)
-    second.report([0, 1, 2], BROKEN)
-    assert "because rank 2 did not take part" in str(first.report([0, 1, 2], BROKEN))
+def test_error_of_another_kind_is_raised_as_it_is_with_a_note() -> None:
+    (record,) = _records(Store(), 1)
+    for error in (
+        RuntimeError("Invalid scalar type"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("the user's own connection was closed"),
+    ):
+        with pytest.raises(RuntimeError) as raised, record.at("block 1"):
+            with record.explaining([0], "the collective 'buffers'"):
+                raise error
+        assert raised.value is error and error.__cause__ is None
+        text = "".join(traceback.format_exception(error))
+        assert "raised in the collective 'buffers', at block 1" in text
+
+
+def test_error_that_went_through_cpp_is_a_peer_error_again() -> None:
+    record, _ = _records(Store(), 2)
+    said = _failing(record, ranks=(0, 1))
+    with pytest.raises(PeerError) as raised, record.explaining([0, 1]):
+        raise RuntimeError(f"Got the following error when running the callback: {said}\n\nAt:")
+    assert str(raised.value) == said
+
+
+def test_names_of_collectives_inside_each_other_are_those_of_the_outer_one() -> None:
+    records = _records(Store(), 2)
+    with records[0].at("a save"):
+        said = _failing(records[0], "a check")
+    assert said.startswith("a save failed because rank 1")

@@ -16,6 +16,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.roll_call import progress_record
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 
@@ -90,7 +91,8 @@ def joined(accelerator: str, timeout_s: float) -> Iterator[Job]:
         ),
     )
     # Not after an error: leaving waits for ranks that may be gone.
-    dist.barrier()
+    with progress_record().at("the end of the measurement"):
+        dist.barrier()
     dist.destroy_process_group()
 
 

@@ -68,7 +68,7 @@ def _described(checkpoint: Mapping[str, Any]) -> str:
 def _compare(
     own: Mapping[str, str], device: torch.device, own_error: Exception | None = None
 ) -> None:
-    rows = gather_json(own, device)
+    rows = gather_json(own, device, place="the comparison of checkpoints")
     if len({"error" if "error" in row else row.get("holds") for row in rows}) == 1:
         return  # where none could read it, each raises its own error
     ranks: defaultdict[str, list[int]] = defaultdict(list)

@@ -16,6 +16,8 @@ from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.strategies.checkpoints.rank_files import FORMAT, SECTION, Part, RankFiles
 
+_SAVE = "a save of a checkpoint"
+
 
 def save_run(
     checkpoint: dict[str, Any],
@@ -55,14 +57,15 @@ def save_run(
     """
     devices, groups = layout.sizes
     finish_writing(io)
-    save, common = gather_json([f"{time.time_ns():020d}", str(path)], device)[0]
+    own = [f"{time.time_ns():020d}", str(path)]
+    save, common = gather_json(own, device, place=_SAVE)[0]
     files = RankFiles(common, save)
     problem = None
     for part, number, state in states:
         write_part = partial(io.save_checkpoint, state, files.path(part, number))
         problem = problem or _problem(write_part)
     try:
-        raise_everywhere(problem, device, error=OSError)
+        raise_everywhere(problem, device, error=OSError, place=_SAVE)
         checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
         write_everywhere(lambda: write(checkpoint), device)
     except OSError:
@@ -83,7 +86,7 @@ def write_everywhere(write: Callable[[], None], device: torch.device) -> None:
         OSError: on every rank, what any rank could not write.
 
     """
-    raise_everywhere(_problem(write), device, error=OSError)
+    raise_everywhere(_problem(write), device, error=OSError, place=_SAVE)
 
 
 def finish_writing(io: CheckpointIO) -> None:

@@ -1,0 +1,44 @@
+"""Tensors of a dtype that collectives lack: trained all the same, or one error before training."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit
+from tests.trainer.mistakes import check_mistake
+
+
+class _Rare(Net):
+    """Buffers that are not the same on all ranks."""
+
+    def __init__(self, *dtypes: torch.dtype) -> None:
+        super().__init__()
+        for number, dtype in enumerate(dtypes):
+            values = torch.arange(3) + int(os.environ["RANK"])
+            self.register_buffer(f"rare{number}", values.to(dtype))
+
+
+def _train(*dtypes: torch.dtype) -> list[list[float]]:
+    model = _Rare(*dtypes)
+    fit(lh.PSPStrategy(), 2, model)
+    return [buffer.float().tolist() for buffer in model.buffers()]
+
+
+def test_buffers_are_kept_equal_where_ddp_does_not_send_them() -> None:
+    dtypes = torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool
+    assert run_ranks(_train, 2, *dtypes) == [[[0.0, 1.0, 2.0]] * 3 + [[0.0, 1.0, 1.0]]] * 2
+
+
+def _in_groups(dtype: torch.dtype) -> None:
+    fit(lh.BMUFGTCStrategy(group_size=2), 2, _Rare(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e5m2])
+def test_buffer_that_ddp_can_not_send_is_one_error(dtype: torch.dtype) -> None:
+    check_mistake(partial(_in_groups, dtype), rf"can't send rare0 \({dtype}\) over gloo.*uint8")
