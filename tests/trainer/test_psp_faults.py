@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -125,6 +126,17 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
             assert outcome.error is not None
             assert "rank 1" in outcome.error
             assert "min_pushes" in outcome.error
+
+
+def _die_together(folder: Path) -> None:
+    tempfile.tempdir = str(folder)
+    _run({(rank, 3): "dies" for rank in range(2)}, {"min_pushes": 1})
+
+
+def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_path: Path) -> None:
+    outcomes = rank_outcomes(_die_together, 2, tmp_path)
+    assert [outcome.exit_code for outcome in outcomes] == [-signal.SIGKILL] * 2
+    assert not list(tmp_path.iterdir())
 
 
 def _run_and_tell(folder: Path) -> None:
