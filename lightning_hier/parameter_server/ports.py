@@ -121,7 +121,7 @@ def open_ports(
     tier_of: Callable[[int], Tier],
     limits: Limits | None = None,
     heartbeat_s: float = 1.0,
-    grace_s: float = 5.0,
+    grace_s: float = 30.0,
 ) -> Ports:
     """Bind this rank's server and get to know the others'. Every rank must call it.
 
@@ -135,7 +135,7 @@ def open_ports(
         tier_of: the tier in which a message to a rank is counted.
         limits: of messages; the same on all ranks.
         heartbeat_s: between two heartbeats, in seconds.
-        grace_s: how long a rank may be away before it is lost, in seconds.
+        grace_s: how long a rank whose process has not ended may be away, in seconds.
 
     Raises:
         RuntimeError: on every rank, if one of them can't be reached by the others.

@@ -48,6 +48,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             ``"world"``. Traffic is counted by it.
         warmup_steps: first so many steps of every optimizer average gradients exactly over all
             ranks.
+        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
+            without it. One whose process has ended is not waited for.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``; those for DDP itself have no effect,
             since the module is not wrapped.
@@ -64,6 +66,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         *,
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
+        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -71,6 +74,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
         server_checks.check_workers(self.virtual_workers)
+        server_checks.check_grace(grace_s)
+        self.grace_s = grace_s
         self._states: Sequence[Mapping[int, Any]] | None = None
         self._steps: list[int] = []
         self._counted: dict[str, float] = {}
@@ -238,6 +243,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             lambda value: gather_json(value, self.root_device),
             traffic=self.traffic,
             tier_of=tier_of,
+            grace_s=self.grace_s,
         )
         return ServerSession(
             ports,
