@@ -219,6 +219,20 @@ def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
         assert ports._site.context.closed
 
 
+def test_payload_of_more_than_4_gib_reaches_the_own_server(tmp_path: Path) -> None:
+    """In one part, since the memory itself is handed over. Nobody reads it, so none is used."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**32 + 40)
+    payload = torch.from_file(file.name, shared=True, size=2**30 + 10)
+    with opened(1) as [ports]:
+        assert ports.open_client("main").send(0, Message(Kind.PUSH, payload=payload))
+        received = ports.server.receive(WAIT_S)
+        assert received is not None and received.message.payload is not None
+        assert received.message.payload.shape == payload.shape
+        assert received.message.payload.data_ptr() == payload.data_ptr()
+        del received
+
+
 def test_sockets_have_no_name_once_the_ports_are_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
