@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.ports import Ports
     from lightning_hier.strategies.server_session import ServerSession
+
+_AGENTS_WAIT = (
+    "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
+    "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
+)
 
 
 class ParameterServerStrategy(LiveStrategy, ABC):
@@ -213,6 +219,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if session is not None:
             if session.lost():
                 stay_at_exit()
+                if dist.is_torchelastic_launched() and self.num_nodes > 1:
+                    rank_zero_warn(_AGENTS_WAIT)
             session.close(orderly=not self._failed)
         super().teardown()
 
