@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import struct
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-SOCKET_NAME = "server"
-_FOLDER_PREFIX = "lightning_hier-"
-# sockaddr_un holds 108 bytes with the final zero; beyond it binding fails.
-_LONGEST_PATH = 107
 _SIOCGIFADDR = 0x8915
 _IPV6_TABLE = Path("/proc/net/if_inet6")
 
@@ -80,41 +76,14 @@ def host_identity() -> str:
     """The same text for ranks that can share a socket in the file system, and for no others.
 
     That takes one kernel, one network, one view of the file system and one user: two containers
-    on one machine speak over tcp.
+    on one machine speak over tcp, and so do ranks that cannot read ``/proc``.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         spaces = [os.stat(f"/proc/self/ns/{space}").st_ino for space in ("net", "mnt")]
     except OSError:
-        boot, spaces = socket.gethostname(), []
+        boot, spaces = secrets.token_hex(8), []
     return "/".join([boot, *map(str, spaces), str(os.getuid())])
-
-
-def make_socket_folder() -> Path:
-    """A fresh folder for a socket that no other user can enter.
-
-    Raises:
-        OSError: there is no place for one with a path short enough for a socket.
-
-    """
-    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp"]):
-        with suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
-            if len(os.fsencode(folder / SOCKET_NAME)) <= _LONGEST_PATH:
-                return folder
-            folder.rmdir()
-    raise OSError("no folder for a socket can be made: set TMPDIR to a short, writable path")
-
-
-def remove_socket_folder(folder: Path) -> None:
-    """Remove what :func:`make_socket_folder` made, on this rank or on one that has died.
-
-    The name may have come over the network, so nothing else is ever removed.
-    """
-    if folder.name.startswith(_FOLDER_PREFIX):
-        with suppress(OSError):
-            (folder / SOCKET_NAME).unlink(missing_ok=True)
-            folder.rmdir()
 
 
 def named_interface_address(environment: Mapping[str, str]) -> str | None:

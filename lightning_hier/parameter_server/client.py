@@ -125,6 +125,6 @@ def _expelled(received: Received) -> None:
     reason = received.message.facts.get("reason", "it was silent")
     raise PeerError(
         f"the other ranks go on without this one: rank {received.sender} had lost it ({reason}). "
-        "A rank that is cut off for longer than the time of grace can't come back; look at its "
-        "host and its network."
+        "A rank that cannot be reached for grace_s can't come back. Look at its host and network, "
+        "and set grace_s to more than such interruptions take."
     )

@@ -16,7 +16,7 @@ from lightning_hier.parameter_server.assembly import Assembly, Memory
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
 from lightning_hier.parameter_server.refusals import Refusals, Refused
 from lightning_hier.parameter_server.sockets import Socket
-from lightning_hier.parameter_server.wire import PART_BYTES, decode, encode
+from lightning_hier.parameter_server.wire import decode, encode
 
 # Smaller payloads are copied: to wait for ZeroMQ to release them costs more.
 ZERO_COPY_BYTES = 65536
@@ -70,7 +70,7 @@ class Link:
         """
         limits = self._accounts.limits
         # Inside a process the memory itself is handed over, in one part.
-        size = max(limits.payload_bytes, PART_BYTES) if self._is_own else PART_BYTES
+        size = limits.payload_bytes if self._is_own else None
         parts = encode(message, self._sent + 1, limits, size)
         nbytes = sum(raw.nbytes for *_, raw in parts)
         copied = nbytes <= ZERO_COPY_BYTES

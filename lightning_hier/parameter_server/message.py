@@ -62,7 +62,7 @@ class Limits:
     """How large a message may be, and how much may wait for one peer.
 
     Attributes:
-        payload_bytes: of the tensor of one message.
+        payload_bytes: of the tensor of one message, however many parts it travels in.
         facts_bytes: of the facts of one message, as JSON.
         queued_bytes: of payloads that wait to be sent to one peer, and of those that wait to be
             read from it. A single message may be larger.
@@ -70,7 +70,7 @@ class Limits:
 
     """
 
-    payload_bytes: int = 2**32
+    payload_bytes: int = 2**40
     facts_bytes: int = 2**20
     queued_bytes: int = 2**28
     queued_messages: int = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
@@ -97,9 +97,6 @@ class Ports:
             client.close()
         self.watch.close()
         self._site.close()
-        for rank in self.watch.lost():
-            if self._register.is_near(rank):
-                self._site.clear_after(self._register.contacts[rank])
 
     def _client_socket(
         self, contact: Contact, name: str, heartbeat_s: float | None = None
@@ -124,11 +121,11 @@ def open_ports(
     tier_of: Callable[[int], Tier],
     limits: Limits | None = None,
     heartbeat_s: float = 1.0,
-    grace_s: float = 5.0,
+    grace_s: float = 30.0,
 ) -> Ports:
     """Bind this rank's server and get to know the others'. Every rank must call it.
 
-    Inside a host ranks speak over sockets in the file system, between hosts over tcp with CURVE.
+    Inside a host ranks speak over Unix sockets, between hosts over tcp with CURVE.
 
     Args:
         rank: of this process.
@@ -138,7 +135,7 @@ def open_ports(
         tier_of: the tier in which a message to a rank is counted.
         limits: of messages; the same on all ranks.
         heartbeat_s: between two heartbeats, in seconds.
-        grace_s: how long a rank may be away before it is lost, in seconds.
+        grace_s: how long a rank whose process has not ended may be away, in seconds.
 
     Raises:
         RuntimeError: on every rank, if one of them can't be reached by the others.
@@ -156,19 +153,23 @@ def open_ports(
     with ExitStack() as undo:
         site = Site(world_size, limits, accounts.refusals)
         undo.callback(site.close)
-        contacts = _agree(exchange, lambda: site.bind(rank, offers))
-        register = Register(rank, contacts)
+        rows = _agree(exchange, lambda: asdict(site.bind(rank, offers)))
+        contacts = [Contact(**row) for row in rows]
+        opened: list[Contact] = []
+        host = contacts[rank].host
+        _agree(exchange, lambda: opened.extend(site.open_sockets(host, contacts)))
+        site.remove_name()
+        register = Register(rank, opened)
         site.gatekeeper.admit(register.ranks_by_key)
         ports = Ports(site, register, accounts, heartbeat_s=heartbeat_s, grace_s=grace_s)
         undo.pop_all()
     return ports
 
 
-def _agree(exchange: Callable[[Any], list[Any]], bind: Callable[[], Contact]) -> list[Contact]:
-    """All ranks' contacts; an error on one is raised on all, so that none waits for it."""
-    said: Mapping[str, Any]
+def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list[Any]:
+    """What ``act`` returns on each rank; an error on one is raised on all, so that none waits."""
     try:
-        said = asdict(bind())
+        said = {"result": act()}
     except (OSError, zmq.ZMQError) as error:
         said = {"problem": str(error)}
     rows = exchange(said)
@@ -177,4 +178,4 @@ def _agree(exchange: Callable[[Any], list[Any]], bind: Callable[[], Contact]) ->
     ]
     if problems:
         raise RuntimeError(f"no port for the others to reach: {'; '.join(problems)}")
-    return [Contact(**row) for row in rows]
+    return [row["result"] for row in rows]

@@ -1,22 +1,21 @@
-"""A rank's place in the transport: its context, its bound socket, and the folder of that."""
+"""A rank's end of the transport: its context, its bound socket, and handles of its host's sockets.
+
+A Unix socket has a name in the file system. A process that is killed leaves it behind, and whoever
+may write there could then give it to a socket of their own. So names exist during the start only:
+every rank of the host opens the sockets of the others (``O_PATH``), and then all names are removed.
+By way of ``/proc/self/fd`` a rank connects, and connects again, as long as the server is there.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 
-from lightning_hier.parameter_server.addresses import (
-    SOCKET_NAME,
-    Offer,
-    job_address,
-    make_socket_folder,
-    remove_socket_folder,
-    tcp_endpoint,
-)
+from lightning_hier.parameter_server.addresses import Offer, job_address, tcp_endpoint
 from lightning_hier.parameter_server.credentials import Contact, Credentials
 from lightning_hier.parameter_server.gatekeeper import Gatekeeper
 from lightning_hier.parameter_server.message import Limits
@@ -29,7 +28,8 @@ from lightning_hier.parameter_server.sockets import (
     server_socket,
 )
 
-_IPC = "ipc://"
+_FOLDER_PREFIX = "lightning_hier-"
+_SOCKET_NAME = "server"
 _END_LIMIT_S = LINGER_MS / 1000 + 4.0
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Site:
         self.gatekeeper = Gatekeeper(self.context, refusals)
         self.server = server_socket(self.context, limits)
         self.gatekeeper.start(self.server)
-        self._clear: Callable[[], object] = lambda: None
+        self._folder: TemporaryDirectory[str] | None = None
+        self._handles: list[int] = []
 
     def bind(self, rank: int, offers: Sequence[Offer]) -> Contact:
         """Bind where the other ranks need it, and nowhere else.
@@ -66,20 +67,35 @@ class Site:
         hosts = [offer.host for offer in offers]
         ipc = tcp = None
         if hosts.count(host) > 1:
-            folder = make_socket_folder()
-            # Also where the interpreter ends without anybody closing the ports.
-            self._clear = weakref.finalize(self, _remove_own, folder, os.getpid())
-            ipc = f"{_IPC}{folder / SOCKET_NAME}"
+            # Only this user can enter it.
+            self._folder = TemporaryDirectory(prefix=_FOLDER_PREFIX)
+            # By its handle, since the address of a socket holds 107 bytes and a path may be longer.
+            ipc = f"{self._open(self._folder.name)}/{_SOCKET_NAME}"
         bind_inside(self.server, ipc)
         if hosts.count(host) < len(hosts):
             wanted = tcp_endpoint(job_address(rank, offers))
             tcp = bind_outside(self.server, wanted, self.credentials)
-        return Contact(rank, host, self.credentials.token, self.credentials.public_key, ipc, tcp)
+        path = None if self._folder is None else f"{self._folder.name}/{_SOCKET_NAME}"
+        return Contact(rank, host, self.credentials.token, self.credentials.public_key, path, tcp)
 
-    def clear_after(self, contact: Contact) -> None:
-        """Remove the folder of a rank of this host that has died."""
-        if contact.ipc is not None:
-            remove_socket_folder(Path(contact.ipc.removeprefix(_IPC)).parent)
+    def open_sockets(self, host: str, contacts: Sequence[Contact]) -> list[Contact]:
+        """The contacts, with endpoints that outlive the names of the sockets of ``host``.
+
+        Raises:
+            OSError: a socket can't be opened.
+
+        """
+        return [
+            replace(contact, ipc=self._open(contact.ipc))
+            if contact.host == host and contact.ipc is not None
+            else contact
+            for contact in contacts
+        ]
+
+    def remove_name(self) -> None:
+        """Remove the name of this rank's socket, once all ranks of its host have opened it."""
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def close(self) -> None:
         """End the context, after all other sockets have been closed."""
@@ -89,11 +105,14 @@ class Site:
         end = threading.Thread(target=self.context.term, name="zmq-end", daemon=True)
         end.start()
         end.join(_END_LIMIT_S)
-        if end.is_alive():
+        self.remove_name()
+        if end.is_alive():  # and may still connect by the handles
             _log.warning("ZeroMQ did not end within %g s: a port is still open", _END_LIMIT_S)
-        self._clear()
+            return
+        while self._handles:
+            os.close(self._handles.pop())
 
-
-def _remove_own(folder: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a fork of this rank inherits the order, but not the folder
-        remove_socket_folder(folder)
+    def _open(self, path: str) -> str:
+        """An endpoint that leads to ``path`` without its name, for as long as this site is open."""
+        self._handles.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+        return f"ipc:///proc/self/fd/{self._handles[-1]}"

@@ -9,7 +9,7 @@ import zmq
 from lightning_hier.parameter_server.credentials import Contact, Credentials, Register, routing_id
 from lightning_hier.parameter_server.gatekeeper import ZAP_DOMAIN
 from lightning_hier.parameter_server.message import Limits
-from lightning_hier.parameter_server.wire import PART_BYTES
+from lightning_hier.parameter_server.wire import MOST_PARTS, PART_BYTES, bytes_of_part
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
@@ -133,11 +133,12 @@ def _set_common(socket: Socket, limits: Limits) -> None:
     socket.linger = LINGER_MS
     # The links limit queues by bytes. ZeroMQ limits them by number, for messages without payload,
     # and must not stop in the middle of the one large message that may always be sent.
-    parts = max(limits.queued_bytes, limits.payload_bytes) // PART_BYTES
+    parts = max(limits.queued_bytes // PART_BYTES, MOST_PARTS)
     socket.sndhwm = limits.queued_messages + parts
     # A peer of which so much waits to be read is not heard any more, and its own queue fills.
     socket.rcvhwm = max(_LEAST_PARTS, limits.queued_bytes // PART_BYTES)
-    socket.maxmsgsize = max(limits.payload_bytes, limits.facts_bytes) + _SLACK_BYTES
+    largest = max(bytes_of_part(limits.payload_bytes), limits.facts_bytes)
+    socket.maxmsgsize = largest + _SLACK_BYTES
     # Routers between hosts forget a way on which nothing is said, without telling either end.
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = _SILENT_LIMIT_S

@@ -7,6 +7,8 @@ computes is not taken for a dead one.
 
 from __future__ import annotations
 
+import errno
+import socket
 import struct
 import threading
 import time
@@ -16,22 +18,25 @@ import zmq
 
 from lightning_hier.parameter_server.sockets import Context, Unconnected
 
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+_ENDED = "its process has ended: connections to it are refused"
 
 
 class Watch:
     """Who is lost and who has left. Both are for good: nobody comes back.
 
     A rank is lost when its connection breaks, because it has died or does not answer heartbeats,
-    and has not come back for the time of grace. Time in which :meth:`poll` was not called counts
-    for one heartbeat at most, so that a rank that was itself stopped does not take all others
-    for dead when it goes on.
+    and either its host refuses new connections, which means that the process has ended, or it has
+    not come back within ``grace_s``. Time in which :meth:`poll` was not called counts for one
+    heartbeat at most, so that a rank that was itself stopped does not take all others for dead
+    when it goes on.
 
     Args:
         context: of the sockets.
         sockets: one for each other rank, with heartbeats; the watch connects and owns them.
         heartbeat_s: between two heartbeats, in seconds.
-        grace_s: how long a rank may be away, in seconds.
+        grace_s: how long a rank whose process has not ended may be away, in seconds.
 
     """
 
@@ -76,10 +81,13 @@ class Watch:
         self._polled_at = now
         for rank, peer in list(self._peers.items()):
             peer.note_events(min(elapsed_s, self._heartbeat_s))
-            if peer.away_s > self._grace_s:
+            # Not at once: this rank reconnects by itself, most often before.
+            ended = peer.away_s > self._heartbeat_s and peer.has_ended()
+            if ended or peer.away_s > self._grace_s:
+                reason = _ENDED if ended else peer.reason(self._grace_s)
                 self._peers.pop(rank).close()
                 with self._lock:
-                    self._lost[rank] = peer.reason(self._grace_s)
+                    self._lost[rank] = reason
 
     def close(self) -> None:
         """Close all sockets. After the thread that polls has ended."""
@@ -100,6 +108,9 @@ class _Peer:
         self._socket.monitor(endpoint, _EVENTS)
         self._events.connect(endpoint)
         unconnected.connect()
+        self._endpoint = unconnected.endpoint
+        self._probe: socket.socket | None = None
+        self._reached = False
         self._connected = False
         self._was_connected = False
         self.away_s = 0.0
@@ -108,18 +119,52 @@ class _Peer:
         """Bring the state up to date; ``elapsed_s`` seconds have passed since the last time."""
         while self._events.poll(0):
             number, _ = struct.unpack("=HI", self._events.recv_multipart()[0])
+            self._reached = number != zmq.EVENT_DISCONNECTED
             self._connected = number == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._was_connected |= self._connected
         self.away_s = 0.0 if self._connected else self.away_s + elapsed_s
 
+    def has_ended(self) -> bool:
+        """Whether nothing listens where the rank did, as far as its host has answered.
+
+        ZeroMQ does not tell a connection that is refused from one that is not answered.
+        """
+        if self._reached:  # by ZeroMQ: the process is there, but stopped
+            self._end_probe()
+            return False
+        family, address = _split(self._endpoint)
+        if self._probe is None:
+            self._probe = socket.socket(family, socket.SOCK_STREAM)
+            self._probe.setblocking(False)
+        outcome = self._probe.connect_ex(address)
+        if outcome not in (errno.EINPROGRESS, errno.EALREADY):
+            self._end_probe()
+        return outcome == errno.ECONNREFUSED
+
     def reason(self, grace_s: float) -> str:
-        """Why the rank is lost."""
+        """Why a rank that has been away for too long is lost."""
         if self._was_connected:
-            return f"its connection broke and has not come back for {grace_s:g} s"
-        return f"it could not be reached for {grace_s:g} s after the start"
+            return f"its connection broke and has not come back for grace_s={grace_s:g} s"
+        return f"it could not be reached for grace_s={grace_s:g} s after the start"
 
     def close(self) -> None:
         """Close the sockets; the monitor first, without which a context never ends."""
+        self._end_probe()
         self._socket.disable_monitor()
         self._events.close()
         self._socket.close(linger=0)
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+
+def _split(endpoint: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
+    """What a socket of the kernel needs to connect to an endpoint of ZeroMQ."""
+    transport, _, address = endpoint.partition("://")
+    if transport == "ipc":
+        return socket.AF_UNIX, address
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    return family, (host.strip("[]"), int(port))

@@ -47,6 +47,9 @@ class PSPStrategy(ParameterServerStrategy):
             linear scaling rule). Off: the mean gradient at the learning rate as it is, as in DDP.
         warmup_steps: first so many steps of every optimizer wait for all ranks and take the mean
             gradient at the learning rate as it is.
+        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
+            without it; if it comes back within them nothing is lost. One whose process has ended
+            is not waited for. Keep it below ``timeout``, whose error comes first otherwise.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
 
@@ -66,11 +69,18 @@ class PSPStrategy(ParameterServerStrategy):
         pull_timeout_s: float = 0.0,
         linear_scaling: bool = True,
         warmup_steps: int = 0,
+        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
         # Nobody is nearer than the others: every rank is a group of its own.
-        super().__init__(group_size=1, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs)
+        super().__init__(
+            group_size=1,
+            warmup_steps=warmup_steps,
+            grace_s=grace_s,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
         self.push_rule = PushRule(min_pushes, push_timeout_s)
         self.pull_rule = PullRule(min_pulled, pull_timeout_s)
         self.linear_scaling = linear_scaling
@@ -83,6 +93,7 @@ class PSPStrategy(ParameterServerStrategy):
             "min_pulled": self.pull_rule.min_pulled,
             "pull_timeout_s": self.pull_rule.timeout_s,
             "linear_scaling": self.linear_scaling,
+            "grace_s": self.grace_s,
         }
 
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import lightning.pytorch as pl
@@ -42,6 +43,17 @@ def check_workers(virtual_workers: int) -> None:
             f"virtual_workers must be 1 with parameter servers, got {virtual_workers}: only the "
             "synchronous strategies have a rank play several workers. Start a rank for each."
         )
+
+
+def check_grace(grace_s: float) -> None:
+    """Check the time for which a rank may be unreachable.
+
+    Raises:
+        ValueError: it is no positive, finite number of seconds.
+
+    """
+    if isinstance(grace_s, bool) or not 0 < grace_s < math.inf:
+        raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")
 
 
 def strategy_problem(strategy: ParallelStrategy) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from lightning_hier.parameter_server.ports import Ports
     from lightning_hier.strategies.server_session import ServerSession
 
+_AGENTS_WAIT = (
+    "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
+    "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
+)
+
 
 class ParameterServerStrategy(LiveStrategy, ABC):
     """Training where updates are made by servers inside the ranks.
@@ -48,6 +54,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             ``"world"``. Traffic is counted by it.
         warmup_steps: first so many steps of every optimizer average gradients exactly over all
             ranks.
+        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
+            without it. One whose process has ended is not waited for.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``; those for DDP itself have no effect,
             since the module is not wrapped.
@@ -64,6 +72,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         *,
         group_size: GroupSize = "node",
         warmup_steps: int = 0,
+        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
@@ -71,6 +80,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
         server_checks.check_workers(self.virtual_workers)
+        server_checks.check_grace(grace_s)
+        self.grace_s = grace_s
         self._states: Sequence[Mapping[int, Any]] | None = None
         self._steps: list[int] = []
         self._counted: dict[str, float] = {}
@@ -209,6 +220,8 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if session is not None:
             if session.lost():
                 stay_at_exit()
+                if dist.is_torchelastic_launched() and self.num_nodes > 1:
+                    rank_zero_warn(_AGENTS_WAIT)
             session.close(orderly=not self._failed)
         super().teardown()
 
@@ -239,6 +252,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             lambda value: gather_json(value, self.root_device),
             traffic=self.traffic,
             tier_of=tier_of,
+            grace_s=self.grace_s,
         )
         return ServerSession(
             ports,

@@ -44,6 +44,9 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         hierarchical_lr: the master's rate is eta / N (eq. 5). Off: eta.
         refresh_period: mini-batches of a rank after which it copies the replica into its module.
         warmup_steps: first so many steps are made together, by the mean gradient of all ranks.
+        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
+            without it; if it comes back within them nothing is lost. One whose process has ended
+            is not waited for. Keep it below ``timeout``, whose error comes first otherwise.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
 
@@ -64,11 +67,16 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         hierarchical_lr: bool = True,
         refresh_period: int = 1,
         warmup_steps: int = 0,
+        grace_s: float = 30.0,
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
         super().__init__(
-            group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
+            group_size=group_size,
+            warmup_steps=warmup_steps,
+            grace_s=grace_s,
+            timeout=timeout,
+            **ddp_kwargs,
         )
         self.settings = TwoStageSettings(
             push_period=push_period,
@@ -82,7 +90,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return asdict(self.settings)
+        return asdict(self.settings) | {"grace_s": self.grace_s}
 
     @property
     @override

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,10 @@ import torch.distributed as dist
 import zmq
 
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.parameter_server.credentials import Contact
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.ports import Ports, Received
+from lightning_hier.parameter_server.site import Site
 from tests.distributed.port_ranks import Serving, open_rank, opened
 from tests.ranks import run_ranks
 from tests.waiting import WAIT_S, wait_until
@@ -217,47 +219,49 @@ def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
         assert ports._site.context.closed
 
 
-def test_socket_lies_in_a_private_folder_that_goes_with_the_ports(
-    monkeypatch: pytest.MonkeyPatch,
+def test_payload_of_more_than_4_gib_reaches_the_own_server(tmp_path: Path) -> None:
+    """In one part, since the memory itself is handed over. Nobody reads it, so none is used."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**32 + 40)
+    payload = torch.from_file(file.name, shared=True, size=2**30 + 10)
+    with opened(1) as [ports]:
+        assert ports.open_client("main").send(0, Message(Kind.PUSH, payload=payload))
+        received = ports.server.receive(WAIT_S)
+        assert received is not None and received.message.payload is not None
+        assert received.message.payload.shape == payload.shape
+        assert received.message.payload.data_ptr() == payload.data_ptr()
+        del received
+
+
+def test_sockets_have_no_name_once_the_ports_are_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as place:
-        monkeypatch.setattr(tempfile, "tempdir", place)
-        with opened(2):
-            folders = list(Path(place).iterdir())
-            assert len(folders) == 2
-            for folder in folders:
-                assert folder.stat().st_mode & 0o777 == 0o700
-                assert [entry.is_socket() for entry in folder.iterdir()] == [True]
-        assert not list(Path(place).iterdir())
-
-
-_FORGETFUL = """
-from lightning_hier.parameter_server.addresses import Offer
-from lightning_hier.parameter_server.message import Limits
-from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.site import Site
-
-site = Site(2, Limits(), Refusals())
-print(site.bind(0, [Offer("here"), Offer("here")]).ipc)
-"""
-
-
-def test_process_that_closes_nothing_ends_and_leaves_no_folder() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _FORGETFUL], capture_output=True, text=True, timeout=280, check=True
-    )
-    place = Path(ended.stdout.strip().removeprefix("ipc://"))
-    assert place.name == "server" and not place.parent.exists()
-
-
-def test_socket_is_found_a_shorter_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even in a folder whose path is too long for the address of a socket."""
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    modes: list[int] = []
+    bind = Site.bind
+
+    def bind_and_look(site: Site, *arguments: Any) -> Contact:
+        contact = bind(site, *arguments)
+        modes.append(Path(str(contact.ipc)).parent.stat().st_mode & 0o777)
+        return contact
+
+    monkeypatch.setattr(Site, "bind", bind_and_look)
     with opened(2) as [ports, other]:
+        assert not list(deep.iterdir())
         ports.open_client("main").send(1, Message(Kind.PUSH))
         assert other.server.receive(WAIT_S) is not None
-        assert not list(deep.iterdir())
+    assert modes == [0o700, 0o700]
+
+
+def test_socket_that_cannot_be_opened_is_an_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = Site.bind
+    monkeypatch.setattr(Site, "bind", lambda *arguments: replace(bind(*arguments), ipc="/none/of"))
+    with pytest.raises(RuntimeError, match=r"rank 0: .*No such file.*'/none/of'; rank 1: "):
+        with opened(2):
+            pass
 
 
 def _open_and_close(times: int) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,31 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
             assert outcome.error is not None
             assert "rank 1" in outcome.error
             assert "min_pushes" in outcome.error
+
+
+def _warned_at_the_end() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        _run({(1, 3): "dies"}, {"min_pushes": 1})
+    return [str(each.message) for each in caught]
+
+
+def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for() -> None:
+    survivor, _ = rank_outcomes(_warned_at_the_end, 2, ranks_per_node=1)
+    assert survivor.error is None, survivor.traceback
+    [warning] = [text for text in survivor.result if "torchrun" in text]
+    assert "waits 300 s for its agents on the hosts that were lost" in warning
+    assert "SIGKILL" in warning
+
+
+def _die_together(folder: Path) -> None:
+    tempfile.tempdir = str(folder)
+    _run({(rank, 3): "dies" for rank in range(2)}, {"min_pushes": 1})
+
+
+def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_path: Path) -> None:
+    outcomes = rank_outcomes(_die_together, 2, tmp_path)
+    assert [outcome.exit_code for outcome in outcomes] == [-signal.SIGKILL] * 2
+    assert not list(tmp_path.iterdir())
 
 
 def _run_and_tell(folder: Path) -> None:

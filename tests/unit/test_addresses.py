@@ -14,7 +14,6 @@ from lightning_hier.parameter_server.addresses import (
     job_address,
     make_offer,
     named_interface_address,
-    remove_socket_folder,
     tcp_endpoint,
 )
 
@@ -87,16 +86,3 @@ _FAR = Offer("b", "10.0.0.2", "10.0.0.1")
 )
 def test_address_of_the_job(offers: list[Offer], address: str) -> None:
     assert job_address(0, offers) == address
-
-
-def test_only_folders_of_sockets_are_removed(tmp_path: Path) -> None:
-    """The name comes from another rank."""
-    other = tmp_path / "other"
-    full = tmp_path / "lightning_hier-full"
-    for folder in (other, full):
-        folder.mkdir()
-        (folder / "file").touch()
-    remove_socket_folder(other)
-    remove_socket_folder(full)
-    remove_socket_folder(tmp_path / "lightning_hier-none")
-    assert (other / "file").exists() and (full / "file").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 
 from lightning_hier.parameter_server.assembly import Assembly, Memory
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
-from lightning_hier.parameter_server.wire import HEADER, MAGIC, VERSION, decode, encode
+from lightning_hier.parameter_server.sockets import make_context, server_socket
+from lightning_hier.parameter_server.wire import (
+    HEADER,
+    MAGIC,
+    PART_BYTES,
+    VERSION,
+    decode,
+    encode,
+)
 
 LIMITS = Limits(payload_bytes=1024, facts_bytes=256)
 DTYPES = [
@@ -231,3 +240,20 @@ def test_header_is_small_and_fixed() -> None:
 def test_limits_are_positive(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         Limits(**{name: 0})
+
+
+def test_payload_of_more_than_4_gib_travels_in_parts(tmp_path: Path) -> None:
+    """The queue of a socket has room for them, and takes them; the memory is never touched."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**33 + 40)
+    payload = torch.from_file(file.name, shared=True, size=2**31 + 10)
+    context = make_context(1)
+    with server_socket(context, Limits()) as socket:
+        for count, size in ((2**30, PART_BYTES), (2**31 + 10, 3 * PART_BYTES)):
+            parts = encode(Message(Kind.PUSH, payload=payload[:count]), 1, Limits())
+            assert {part[2].nbytes for part in parts[:-1]} == {size}
+            assert len(parts) < socket.sndhwm and size < socket.maxmsgsize
+            last = decode(parts[-1], Limits())
+            assert last.sequence == len(parts)
+            assert last.nbytes == 4 * count == last.offset + last.raw.nbytes
+    context.term()

@@ -1,0 +1,86 @@
+"""A rank that is stopped for a while under parameter servers, within `grace_s` and beyond it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import rank_outcomes
+from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.waiting import WAIT_S, leave_mark, wait_for_marks, wait_until
+
+RANKS = 3
+BATCHES = 30
+STOPPED = 2
+# Noticed at two heartbeats of a second, so both are seconds in all.
+SHORT_S = 1.0
+
+
+class _Interrupted(Net):
+    """Rank 0 stops the last one in the middle, until that is lost, or would be under `SHORT_S`."""
+
+    def __init__(self, folder: Path, *, until_lost: bool) -> None:
+        super().__init__()
+        self.folder, self.until_lost = folder, until_lost
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rank = self.trainer.global_rank
+        if batch_idx == 2 and rank == STOPPED:
+            leave_mark(self.folder, "pid", str(os.getpid()))
+        if batch_idx == 5 and rank == 0:
+            wait_for_marks(self.folder, "pid")
+            self._interrupt(int((self.folder / "pid").read_text()))
+        return super().training_step(batch, batch_idx)
+
+    def _interrupt(self, pid: int) -> None:
+        session = self.trainer.strategy._session
+        watch = session._ports.watch
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if self.until_lost:
+                wait_until(lambda: STOPPED in session.lost(), "the loss of the stopped rank")
+            else:
+                wait_until(lambda: watch._peers[STOPPED].away_s > 2 * SHORT_S, "its absence")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        if self.until_lost:  # it is told by the others as long as they train
+            wait_for_marks(self.folder, "ended")
+
+
+def _run(folder: Path, name: str, grace_s: float) -> Any:
+    limit = timedelta(seconds=2 * WAIT_S)
+    strategy: Any = lh.TwoStageASGDStrategy(group_size=1, grace_s=grace_s, timeout=limit)
+    if name == "psp":
+        strategy = lh.PSPStrategy(min_pushes=2, grace_s=grace_s, timeout=limit)
+    model = _Interrupted(folder, until_lost=grace_s == SHORT_S)
+    trainer = make_trainer(strategy, num_sanity_val_steps=0)
+    try:
+        trainer.fit(model, loader(BATCHES))
+    finally:
+        if trainer.global_rank == STOPPED:
+            leave_mark(folder, "ended")
+    return weights(model), trainer.global_step
+
+
+@pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
+@pytest.mark.parametrize("grace_s", [SHORT_S, WAIT_S])
+def test_rank_that_is_stopped(name: str, grace_s: float, tmp_path: Path) -> None:
+    outcomes = rank_outcomes(_run, RANKS, tmp_path, name, grace_s)
+    if grace_s == SHORT_S:
+        error = outcomes.pop(STOPPED).error
+        assert error is not None and error.startswith("PeerError: the other ranks go on without")
+        assert "its connection broke and has not come back for grace_s=1 s" in error
+        assert "set grace_s to more than such interruptions take" in error
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.traceback
+        model, steps = outcome.result
+        assert steps == BATCHES
+        assert torch.equal(model, outcomes[0].result[0])
