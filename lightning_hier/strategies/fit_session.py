@@ -19,6 +19,7 @@ from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies import checks
@@ -51,6 +52,8 @@ class FitSession:
         communicators: channels of this rank.
         warmup_steps: first steps, with averages over the whole world.
         virtual_workers: that this rank plays in turns.
+        gradient_sync: how gradients are averaged in a group.
+        grad_scale: the present factor of fp16 loss scaling.
 
     Attributes:
         workers: that this rank plays.
@@ -69,11 +72,13 @@ class FitSession:
         communicators: Communicators,
         warmup_steps: int,
         virtual_workers: int,
+        gradient_sync: GradientSync,
+        grad_scale: Callable[[], float],
     ) -> None:
         self._communicators = communicators
         self._warmup_steps = warmup_steps
         self.workers = Worker.several(virtual_workers)
-        self.reduction = Reduction(communicators, self.workers)
+        self.reduction = Reduction(communicators, self.workers, gradient_sync, grad_scale)
         self._training: Training | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
@@ -107,7 +112,6 @@ class FitSession:
             act()
         self.on_start.clear()
         self.waiting = ()
-        self.reduction.spare_ddp()
         self.position.start()
 
     def rewind(self) -> None:
@@ -116,11 +120,6 @@ class FitSession:
         for worker in self.workers:
             worker.memory.tensors.clear()
         self.position.rewind()
-
-    def follow_steps(self) -> None:
-        """Leave the warm-up if the steps of a resumed run are past it."""
-        if not self.training.synchroniser.warming:
-            self.reduction.end_warm_up()
 
     @property
     def warming(self) -> bool:
@@ -173,7 +172,6 @@ class FitSession:
             cards=None if one_host else fewest_network_cards(device),
             on_nonfinite=on_nonfinite,
         )
-        synchroniser.on_warm = self.reduction.end_warm_up
         if scaler is not None:
             synchroniser.on_block = LossScale(scaler, self.worker).after_block
         termination = QuietTermination(trainer, synchroniser.statuses.note_signal)

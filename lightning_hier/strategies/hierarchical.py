@@ -11,7 +11,6 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -47,7 +46,7 @@ class HierarchicalStrategy(PlayingStrategy):
         block_sync: how the models of the groups are brought together after every block:
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the
-            whole world; blocks begin after them.
+            whole world, as plain DDP; blocks begin after them.
         virtual_workers: workers that every rank plays in turns, each with its own residuals, random
             numbers and part of the data; those of different groups have models and optimizer
             states of their own. The run is, up to the order of additions, that on so many times as
@@ -141,6 +140,7 @@ class HierarchicalStrategy(PlayingStrategy):
                 on_nonfinite=self.on_nonfinite,
                 scaler=self._scaler,
             )
+            session.training.synchroniser.on_warm = self._wrap
             first = session.training.callbacks(join=self.uneven_batches == "join")
             watching = [*self._watching(), *session.watching(len(self.optimizers))]
             last = [*watching, session.training.termination]
@@ -149,31 +149,35 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        trainer, workers = self._module.trainer, self.virtual_workers
-        self._session = FitSession(trainer, self.communicators, self.warmup_steps, workers)
-        self._ended = None
-        # DDP equalises the ranks of a group only.
-        share_initial_model(self._module, self.communicators)
-        super().configure_ddp()
-
-    @override
-    def _setup_model(self, model: Module) -> DistributedDataParallel:
-        self._ddp_kwargs["process_group"] = self.communicators.group.group
-        return super()._setup_model(model)
-
-    @override
-    def _register_ddp_hooks(self) -> None:
-        # Lightning's own method registers hooks on CUDA only.
-        if not isinstance(self.model, DistributedDataParallel):
-            raise TypeError(f"expected a model wrapped in DDP, got {type(self.model).__name__}")
-        session = self._fit_session
-        session.reduction.attach(
-            self.model,
+        self._session = FitSession(
+            self._module.trainer,
+            self.communicators,
+            self.warmup_steps,
+            self.virtual_workers,
             self.gradient_sync,
-            warming=session.warming,
-            grad_scale=self._grad_scale,
-            find_unused=bool(self._ddp_kwargs.get("find_unused_parameters")),
+            self._grad_scale,
         )
+        self._ended = None
+        share_initial_model(self._module, self.communicators)
+        self._wrap()
+
+    @override
+    def _wrap(self) -> None:
+        session = self._fit_session
+        warming, self.model = session.warming, self._module
+        ranks = session.reduction.ranks_of_ddp(warming=warming)
+        if ranks is not None:
+            self._ddp_kwargs["process_group"] = ranks.group
+            # Lightning has DDP copy the model between ranks in a stream of its own: that must wait
+            # for the optimizer's kernels, and the next step for that.
+            self._wait_for_kernels()
+            self.model = self._setup_model(self._module)
+            self._wait_for_kernels()
+        session.reduction.attach(self.model, warming=warming)
+
+    def _wait_for_kernels(self) -> None:
+        if self.root_device.type == "cuda":
+            torch.cuda.synchronize(self.root_device)
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -181,8 +185,9 @@ class HierarchicalStrategy(PlayingStrategy):
         session = self._fit_session
         session.training.synchroniser.admit_trainable()
         # A set is gone through faster than a module, which may have lost some of it.
-        if not session.reduction.covers(session.training.synchroniser.trained.parameters):
-            self._wrap_unfrozen()
+        trained = session.training.synchroniser.trained.parameters
+        if not session.reduction.suits(trained, warming=session.warming):
+            self._wrap_if_changed()
 
     @override
     def on_train_start(self) -> None:

@@ -114,14 +114,12 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     },
     "lightning.pytorch.strategies.DDPStrategy": {
         "_ddp_kwargs": "wraps the module over its group",
+        "_setup_model": "wraps the module over the ranks that average gradients",
         "_layer_sync": "makes SyncBatchNorm span a group",
         "_timeout": "limits every wait",
     },
     "lightning.pytorch.utilities.combined_loader.CombinedLoader": {
         "_iterator": "notes where an epoch's data begin",
-    },
-    "torch.autograd.Variable": {
-        "_execution_engine": "writes gradients of the warm-up after DDP has written its own",
     },
 }
 """Of objects that the user or Lightning makes."""

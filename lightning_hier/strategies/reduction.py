@@ -4,37 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
+from lightning_hier.comm.gradients.gradient_hook import (
+    AllReducer,
+    GradientHook,
+    Reducer,
+    gradient_hook,
+)
 from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
-from lightning_hier.comm.gradients.reducers import build_hook
+from lightning_hier.comm.gradients.reducers import build_reducer
 from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.comm.worker import Worker
 
 
 class Reduction:
-    """The hook in DDP, or, where this rank plays several workers, what hands it their gradients.
+    """Averages gradients over the world in the warm-up, and over the group after it.
+
+    A rank with one worker has DDP do it, wrapped over the ranks in question by one communication
+    hook, and wrapped anew where these change. Where there is nothing to reduce the module stays
+    as it is.
 
     Args:
         communicators: channels of this rank.
         workers: that this rank plays.
+        config: how gradients are averaged in a group.
+        grad_scale: the present factor of fp16 loss scaling.
+
+    Attributes:
+        warming: whether the module was last wrapped for the warm-up.
 
     """
 
-    def __init__(self, communicators: Communicators, workers: Sequence[Worker]) -> None:
-        self._communicators = communicators
+    def __init__(
+        self,
+        communicators: Communicators,
+        workers: Sequence[Worker],
+        config: GradientSync,
+        grad_scale: Callable[[], float],
+    ) -> None:
+        self._group, self._world = communicators.group, communicators.world
         self._workers = workers
+        self._config = config
+        self._grad_scale = grad_scale
+        self.warming = False
+        self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
-        self._wrapped: DistributedDataParallel | None = None
-        self._needs_hook = False
         self._in_turns: WorkerGradients | None = None
         self._reached: ReachedParameters | None = None
         self._reduced: set[Parameter] = set()
+        self._over: Channel | None = None
 
     @property
     def ready_order(self) -> list[Parameter]:
@@ -45,40 +69,52 @@ class Reduction:
     def in_turns(self) -> WorkerGradients:
         """Reduces what the workers of this rank make one after the other."""
         if self._in_turns is None:
-            raise RuntimeError("gradients are reduced from the moment when DDP wraps the module")
+            raise RuntimeError("gradients are reduced from the moment when the module is set up")
         return self._in_turns
 
-    def attach(
-        self,
-        model: DistributedDataParallel,
-        config: GradientSync,
-        *,
-        warming: bool,
-        grad_scale: Callable[[], float],
-        find_unused: bool,
-    ) -> None:
-        """Register the hook with a module that DDP has just wrapped, perhaps anew."""
+    def ranks_of_ddp(self, *, warming: bool) -> Channel | None:
+        """The ranks over which DDP has to wrap the module, or None: it stays as it is.
+
+        In a group of one rank DDP's reducer would copy every gradient twice at every step for
+        nothing. A hook of the user's runs there all the same; so does ours while it has residuals
+        of a run of larger groups to hand back.
+        """
+        ranks = self._world if warming else self._group
+        if len(self._workers) > 1:
+            return None
+        used = isinstance(self._config, CommHook) or bool(self._workers[0].memory.tensors)
+        return ranks if ranks.size > 1 or used else None
+
+    def attach(self, model: Module, *, warming: bool) -> None:
+        """Reduce the gradients of a module from now on.
+
+        Args:
+            model: wrapped by DDP over :meth:`ranks_of_ddp`, or the module itself.
+            warming: whether over the world.
+
+        """
         self.close()
         reduced = [own for own in model.parameters() if own.requires_grad]
-        self._reduced = set(reduced)
-        self._reached = ReachedParameters(reduced) if find_unused else None
-        self._hook = build_hook(
-            config,
-            self._communicators,
-            self._workers,
-            warming=warming,
-            grad_scale=grad_scale,
-            ready_order=ReadyOrder(reduced),
-            reached=self._reached,
-        )
-        model.register_comm_hook(self._hook, gradient_hook)
-        self._in_turns = WorkerGradients(reduced, self._hook, self._in_turns)
-        self._wrapped, self._needs_hook = model, isinstance(config, CommHook)
-        self.spare_ddp()
+        self._reduced, self.warming = set(reduced), warming
+        self._over = self.ranks_of_ddp(warming=warming)
+        self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
+        reducer = AllReducer(self._world) if warming else self._in_group
+        self._hook = self._reached = None
+        if isinstance(model, DistributedDataParallel):
+            self._reached = ReachedParameters(reduced) if model.find_unused_parameters else None
+            self._hook = GradientHook(reducer, ReadyOrder(reduced), self._reached)
+            model.register_comm_hook(self._hook, gradient_hook)
+        elif len(self._workers) > 1:
+            self._hook = GradientHook(reducer, ReadyOrder(reduced))
+            self._in_turns = WorkerGradients(reduced, self._hook, self._in_turns)
 
-    def covers(self, parameters: Iterable[Parameter]) -> bool:
-        """Whether all of them that are trainable are reduced."""
-        return all(own in self._reduced for own in parameters if own.requires_grad)
+    def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
+        """Whether what was attached reduces what is trainable of ``parameters``, over the ranks."""
+        return (
+            self.warming == warming
+            and self._over is self.ranks_of_ddp(warming=warming)
+            and all(own in self._reduced for own in parameters if own.requires_grad)
+        )
 
     def take_compressed(self) -> set[Parameter]:
         """Parameters of the last pass that have a residual; nothing where none can be unused."""
@@ -99,28 +135,9 @@ class Reduction:
         self._hook.rehearsing = False
         self._hook.ready_order.parameters = list(order)
 
-    def spare_ddp(self) -> None:
-        """Have DDP reduce gradients only where it is what reduces them, and with somebody.
-
-        In a group of one rank its reducer would copy every gradient twice at every step for
-        nothing. A hook of the user's runs all the same; so does ours while it has residuals of a
-        run of larger groups to hand back.
-        """
-        if self._wrapped is None or self._hook is None:
-            return
-        alone = self._hook.channel.size == 1
-        idle = alone and not self._needs_hook and not self._workers[0].memory.tensors
-        self._wrapped.require_backward_grad_sync = len(self._workers) == 1 and not idle
-
-    def end_warm_up(self) -> None:
-        """Reduce in the group from the next step on."""
-        if self._hook is not None:
-            self._hook.end_warm_up()
-            self.spare_ddp()
-
     def metrics(self) -> dict[str, float]:
-        """What the hook has to log, by name."""
-        return {} if self._hook is None else self._hook.metrics()
+        """What the group's reducer has to log, by name."""
+        return {} if self._in_group is None else self._in_group.metrics()
 
     def close(self) -> None:
         """Take back what was attached to parameters."""

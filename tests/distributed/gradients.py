@@ -17,7 +17,7 @@ from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_h
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
-from lightning_hier.comm.gradients.reducers import build_hook
+from lightning_hier.comm.gradients.reducers import build_reducer
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
@@ -117,27 +117,20 @@ def start(
     bucket_cap_mb: float = 25.0,
     grad_scale: Callable[[], float] = lambda: 1.0,
     find_unused: bool = False,
-    warming: bool = False,
-    bucket_views: bool = False,
 ) -> Run:
     """Put `module` under DDP in this rank's group, with the hook for `config`."""
     communicators = open_world(group_size)
     worker = Worker()
-    hook = build_hook(
-        config,
-        communicators,
-        [worker],
-        warming=warming,
-        grad_scale=grad_scale,
-        ready_order=ReadyOrder(list(module.parameters())),
-        reached=ReachedParameters(module.parameters()) if find_unused else None,
+    hook = GradientHook(
+        build_reducer(config, communicators.group, [worker], grad_scale),
+        ReadyOrder(list(module.parameters())),
+        ReachedParameters(module.parameters()) if find_unused else None,
     )
     model = DDP(
         module,
         process_group=communicators.group.group,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused,
-        gradient_as_bucket_view=bucket_views,
     )
     run = Run(communicators, model, worker, hook)
     names = {parameter: name for name, parameter in module.named_parameters()}

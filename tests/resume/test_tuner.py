@@ -48,7 +48,7 @@ class _Tuned(DropoutNet):
                     "residuals": len(session.worker.memory.tensors),
                     "blocks": session.training.synchroniser.blocks,
                     "shown": session.training.synchroniser.shown,
-                    "warming": session.reduction._hook.warming,
+                    "warming": session.reduction.warming,
                     "momentum": len(self.trainer.optimizers[0].state),
                     "random": torch.get_rng_state(),
                 }

@@ -1,4 +1,4 @@
-"""The one communication hook that DDP gets: whole world during warm-up, inside the group after."""
+"""The one communication hook that DDP gets."""
 
 # DDP reads the annotations of a hook as objects: no postponed evaluation in this file.
 import time
@@ -13,7 +13,6 @@ from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
-from lightning_hier.comm.gradients.used_elsewhere import UsedElsewhere
 
 Future = torch.futures.Future[Tensor]
 
@@ -39,7 +38,6 @@ class GradientHook:
     """State of :func:`gradient_hook`.
 
     Attributes:
-        warming: whether steps are still averaged over the whole world.
         rehearsing: whether gradients are left as they are, because they are none.
         ready_order: of the parameters in the first step.
 
@@ -47,42 +45,29 @@ class GradientHook:
 
     def __init__(
         self,
-        *,
-        warm_up: Reducer,
-        in_group: Reducer,
-        warming: bool,
+        reducer: Reducer,
         ready_order: ReadyOrder,
         reached: ReachedParameters | None = None,
-        elsewhere: UsedElsewhere | None = None,
     ) -> None:
-        """Use ``warm_up`` while ``warming``, then ``in_group``; empty ``reached`` at each step.
-
-        During the warm-up ``elsewhere`` follows the buckets of DDP.
-        """
-        self.warming = warming
+        """Reduce by ``reducer``; clear ``reached`` at each step."""
         self.rehearsing = False
         self.ready_order = ready_order
-        self._warm_up = warm_up
-        self._in_group = in_group
+        self._reducer = reducer
         self._reached = reached
-        self._elsewhere = elsewhere
 
     @property
     def channel(self) -> Channel:
-        """The ranks over which gradients are averaged at present."""
+        """The ranks over which gradients are averaged."""
         return self._reducer.channel
 
     def reduce_of_ddp(self, bucket: GradBucket) -> Future:
         """Reduce one bucket that DDP hands over."""
         if self.rehearsing:
             return finished(bucket.buffer())
-        begun = GradientBucket.from_ddp(bucket, self._reached)
-        if self.warming and self._elsewhere is not None:
-            self._elsewhere.follow(begun)
-        return self.reduce(begun)
+        return self.reduce(GradientBucket.from_ddp(bucket, self._reached))
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Reduce one bucket by the reducer in force."""
+        """Reduce one bucket."""
         future = self._reducer.reduce(bucket)
         if bucket.is_last:
             self.ready_order.end_step()
@@ -90,23 +75,11 @@ class GradientHook:
                 self._reached.clear()
         return future
 
-    def end_warm_up(self) -> None:
-        """Reduce in the group from the next step on."""
-        self.warming = False
-
     def close(self) -> None:
         """Take back what was attached to the parameters."""
         self.ready_order.remove()
         if self._reached is not None:
             self._reached.remove()
-
-    def metrics(self) -> dict[str, float]:
-        """What the group's reducer has to log."""
-        return self._in_group.metrics()
-
-    @property
-    def _reducer(self) -> Reducer:
-        return self._warm_up if self.warming else self._in_group
 
 
 def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:

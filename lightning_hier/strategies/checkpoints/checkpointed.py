@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
@@ -151,8 +151,7 @@ class CheckpointedStrategy(TieredStrategy):
         session.rewind()
         state.load_steps(saved.section)
         if trained:
-            # As at the begin of a run: other buckets, and perhaps a warm-up once more.
-            self._wrap_again()
+            self._wrap()  # as at the begin of a run, with the buckets of that
         self._wrap_trained(saved)
         group = self._group(0)
         first, of_group = saved.of_rank(self._workers[0]), saved.of_group(group)
@@ -161,7 +160,6 @@ class CheckpointedStrategy(TieredStrategy):
             session.reduction.rehearse(self.model, order)
         state.load(saved.section, of_group, first, saved.shares_for(group, kinds))
         training.averaged_weights.load(of_group["averages"], first["averages"])
-        session.follow_steps()
         if first["precision"]:
             self.precision_plugin.load_state_dict(first["precision"])
         played = training.played
@@ -193,9 +191,8 @@ class CheckpointedStrategy(TieredStrategy):
     def _go_on_elsewhere(self, saved: SavedRun, checkpoint: Mapping[str, Any]) -> None:
         session, training = self._fit_session, self._fit_session.training
         state = training.state
-        self._wrap_trained(saved)
         state.load_steps(saved.section)
-        session.follow_steps()
+        self._wrap_trained(saved)
         opens = self.block_sync is not None and not training.synchroniser.warming
         resume_elsewhere(saved, checkpoint, state, opens_blocks=opens)
         # A group of one worker has none, and only in DDP can it be given what is left of others.
@@ -219,17 +216,23 @@ class CheckpointedStrategy(TieredStrategy):
         not come back to those of earlier epochs.
         """
         self._fit_session.training.state.thaw(saved.section)
-        self._wrap_unfrozen()
+        self._wrap_if_changed()
 
-    def _wrap_unfrozen(self) -> None:
-        """Have DDP know all that is trainable: it leaves alone what was frozen when it was made."""
-        if not self._fit_session.reduction.covers(self._module.parameters()):
-            self._wrap_again()
+    def _wrap_if_changed(self) -> None:
+        """Wrap anew where other ranks reduce gradients than before, or others are trainable.
 
-    def _wrap_again(self) -> None:
-        """Have DDP wrap the module anew, around the same hook and worker."""
-        self.model = self.lightning_module
-        DDPStrategy.configure_ddp(self)
+        DDP leaves alone what was frozen when it was made.
+        """
+        session = self._fit_session
+        if not session.reduction.suits(self._module.parameters(), warming=session.warming):
+            self._wrap()
+
+    @abstractmethod
+    def _wrap(self) -> None:
+        """Wrap the module by DDP over the ranks that reduce its gradients now, if there are any.
+
+        A collective of these ranks.
+        """
 
     def _kinds(self, session: FitSession) -> dict[str, Any]:
         """What a run must have in common with another one to go on exactly."""
