@@ -9,7 +9,7 @@ from typing import Any
 import lightning
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, Timer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
@@ -197,6 +197,17 @@ def trainer_problem(trainer: pl.Trainer) -> str | None:
             "several ranks: each would validate when its own clock says so, and they must validate "
             "at the same step. Give it as a number of batches or a part of an epoch."
         )
+    # One model that all ranks train at every step is what a hook may write into at any time.
+    one_model = getattr(trainer.strategy, "block_sync", trainer) is None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        resets = isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis
+        if resets and not one_model:
+            return (
+                f"{type(callback).__name__} can't set weights back at the end of an epoch "
+                "(use_lottery_ticket_hypothesis, which is on by default): the module holds the "
+                "global model then, and training goes on from another one. Pass "
+                "use_lottery_ticket_hypothesis=False."
+            )
     return None
 
 

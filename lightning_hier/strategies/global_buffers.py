@@ -50,7 +50,7 @@ class GlobalBuffers:
     @torch.no_grad()
     def hide(self) -> None:
         """Give this rank its own back; what was written into those that were shown stays."""
-        self._own.take_written()
+        self._own.keep(self._own.written())
         self._own.restore()
 
     def keep(self) -> None:

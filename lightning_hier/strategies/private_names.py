@@ -100,6 +100,9 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
         "_every_n_train_steps": "refuses saves within an epoch with uneven_batches='join'",
         "_train_time_interval": "refuses saves by the clock, or warns of them",
     },
+    "lightning.pytorch.callbacks.ModelPruning": {
+        "_use_lottery_ticket_hypothesis": "refuses weights that are set back between two blocks",
+    },
     "lightning.pytorch.callbacks.Timer": {
         "_interval": "warns of ranks that wait for each other at every step",
     },

@@ -58,7 +58,12 @@ def test_masks_of_different_lengths(name: str, tmp_path: Path) -> None:
 
 
 def _prune(folder: Path) -> list[str]:
-    pruning = ModelPruning("l1_unstructured", amount=0.5, parameters_to_prune=None)
+    pruning = ModelPruning(
+        "l1_unstructured",
+        amount=0.5,
+        parameters_to_prune=None,
+        use_lottery_ticket_hypothesis=False,
+    )
     saving = ModelCheckpoint(folder, save_last=True)
     make_trainer(
         lh.BMUFStrategy(block_size=3),

@@ -1,4 +1,7 @@
-"""What the user's hooks write into the module while it shows the global model stays written."""
+"""What the user's hooks write into the module while it holds the global model.
+
+Buffers and frozen parameters stay written; a trained parameter is one error on every rank.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,20 @@ from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import Net, fit, loader, make_trainer
 
-BOUND = 0.2
 CLASSICAL = {"block_size": 4, "block_momentum": 0.5, "nesterov": False}
-STRATEGIES = {
+STRATEGIES: dict[str, Callable[..., Any]] = {
     "averaging": partial(lh.ModelAveragingStrategy, block_size=4),
-    "classical": partial(lh.BMUFStrategy, **CLASSICAL),
     "nesterov": partial(lh.BMUFStrategy, block_size=4, block_momentum=0.5, block_lr=0.7),
     "overlap": partial(lh.BMUFStrategy, **CLASSICAL, overlap=True),
+    "virtual": partial(lh.BMUFStrategy, **CLASSICAL, virtual_workers=2),
     "one model": partial(lh.GTCStrategy, density=0.2, dense_below=10),
 }
 
 
 class _Writing(Net):
-    """Sets a buffer as epochs begin; counts epochs and clips weights as they end."""
+    """Sets a buffer as epochs begin; counts them, and moves a frozen parameter, as they end."""
 
     beta: Tensor
     epochs: Tensor
@@ -36,131 +38,144 @@ class _Writing(Net):
         super().__init__(lr=0.2)
         self.register_buffer("beta", torch.tensor(0.0))
         self.register_buffer("epochs", torch.tensor(0))
-        self.trained: list[tuple[int, float, int]] = []
-        self.left: list[Tensor] = []
-        self.begun: list[Tensor] = []
-
-    @property
-    def clipped(self) -> nn.Parameter:
-        weight = self.layers[0].weight
-        assert isinstance(weight, nn.Parameter)
-        return weight
+        self.teacher = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.trained: list[tuple[int, float, int, float]] = []
 
     def on_train_epoch_start(self) -> None:
         self.beta.fill_(0.5**self.current_epoch)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if batch_idx == 0:
-            self.begun.append(self.clipped.detach().clone())
-        self.trained.append((self.current_epoch, float(self.beta), int(self.epochs)))
+        held = float(self.beta), int(self.epochs), float(self.teacher.sum())
+        self.trained.append((self.current_epoch, *held))
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_end(self) -> None:
         self.epochs += 1
-        self.clipped.data.clamp_(-BOUND, BOUND)
-        self.left.append(self.clipped.detach().clone())
+        self.teacher.data.add_(1.0)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.layers.parameters(), lr=self.lr)
 
 
-def _train(names: list[str]) -> dict[str, dict[str, Any]]:
+def _train(names: list[str]) -> dict[str, Any]:
     found = {}
     for name in names:
         model = _Writing()
         fit(STRATEGIES[name](), batches=6, model=model, max_epochs=3)
-        found[name] = {
-            "trained": model.trained,
-            "left": model.left,
-            "begun": model.begun,
-            "end": model.clipped.detach().clone(),
-            "buffers": (float(model.beta), int(model.epochs)),
-        }
+        found[name] = model.trained, (float(model.beta), int(model.epochs))
     return found
 
 
-@pytest.fixture(scope="module")
-def runs() -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(_train, 2, list(STRATEGIES))
+def test_buffers_and_frozen_parameters_are_trained_with_as_they_were_written() -> None:
+    for own in run_ranks(_train, 2, list(STRATEGIES)):
+        for name, (trained, left) in own.items():
+            assert len(trained) == 18, name
+            for epoch, *held in trained:
+                assert held == [0.5**epoch, epoch, 3.0 * epoch], name
+            assert left == (0.25, 3), name
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_buffers_are_trained_with_as_they_were_written(
-    name: str, runs: list[dict[str, dict[str, Any]]]
-) -> None:
-    for own in runs:
-        assert len(own[name]["trained"]) == 18
-        for epoch, beta, epochs in own[name]["trained"]:
-            assert (beta, epochs) == (0.5**epoch, epoch)
-        assert own[name]["buffers"] == (0.25, 3)
+def _weight(model: Net) -> Tensor:
+    weight = model.layers[0].weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_weights_are_trained_and_left_as_they_were_written(
-    name: str, runs: list[dict[str, dict[str, Any]]]
-) -> None:
-    """As under DDP; at the end up to the rounding of a mean."""
-    for own in runs:
-        left, begun = own[name]["left"], own[name]["begun"]
-        assert all(float(weight.abs().max()) == pytest.approx(BOUND) for weight in left)
-        assert all(torch.equal(*pair) for pair in zip(left[:-1], begun[1:], strict=True))
-        assert all(torch.equal(*pair) for pair in zip(left, runs[0][name]["left"], strict=True))
-        torch.testing.assert_close(own[name]["end"], left[-1], rtol=1e-6, atol=0.0)
-        assert torch.equal(own[name]["end"], runs[0][name]["end"])
+def _negate_on_rank_1(model: Net) -> None:
+    """Of equal norm, and through ``.data``, which moves no counter."""
+    if os.environ["RANK"] == "1":
+        _weight(model).data.neg_()
 
 
-class _WritingApart(Net):
-    def __init__(self, write: Callable[[Tensor, int], Any]) -> None:
+def _reorder_on_rank_0(model: Net) -> None:
+    """Each rank's sum, norm and set of values stay what they were."""
+    if os.environ["RANK"] == "0":
+        _weight(model).data.copy_(_weight(model).data.flip(0))
+
+
+def _clip_on_all(model: Net) -> None:
+    for own in model.parameters():
+        own.data.clamp_(-0.01, 0.01)
+
+
+def _write_another_and_back(model: Net) -> None:
+    kept = _weight(model).detach().clone()
+    _weight(model).data.zero_()
+    _weight(model).data.copy_(kept)
+
+
+class _WritingWeights(Net):
+    def __init__(self, hook: str, write: Callable[[Net], None]) -> None:
         super().__init__()
         self.write = write
+        setattr(self, hook, self._write)
 
-    def on_train_epoch_end(self) -> None:
-        self.write(self.layers[0].weight.data, int(os.environ["RANK"]))
-
-
-def _train_apart(write: Callable[[Tensor, int], Any]) -> None:
-    fit(lh.BMUFStrategy(block_size=4), batches=6, model=_WritingApart(write), max_epochs=2)
+    def _write(self, *args: Any) -> None:
+        if self.global_step:
+            self.write(self)
 
 
-def _add_rank(weight: Tensor, rank: int) -> None:
-    weight.add_(float(rank))
+def _write_weights(name: str, hook: str, write: Callable[[Net], None], **settings: Any) -> None:
+    model = _WritingWeights(hook, write)
+    strategy = partial(STRATEGIES[name], **settings)()
+    trainer = make_trainer(strategy, max_epochs=2, val_check_interval=3)
+    trainer.fit(model, loader(6), loader(1))
 
 
-def _zero_on_rank_1(weight: Tensor, rank: int) -> None:
-    weight.mul_(1 - rank)
+def _write_in_a_save(write: Callable[[Net], None], folder: str) -> None:
+    model = _WritingWeights("on_train_epoch_end", write)
+    fit(lh.BMUFStrategy(block_size=4), 6, model, enable_checkpointing=True, default_root_dir=folder)
 
 
-@pytest.mark.parametrize("write", [_add_rank, _zero_on_rank_1])
-def test_what_only_some_ranks_write_is_one_clear_error(write: Callable[[Tensor, int], Any]) -> None:
-    for error in run_ranks(_train_apart, 2, write, expect_failure=True):
-        assert error.startswith("OutOfStepError: while the global model was shown, a hook has")
-        assert "on rank 1 than on rank 0" in error
+@pytest.mark.parametrize(
+    ("name", "hook", "write", "ranks"),
+    [
+        ("averaging", "on_train_epoch_end", _negate_on_rank_1, " 1"),
+        ("nesterov", "on_train_epoch_start", _reorder_on_rank_0, " 0"),
+        ("overlap", "on_validation_epoch_end", _clip_on_all, "s 0, 1"),
+        ("virtual", "on_train_epoch_end", _negate_on_rank_1, " 1"),
+    ],
+)
+def test_written_weights_are_one_error_on_every_rank(
+    name: str, hook: str, write: Callable[[Net], None], ranks: str
+) -> None:
+    for error in run_ranks(_write_weights, 2, name, hook, write, expect_failure=True):
+        assert error.startswith(
+            "OutOfStepError: a hook wrote into the trained parameter 'layers.0.weight' on "
+            f"rank{ranks} while the module held the global model"
+        )
+        assert "Write the same on all ranks in on_train_batch_start or on_train_batch_end" in error
 
 
-class _Pruning(Net):
-    """Writes zeros as the first epoch ends, and keeps their gradients at zero from then on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pruned: list[float] = []
-        self.layers[0].weight.register_hook(self._masked)
-
-    def _masked(self, gradient: Tensor) -> Tensor:
-        kept = torch.ones_like(gradient)
-        kept[:, :2] = float(self.current_epoch == 0)
-        return gradient * kept
-
-    def on_train_epoch_end(self) -> None:
-        weight: Tensor = self.layers[0].weight.detach()
-        if self.current_epoch == 0:
-            weight[:, :2] = 0.0
-        self.pruned.append(float(weight[:, :2].abs().max()))
+def test_warm_up_refuses_what_is_refused_after_it() -> None:
+    run = partial(_write_weights, "averaging", "on_train_epoch_end", _clip_on_all, warmup_steps=8)
+    for error in run_ranks(run, 2, expect_failure=True):
+        assert "wrote into the trained parameter 'layers.0.weight' on ranks 0, 1" in error
 
 
-def _prune(across_dtype: Any) -> list[float]:
-    model = _Pruning()
-    strategy = lh.ModelAveragingStrategy(block_size=2, across_dtype=across_dtype)
-    fit(strategy, batches=6, model=model, max_epochs=3)
-    return model.pruned
+def test_checkpoint_of_written_weights_is_not_saved(tmp_path: Any) -> None:
+    for error in run_ranks(
+        _write_in_a_save, 2, _negate_on_rank_1, str(tmp_path), expect_failure=True
+    ):
+        assert "wrote into the trained parameter 'layers.0.weight' on rank 1" in error
+    assert not list(tmp_path.rglob("*.ckpt"))
 
 
-@pytest.mark.parametrize("across_dtype", ["int8", "bfloat16"])
-def test_zeros_stay_zeros_where_rounding_has_left_something_over(across_dtype: str) -> None:
-    assert run_ranks(_prune, 2, across_dtype) == [[0.0, 0.0, 0.0]] * 2
+def _train_on(hook: str) -> None:
+    for write, name in ((_write_another_and_back, "nesterov"), (_clip_on_all, "one model")):
+        _write_weights(name, hook, write)
+
+
+def test_what_is_put_back_and_what_all_ranks_train_is_no_error() -> None:
+    run_ranks(_train_on, 2, "on_train_epoch_end")
+
+
+def _clip_batches() -> float:
+    model = _WritingWeights("on_train_batch_end", _clip_on_all)
+    fit(lh.ModelAveragingStrategy(block_size=4), 6, model)
+    return float(_weight(model).detach().abs().max())
+
+
+def test_the_hook_that_the_error_names_works() -> None:
+    for largest in run_ranks(_clip_batches, 2):
+        assert 0.0 < largest <= 0.01

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -143,6 +143,10 @@ def _nothing_to_train() -> None:
     fit("bmuf", model=model)
 
 
+def _lottery_ticket() -> None:
+    fit("bmuf", model=_Untrained(), callbacks=[ModelPruning("l1_unstructured")])
+
+
 def _static_graph() -> None:
     fit(lh.GTCStrategy(static_graph=True), model=_Untrained())
 
@@ -175,6 +179,7 @@ CASES: list[tuple[Callable[[], None], str]] = [
     (_amsgrad_of_one_group_of_parameters, r"can't be combined with amsgrad=True"),
     (_sparse, r"sparse gradients are not supported, and table has sparse=True"),
     (_nothing_to_train, r"no trainable parameter"),
+    (_lottery_ticket, r"ModelPruning can't set weights back.*use_lottery_ticket_hypothesis=False"),
     (_static_graph, r"static_graph can't be set, got True.*find_unused_parameters"),
     (_hook, r"ddp_comm_hook can't be set.*gradient_sync=CommHook"),
     (_validates_by_the_clock, r"val_check_interval of 15 s.*a number of batches"),

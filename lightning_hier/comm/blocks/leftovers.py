@@ -46,11 +46,6 @@ class Leftovers:
         own, sums = own[: self._lanes * length], sums[:length]
         return Leftover(own, sums) if keep else Leftover(own.clone(), sums.clone())
 
-    def forget(self) -> None:
-        """Keep nothing."""
-        self._own.zero_()
-        self._sums.zero_()
-
     def state(self) -> dict[str, Any]:
         """For a checkpoint; the tensors are not copied."""
         return {"own": self._own, "sums": self._sums}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,11 +100,6 @@ class ModelBlock:
         for part, state in zip(self._parts, parts, strict=True):
             part.load(state)
         self._local_state.set_counts(counts)
-
-    def begin_from(self, tensors: Collection[Tensor]) -> None:
-        """Begin anew from what these of the parameters hold now. Communicates nothing."""
-        for part in self._parts:
-            part.begin_from(tensors)
 
     def load_local(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """Go on with another local model of this rank, which is in the module."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -173,22 +173,6 @@ class ModelPart:
             "previous": self._previous,
             "leftovers": self._mean.state(),
         }
-
-    def begin_from(self, tensors: Collection[Tensor]) -> None:
-        """Take what these of the filtered tensors hold as W, and forget what led there.
-
-        What rounding has left over of the others is given up with it: it would move zeros that were
-        written.
-        """
-        self._mean.forget()
-        for tensor, inside, place in self._share.filtered_pieces():
-            if tensor in tensors:
-                self._begin_place(place, tensor.detach().reshape(-1)[inside])
-
-    def _begin_place(self, place: slice, values: Tensor) -> None:
-        self.global_model[place].copy_(values)
-        if self.update is not None:
-            self.update[place].zero_()
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """Take over what differs between the local models of a rank, of the present one."""

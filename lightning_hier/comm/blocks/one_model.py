@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import Module
 
-from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.status import Place
 from lightning_hier.comm.blocks.status_exchange import StatusExchange
 from lightning_hier.comm.blocks.trained import TrainedTensors
@@ -26,13 +25,12 @@ class OneModel:
         self,
         module: Module,
         trained: TrainedTensors,
-        buffers: ModuleBuffers,
         statuses: StatusExchange,
         communicators: Communicators,
     ) -> None:
-        """Of ``module`` with ``buffers``, of which ``trained`` is trained; ``statuses`` judges."""
+        """Of ``module``, of which ``trained`` is trained; ``statuses`` judges."""
         self._module = module
-        self._buffers = buffers
+        self._buffers = trained.buffers
         self._trained = trained
         self._statuses = statuses
         self._communicators = communicators

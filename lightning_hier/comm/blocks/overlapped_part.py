@@ -127,14 +127,6 @@ class OverlappedPart(ModelPart):
             made[piece.filtered].copy_(own)
         self._begun[self._models.current] = made
 
-    def _begin_place(self, place: slice, values: Tensor) -> None:
-        # What travels was in the model that was shown, over which the values were written.
-        super()._begin_place(place, values)
-        self._travels.finish()
-        self._travelling[place].zero_()
-        for begun_with in self._begun:
-            begun_with[place].copy_(values)
-
     def write_(self) -> None:
         """Write what another local model begins the next block with into its tensors."""
         self._share.values[self._share.filtered].copy_(self._begun_with)

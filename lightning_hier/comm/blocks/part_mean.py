@@ -98,11 +98,6 @@ class PartMean:
         piece = _weigh_(self._share.values[place], verdict)
         return self._averaging.coded(piece, BFloat16Coder(), None)
 
-    def forget(self) -> None:
-        """Give up what rounding has left over. All ranks that average must, or none."""
-        if self._leftovers is not None:
-            self._leftovers.forget()
-
     def state(self) -> dict[str, Any] | None:
         """What rounding has left over, for a checkpoint; the tensors are not copied."""
         return None if self._leftovers is None else self._leftovers.state()

@@ -153,10 +153,6 @@ class Share:
             kinds = (self.filtered, self.averaged, self.carried)
             yield Chunk(start, stop, *(_common(kind, start, stop) for kind in kinds))
 
-    def filtered_pieces(self) -> Iterator[tuple[Tensor, slice, slice]]:
-        """The filtered tensors in this rank's share, what lies there of each, and where."""
-        return self._view.pieces(self.start, self.start + self.filtered.stop)
-
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
         """The carried tensors in a stretch of the share, and where each lies in the share."""
         offset = self.start - len(self._model)

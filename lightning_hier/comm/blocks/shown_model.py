@@ -1,70 +1,60 @@
-"""The local model while the module shows the global one, and what hooks write into that."""
+"""The local model while the module holds the global one, and what hooks write into that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.aside import Aside
 
 
 class ShownModel(Aside):
-    """Puts local values aside, and keeps what is written over the values that are shown instead.
+    """Saves local values, and tells by fingerprints which tensors have been written since.
 
-    Values are compared, and not the counters of writes: ``tensor.data`` has a counter of its own,
-    and who writes another model and then the shown one back has changed nothing.
+    Counters of writes would not do: ``tensor.data`` has a counter of its own, and a callback that
+    writes another model and then the global one back has changed nothing.
     """
 
     def __init__(self) -> None:
-        """Nothing is aside."""
+        """Nothing is saved."""
         super().__init__()
-        self._shown: dict[Tensor, Tensor] = {}
+        self._shown: dict[Tensor, int] = {}
 
-    def note_shown(self) -> None:
-        """Remember the present values of what is aside as those that are shown."""
-        self._shown = {tensor: tensor.detach().clone() for tensor in self._saved}
+    def note_shown(self, tensors: Iterable[Tensor] = ()) -> None:
+        """Take fingerprints of what is saved, and of other ``tensors``, as they are now."""
+        noted = list(dict.fromkeys([*self._saved, *tensors]))
+        self._shown = dict(zip(noted, fingerprints(noted), strict=True))
 
     @contextmanager
     def behind(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Go on showing the present values; what is written meanwhile goes aside."""
+        """Keep the module's present values in place; what is written meanwhile is saved."""
         shown = {tensor: tensor.detach().clone() for tensor in tensors}
         yield
         self.put(shown)
         for tensor, value in shown.items():
             tensor.detach().copy_(value)
-        self._shown = shown
+        self.note_shown()
 
     def written(self) -> list[Tensor]:
-        """Those tensors that hold something else than what was shown."""
-        return [own for own, shown in self._shown.items() if not same(own.detach(), shown)]
+        """Those tensors whose bits have changed since :meth:`note_shown`."""
+        now = fingerprints(list(self._shown))
+        pairs = zip(self._shown.items(), now, strict=True)
+        return [own for (own, before), after in pairs if before != after]
 
-    def take_written(self) -> list[Tensor]:
-        """As :meth:`written`; their local values are let go of."""
-        written = self.written()
-        for tensor in written:
-            del self._saved[tensor]
-        return written
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Have tensors keep what they hold now; their saved values are dropped."""
+        for tensor in tensors:
+            self._saved.pop(tensor, None)
+            self._shown.pop(tensor, None)
 
-    def local(self, tensor: Tensor) -> Tensor:
-        """The local value, which is what was written where something was; not copied."""
-        shown = self._shown.get(tensor)
-        if shown is None or same(tensor.detach(), shown):
-            return super().local(tensor)
-        return tensor.detach()
+    def keep_all(self) -> None:
+        """Have the module keep all that it holds; it still counts as shown."""
+        self._saved, self._shown = {}, {}
 
     def forget(self) -> None:
         """Drop all values."""
         super().forget()
         self._shown = {}
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same values; NaN is NaN."""
-    one = one.to(other.device)  # after training Lightning moves the module to the host
-    if torch.equal(one, other):
-        return True
-    floating = one.is_floating_point() or one.is_complex()
-    return floating and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)

@@ -11,9 +11,6 @@ import torch
 
 from lightning_hier.comm.channel import Channel
 
-# Relative: of a sum in double precision.
-_ROUNDING = 1e-9
-
 
 class Place(IntEnum):
     """Where in training a rank comes to a synchronisation."""
@@ -52,8 +49,8 @@ class Status:
         terminate: whether this rank has received SIGTERM.
         nonfinite: what of the local model can't be averaged, a ``Nonfinite``.
         out_after: if it has no batches left in this epoch, how many it had, else -1.
-        written: number of the parameters of the global model into which hooks of the user have
-            written since the last exchange, and sum of the squares of what they hold.
+        digest: of the parameters that it synchronises, and
+        written: as in :class:`~lightning_hier.comm.blocks.agreed_parameters.AgreedParameters`.
 
     """
 
@@ -64,14 +61,14 @@ class Status:
     terminate: int
     nonfinite: int
     out_after: int
-    written: float = 0.0
+    digest: int = 0
+    written: int = 0
 
     @classmethod
     def of_row(cls, row: list[float]) -> Status:
         """From one row of the exchange."""
         place, optimizer, steps = map(int, row[:3])
-        terminate, nonfinite, out_after = map(int, row[4:7])
-        return cls(place, optimizer, steps, row[3], terminate, nonfinite, out_after, row[7])
+        return cls(place, optimizer, steps, row[3], *map(int, row[4:]))
 
 
 def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
@@ -83,25 +80,6 @@ def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
     rows = row.new_empty(world.size * row.numel())
     world.all_gather(rows, row, "status").wait()
     return [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
-
-
-def require_same_written(statuses: Sequence[Status]) -> None:
-    """Check that hooks have written the same into the global model on all ranks.
-
-    The same on every rank; no communication. Sums may be rounded otherwise on another machine.
-
-    Raises:
-        OutOfStepError: they have not.
-
-    """
-    own = [status.written for status in statuses]
-    if max(own) - min(own) > _ROUNDING * max(own):
-        ranks = [rank for rank, value in enumerate(own) if value != own[0]]
-        raise OutOfStepError(
-            f"while the global model was shown, a hook has written other values into its "
-            f"parameters on rank{'s' * (len(ranks) > 1)} {span(ranks)} than on rank 0. Have "
-            "on_train_epoch_end, validation hooks and callbacks write the same on all ranks."
-        )
 
 
 def common_place(statuses: Sequence[Status]) -> Status | None:

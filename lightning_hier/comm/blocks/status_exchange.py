@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
 from lightning_hier.comm.blocks.health import (
     OnNonfinite,
     Reading,
@@ -13,13 +14,7 @@ from lightning_hier.comm.blocks.health import (
     require_finite,
 )
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.blocks.status import (
-    Place,
-    Status,
-    common_place,
-    exchange,
-    require_same_written,
-)
+from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
@@ -32,11 +27,11 @@ class StatusExchange:
         worker: counts of the worker that this rank plays.
         on_nonfinite: what becomes of groups whose models are not finite.
         buffers: of the module; what can't be averaged is an error.
+        parameters: of the module; what ranks do not agree on is an error.
 
     Attributes:
         signalled: whether some rank has told that it got a signal.
         out_after: if this rank has no batches left in this epoch, how many it had, else -1.
-        written: as in :class:`~lightning_hier.comm.blocks.status.Status`.
 
     """
 
@@ -46,15 +41,16 @@ class StatusExchange:
         worker: Worker,
         on_nonfinite: OnNonfinite,
         buffers: ModuleBuffers,
+        parameters: AgreedParameters,
     ) -> None:
         self._communicators = communicators
         self._worker = worker
         self._on_nonfinite = on_nonfinite
         self._buffers = buffers
+        self._parameters = parameters
         self._noted = False
         self.signalled = False
         self.out_after = -1
-        self.written = 0.0
 
     def note_signal(self) -> None:
         """Remember that this rank got a signal; all learn of it at the next exchange."""
@@ -106,6 +102,16 @@ class StatusExchange:
         """
         require_finite(self._exchange(place, optimizer, reading))
 
+    def compare(self, place: Place) -> None:
+        """Agree that all ranks are in step, without a look at the model. A collective of the world.
+
+        Raises:
+            OutOfStepError: on every rank, if they are not, or do not agree on parameters.
+
+        """
+        with self._communicators.roll_call.at(place.text):
+            self._exchange(place, -1, Reading())
+
     def meet_at_end(self) -> Status | None:
         """Learn where the ranks are that have batches left. A collective of the world.
 
@@ -139,10 +145,10 @@ class StatusExchange:
             int(self._noted),
             int(reading.nonfinite | self._buffers.finding),
             self.out_after,
-            self.written,
+            self._parameters.digest,
+            self._parameters.written,
         )
         statuses = exchange(own, self._communicators.world, self._communicators.device)
-        self.written = 0.0
-        require_same_written(statuses)
+        self._parameters.require(statuses)
         self.signalled |= any(status.terminate for status in statuses)
         return statuses

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
 from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -18,11 +19,9 @@ from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import Agreement, ModelBlock
 from lightning_hier.comm.blocks.one_model import OneModel
-from lightning_hier.comm.blocks.shown_model import ShownModel
 from lightning_hier.comm.blocks.status import Place
 from lightning_hier.comm.blocks.status_exchange import StatusExchange
 from lightning_hier.comm.blocks.trained import TrainedTensors
-from lightning_hier.comm.blocks.written import go_on_from
 from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
@@ -75,7 +74,6 @@ class Synchroniser:
         cards: int | None = None,
         on_nonfinite: OnNonfinite = "error",
     ) -> None:
-        self._module = module
         self._optimizers = list(optimizers)
         self._config = config
         self._communicators = communicators
@@ -88,15 +86,15 @@ class Synchroniser:
             config.across if config else "auto", communicators.group, cards=cards
         )
         self._blocks: list[ModelBlock] | None = None
-        self._aside = ShownModel()
-        self.local = LocalValues(self.trained, self._models, self._aside)
+        self.local = LocalValues(self.trained, self._models)
+        self._aside = self.local.aside
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
-        self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers)
-        self._one_model = OneModel(
-            module, self.trained, self._buffers, self.statuses, communicators
-        )
+        agreed = AgreedParameters(module, self.trained, self._optimizers, communicators)
+        self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers, agreed)
+        self._agreed = agreed
+        self._one_model = OneModel(module, self.trained, self.statuses, communicators)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
 
@@ -134,14 +132,19 @@ class Synchroniser:
         """Take in parameters that have been unfrozen since the last call.
 
         A parameter that has been trainable once stays in the global model. A collective of the
-        group where there are such parameters and blocks have begun.
+        ranks that average gradients, as long as some parameters have never been trainable.
+        Different ones are an error on every rank.
         """
-        if self.trained.admit() and self._blocks is not None:
+        channel = self._communicators.world if self.warming else self._communicators.group
+        new, agreed = self._agreed.admit(channel)
+        if not agreed:
+            # The ranks of other groups raise it at their next health report.
+            self.statuses.compare(Place.CHECK)
+        if new and self._blocks is not None:
             self._buffers.reclaim()
-            members = self.trained.members()
             self._blocks = [
                 block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
-                for block, own in zip(self._blocks, members, strict=True)
+                for block, own in zip(self._blocks, self.trained.members(), strict=True)
             ]
 
     def before_step(self) -> None:
@@ -182,8 +185,8 @@ class Synchroniser:
         A collective of the world. Does nothing where the global model is already shown, and after
         :meth:`finish`; after :meth:`settle` it averages the buffers.
         """
+        self._buffers.reclaim()
         if self._settled:
-            self._buffers.reclaim()
             with self._communicators.roll_call.at(Place.LOOK.text):
                 average_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
         elif not self.shown:
@@ -192,18 +195,24 @@ class Synchroniser:
     def hide(self) -> None:
         """Put the local model back, bit for bit. Does nothing where it is not aside for a look.
 
-        What was written into the model that was shown stays, and blocks go on from it.
+        Frozen parameters and buffers keep what hooks have written; trained ones must not be.
         """
         if not self.shown or self._finished or self._settled:
             return
-        self._buffers.reclaim()
-        written = self._aside.take_written()
+        self._agreed.note_written(self.local.keep_written())
         self._aside.restore()
-        self.go_on_from(written)
 
-    def go_on_from(self, written: Sequence[Tensor]) -> None:
-        """Have blocks begin anew from what tensors of the module hold. Communicates nothing."""
-        self.statuses.written += go_on_from(written, self._blocks or (), self._models)
+    def require_unwritten(self) -> None:
+        """Check that no hook has written into trained parameters, before the model is saved.
+
+        A collective of the world where the module holds the global model.
+        """
+        if not self.shown or self._settled:
+            return
+        written = self.local.keep_written()
+        if not self._finished:
+            self._agreed.note_written(written)
+            self.statuses.compare(Place.LOOK)
 
     def finish(self) -> None:
         """End the last, short blocks and leave the global model. A collective of the world.
@@ -219,8 +228,10 @@ class Synchroniser:
 
     def settle(self) -> None:
         """Leave the module as somebody else has put it; only BatchNorm's buffers still move."""
+        self._aside.keep_all()
         self._settled = True
 
+    @torch.inference_mode(False)  # optimizer state that is made here is trained with later
     def _look(self, place: Place) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""
         self._buffers.reclaim()
@@ -228,7 +239,7 @@ class Synchroniser:
         new = self._blocks is None and not self.warming
         blocks = self._new_blocks() if new else self._blocks
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
-        aside = self._aside.putting(own if blocks else self._buffers.tensors)
+        aside = self._aside.putting(own or self._buffers.tensors)
         at = self._communicators.roll_call.at(self.statuses.said(place))
         with aside, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
             if not blocks:
@@ -238,22 +249,17 @@ class Synchroniser:
                 verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
                 if place == Place.END and count.in_block:
                     self.log.excluded_at_end[index] = len(verdict.excluded)
-        self._aside.note_shown()
+        # In the warm-up they are not swapped, but what is refused after it is refused in it, too.
+        self._aside.note_shown(self.trained.parameters if self._config else ())
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         self._buffers.reclaim()
+        self._agreed.note()
         if self._config is None:
             return None
-        return [
-            ModelBlock(
-                *pair,
-                config=self._config,
-                carrier=self.carrier,
-                communicators=self._communicators,
-                models=self._models,
-            )
-            for pair in zip(self.trained.members(), self._optimizers, strict=True)
-        ]
+        make = partial(ModelBlock, config=self._config, carrier=self.carrier, models=self._models)
+        pairs = zip(self.trained.members(), self._optimizers, strict=True)
+        return [make(*pair, communicators=self._communicators) for pair in pairs]
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal to the last bit, buffers included, and begin blocks."""

@@ -21,6 +21,7 @@ class TrainedTensors:
 
     Attributes:
         parameters: those that are or have been trainable.
+        buffers: of the module.
         kept_equal: names of buffers that would be averaged but have no mean. A run that goes on
             has those of the run that was saved.
 
@@ -32,7 +33,7 @@ class TrainedTensors:
         """Take the present trainable parameters; the module must be the same on all ranks."""
         self._module = module
         self._optimizers = optimizers
-        self._buffers = buffers
+        self.buffers = buffers
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
         self.kept_equal: Collection[str] = {
             name for buffer, name in buffers.names.items() if not buffer.isfinite().all()
@@ -40,10 +41,15 @@ class TrainedTensors:
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
         """What is or has been trainable, or all parameters, and all buffers, brought back."""
-        self._buffers.reclaim()
+        self.buffers.reclaim()
         parameters = self._module.parameters()
         own = [one for one in parameters if also_frozen or one in self.parameters]
-        return [*own, *self._buffers.tensors]
+        return [*own, *self.buffers.tensors]
+
+    @property
+    def all_admitted(self) -> bool:
+        """Whether no parameter of the module is left that has never been trainable."""
+        return all(own in self.parameters for own in self._module.parameters())
 
     def admit(self) -> bool:
         """Take in parameters that have become trainable; whether there were any."""
@@ -54,7 +60,7 @@ class TrainedTensors:
     def members(self) -> list[Members]:
         """Those of each optimizer's block."""
         return divide(
-            self._module, self._optimizers, self.parameters, self._buffers.names, self.kept_equal
+            self._module, self._optimizers, self.parameters, self.buffers.names, self.kept_equal
         )
 
     def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> Reading:

@@ -51,16 +51,12 @@ def resume_elsewhere(
     state.load_optimizers(checkpoint["optimizer_states"])
     if not opens_blocks or saved.section["counts"] is None:
         return
-    written = [(own, own.detach().clone()) for own in state.written(saved.section)]
     shares = saved.blocks_of(0)
     pending = [steps["in_block"] > 0 for steps in saved.section["steps"]]
     for index, block in enumerate(state.open_blocks(saved.section)):
         parts = [[blocks[index][i] for blocks in shares] for i in range(len(shares[0][index]))]
         models = _models(block, parts, pending=pending[index])
         block.restart(models, state.by_parameter(saved.section["counts"][index]))
-    for own, value in written:
-        own.copy_(value)
-    state.go_on_from([own for own, _ in written])
 
 
 def _models(

@@ -74,6 +74,7 @@ class CheckpointedStrategy(TieredStrategy):
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
             write_everywhere(lambda: write(checkpoint, filepath, storage_options), self.root_device)
             return
+        session.training.synchroniser.require_unwritten()
         # What callbacks have put into the checkpoint are the tensors that are shown here.
         with session.training.averaged_weights.shown():
             saved = save_run(
@@ -174,7 +175,6 @@ class CheckpointedStrategy(TieredStrategy):
                 state.load_worker(number, rank)
                 random.append(rank["random"])
                 gradients.append(rank["gradients"])
-        state.go_on_from(state.written(saved.section))
         session.position.load(random)
 
         def set_gradients() -> None:

@@ -55,16 +55,11 @@ class RunState:
         """What is small and the same on all ranks; it goes into the checkpoint itself."""
         blocks = self._synchroniser.blocks
         local = self._synchroniser.local
-        buffers = local.buffer_names
         return {
             "steps": [asdict(count) for count in self._steps],
             "frozen": self._frozen(),
             "frozen_at_first": self._frozen_at_first,
             "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
-            "written": [
-                self.names[own] if isinstance(own, Parameter) else buffers[own]
-                for own in local.written()
-            ],
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
         }
@@ -144,16 +139,6 @@ class RunState:
             for block, parts in zip(self._synchroniser.blocks or (), rank["blocks"], strict=True):
                 block.load_local(parts)
         self._load_values(group, rank)
-
-    def written(self, shared: Mapping[str, Any]) -> list[Tensor]:
-        """What hooks had written into the model that was shown when the run was saved."""
-        buffers = {name: own for own, name in self._synchroniser.local.buffer_names.items()}
-        every: dict[str, Tensor] = {**buffers, **self.parameters}
-        return [every[name] for name in shared["written"]]
-
-    def go_on_from(self, written: Sequence[Tensor]) -> None:
-        """Go on from what such tensors hold, as the run that was saved does."""
-        self._synchroniser.go_on_from(written)
 
     def _load_values(self, group: State, rank: State) -> None:
         buffers = dict(self._module.named_buffers())

@@ -1,0 +1,61 @@
+"""Tells by one number for each tensor whether any bit of it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+# Elements at a time: on the CPU what is computed of them stays in the cache.
+_PIECE_ON_CPU = 1 << 16
+_PIECE_ON_ACCELERATOR = 1 << 20
+# Odd, so that no multiplication by it loses a bit.
+_FACTOR = -7046029254386353131
+_NARROW = {1: torch.uint8, 2: torch.int16}
+
+
+@torch.no_grad()
+def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
+    """A sum over the bits of each tensor, weighted by position, modulo 2**64.
+
+    ::
+
+        h <- f * h + sum over i of w_i b_i      for each piece b of the elements, as whole numbers
+
+    with odd random weights w, the same for all tensors and in all processes. One changed element
+    always changes the sum; several cancel each other with a probability of about 2**-32 or less.
+    Norms would miss changes of sign and of order. Memory is bounded.
+
+    Args:
+        tensors: of any dtype, shape and device; they are not changed.
+
+    """
+    scratch: dict[torch.device, Tensor] = {}
+    sums = [_fingerprint(tensor.detach(), scratch) for tensor in tensors]
+    # One copy from an accelerator instead of one for each tensor.
+    return torch.stack([own.to(sums[0].device) for own in sums]).tolist() if sums else []
+
+
+def _fingerprint(tensor: Tensor, scratch: dict[torch.device, Tensor]) -> Tensor:
+    bits = tensor.reshape(-1).view(_NARROW.get(tensor.itemsize, torch.int32))
+    weights = _weights(bits.device)
+    if bits.device not in scratch:
+        scratch[bits.device] = torch.empty_like(weights)
+    wide = scratch[bits.device]
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), len(weights)):
+        part = bits[start : start + len(weights)]
+        own = wide[: len(part)].copy_(part).mul_(weights[: len(part)])
+        total.mul_(_FACTOR).add_(own.sum())
+    return total
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    length = _PIECE_ON_CPU if device.type == "cpu" else _PIECE_ON_ACCELERATOR
+    generator = torch.Generator().manual_seed(1)
+    with torch.inference_mode(False):
+        drawn = torch.randint(-(2**63), 2**63 - 1, (length,), generator=generator)
+        return drawn.bitwise_or_(1).to(device)
