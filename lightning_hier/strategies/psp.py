@@ -32,7 +32,8 @@ class PSPStrategy(ParameterServerStrategy):
 
     A rank that is late catches up: it leaves out the batches of steps that the others have made
     without it (under automatic optimisation; the loss of such a batch reads 0), so all ranks make
-    the same number of steps. A rank that dies is done without as long as ``min_pushes`` are left.
+    the same number of steps. Training goes on without ranks that die as long as
+    ``min_pushes`` are left: with the default, ``"all"``, the first death ends the run.
 
     Args:
         min_pushes: c, gradients that a server needs: ``"all"``, a number of workers, or a fraction
