@@ -91,7 +91,9 @@ class PushRule:
             why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
             raise QuorumError(
                 f"min_pushes={self.min_pushes!r} needs {needed} of {workers} workers, and "
-                f"{left} are left ({why})"
+                f"{left} are left ({why}). To go on without workers that die, set min_pushes to "
+                "the workers that may be left, as a number or a fraction of all, and "
+                "push_timeout_s to some seconds, for which servers then wait for the others"
             )
 
 
