@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
+from lightning_hier.algorithms.arguments import check_flag
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
@@ -74,6 +75,7 @@ class PSPStrategy(ParameterServerStrategy):
         super().__init__(group_size=1, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs)
         self.push_rule = PushRule(min_pushes, push_timeout_s)
         self.pull_rule = PullRule(min_pulled, pull_timeout_s)
+        check_flag("linear_scaling", linear_scaling)
         self.linear_scaling = linear_scaling
 
     @override
