@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from inspect import signature
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from lightning_hier.algorithms.arguments import is_number
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
@@ -106,34 +108,26 @@ def check_group_size(group_size: object) -> None:
 
     """
     sizes = ("node", "world")
-    if group_size not in sizes and (not isinstance(group_size, int) or group_size < 1):
+    if group_size not in sizes and not (
+        is_number(group_size) and isinstance(group_size, int) and group_size >= 1
+    ):
         raise ValueError(
             f"group_size must be 'node', 'world' or a whole number of at least 1, got "
             f"{group_size!r}"
         )
 
 
-def check_warm_up(warmup_steps: object) -> None:
-    """Check the length of a warm-up.
+def check_timeout(timeout: object) -> None:
+    """Check the limit of every wait.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no length of time above 0, nor None.
 
     """
-    if not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be a whole number of at least 0, got {warmup_steps!r}")
-
-
-def check_virtual_workers(virtual_workers: object) -> None:
-    """Check the number of workers that a rank plays.
-
-    Raises:
-        ValueError: it is none.
-
-    """
-    if not isinstance(virtual_workers, int) or virtual_workers < 1:
+    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
         raise ValueError(
-            f"virtual_workers must be a whole number of at least 1, got {virtual_workers!r}"
+            "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "
+            f"torch's default, got {timeout!r}"
         )
 
 

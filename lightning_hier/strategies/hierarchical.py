@@ -14,9 +14,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.algorithms.arguments import check_choice
 from lightning_hier.callbacks.progress import place_in_block, show_in_progress_bar
 from lightning_hier.comm.agreement import raise_everywhere
-from lightning_hier.comm.blocks.block_sync import BlockSync, check_choice
+from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.leaving import stay_at_exit

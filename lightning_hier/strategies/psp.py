@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
+from lightning_hier.algorithms.arguments import check_flag
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
@@ -32,7 +33,8 @@ class PSPStrategy(ParameterServerStrategy):
 
     A rank that is late catches up: it leaves out the batches of steps that the others have made
     without it (under automatic optimisation; the loss of such a batch reads 0), so all ranks make
-    the same number of steps. A rank that dies is done without as long as ``min_pushes`` are left.
+    the same number of steps. Training goes on without ranks that die as long as
+    ``min_pushes`` are left: with the default, ``"all"``, the first death ends the run.
 
     Args:
         min_pushes: c, gradients that a server needs: ``"all"``, a number of workers, or a fraction
@@ -83,6 +85,7 @@ class PSPStrategy(ParameterServerStrategy):
         )
         self.push_rule = PushRule(min_pushes, push_timeout_s)
         self.pull_rule = PullRule(min_pulled, pull_timeout_s)
+        check_flag("linear_scaling", linear_scaling)
         self.linear_scaling = linear_scaling
 
     @override

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, LearningRateFinder
@@ -15,10 +16,20 @@ from lightning_hier.parameter_server.updater import objection
 # What parameter servers add to a checkpoint.
 SECTION = "lightning_hier_servers"
 
-RESUMES = (
+_RESUMES = (
     "training goes on from the servers' parameters and optimizer state. Gradients that were under "
     "way when it was written are not in it."
 )
+_TAKES_OVER = (
+    "it was not saved by a strategy with parameter servers. The servers begin with its model and "
+    "its optimizer states; steps are counted from 0, so warmup_steps begin again. State of another "
+    "strategy (block momentum, residuals, random numbers, the place in the data) is not used."
+)
+
+
+def resumes(checkpoint: Mapping[str, Any]) -> str:
+    """For people: what parameter servers take from a checkpoint."""
+    return _RESUMES if SECTION in checkpoint else _TAKES_OVER
 
 
 def saved_steps(trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> list[int]:

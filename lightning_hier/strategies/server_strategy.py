@@ -25,6 +25,7 @@ from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.comm.traffic import Tier
 from lightning_hier.strategies import checks, server_checks
+from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
 from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
@@ -192,7 +193,9 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Give the servers their part of the optimizers' state, and the workers the settings."""
-        rank_zero_warn(f"Resuming from {self._module.trainer.ckpt_path}: {server_checks.RESUMES}")
+        require_same_optimizers(checkpoint, self.optimizers, self.root_device)
+        resumes = server_checks.resumes(checkpoint)
+        rank_zero_warn(f"Resuming from {self._module.trainer.ckpt_path}: {resumes}")
         for index, state in enumerate(checkpoint["optimizer_states"]):
             self.optimizers[index].load_state_dict({**state, "state": {}})
             self._running.engine.load(index, state["state"])

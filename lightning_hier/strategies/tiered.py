@@ -15,6 +15,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
@@ -63,10 +64,11 @@ class TieredStrategy(PlacedStrategy, ABC):
     ) -> None:
         # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
         ddp_kwargs = checks.without_taken(ddp_kwargs)
+        checks.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
         checks.check_group_size(group_size)
-        checks.check_warm_up(warmup_steps)
-        checks.check_virtual_workers(virtual_workers)
+        check_whole("warmup_steps", warmup_steps, least=0)
+        check_whole("virtual_workers", virtual_workers)
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
         self.virtual_workers = virtual_workers

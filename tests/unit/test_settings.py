@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import re
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -54,6 +57,48 @@ def test_bad_value_is_refused(settings: type, name: str, value: Any, rule: str) 
     with pytest.raises(ValueError, match=rf"{name} must .*{rule}") as caught:
         settings(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+CLASSES = [
+    *[lh.GTC, lh.CommHook, lh.ModelAveraging, lh.BMUF, lh.BMUFAdam, lh.HierarchicalStrategy],
+    *[lh.GTCStrategy, lh.ModelAveragingStrategy, lh.BMUFStrategy, lh.BMUFAdamStrategy],
+    *[lh.BMUFGTCStrategy, lh.TwoStageASGDStrategy, lh.PSPStrategy],
+]
+
+
+def _annotated(kind: Any, *types: str) -> list[str]:
+    """Arguments in whose annotation one of the types is named."""
+    found = inspect.signature(kind).parameters.values()
+    return [own.name for own in found if {*re.findall(r"\w+", str(own.annotation))} & {*types}]
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_true_is_no_number_and_one_is_no_flag(kind: Any) -> None:
+    """Of every argument of every class."""
+    needed = {"hook": print} if kind is lh.CommHook else {}
+    numbers = _annotated(kind, "int", "float", "GroupSize")
+    assert numbers
+    for name in numbers:
+        for value in (True, False):
+            with pytest.raises(ValueError, match=rf"{name}.* must .*, got {value}(;|$)"):
+                kind(**needed, **{name: value})
+    for name in _annotated(kind, "bool"):
+        for value in (1, 0, "false", None):
+            with pytest.raises(ValueError, match=f"{name} must be True or False, got {value!r}$"):
+                kind(**{name: value})
+
+
+STRATEGIES = [kind for kind in CLASSES if kind.__name__.endswith("Strategy")]
+
+
+@pytest.mark.parametrize("kind", STRATEGIES, ids=lambda kind: kind.__name__)
+def test_timeout_is_a_timedelta_above_zero(kind: Any) -> None:
+    for value in (60, 60.0, "60", True, timedelta(0), timedelta(seconds=-1)):
+        with pytest.raises(ValueError, match=r"timeout must .*timedelta\(seconds=60\)") as caught:
+            kind(timeout=value)
+        assert str(caught.value).endswith(f"got {value!r}")
+    kind(timeout=None)
+    kind(timeout=timedelta(seconds=60))
 
 
 @pytest.mark.parametrize("settings", [lh.BMUF, lh.ModelAveraging])

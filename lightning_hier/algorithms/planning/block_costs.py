@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.planning.checks import check_positive, check_whole
+from lightning_hier.algorithms.arguments import check_positive, check_whole
 from lightning_hier.algorithms.planning.steps import block_speedup
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_hier.algorithms.planning.checks import check_positive
+from lightning_hier.algorithms.arguments import check_positive
 from lightning_hier.algorithms.planning.collectives import Team, all_reduce
 from lightning_hier.algorithms.planning.load import Load
 from lightning_hier.algorithms.planning.network import Network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lightning_hier.algorithms.planning.checks import check_positive, check_whole
+from lightning_hier.algorithms.arguments import check_positive, check_whole
 from lightning_hier.algorithms.planning.network import Link
 
 

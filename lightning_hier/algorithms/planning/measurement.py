@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
-from lightning_hier.algorithms.planning.checks import check_keys, check_whole
+from lightning_hier.algorithms.arguments import check_keys, check_whole
 from lightning_hier.algorithms.planning.network import Link, Network, Processor
 from lightning_hier.algorithms.planning.workload import Workload
 

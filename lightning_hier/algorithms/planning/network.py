@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lightning_hier.algorithms.planning.checks import (
+from lightning_hier.algorithms.arguments import (
     check_not_negative,
     check_positive,
     check_whole,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.algorithms.planning.blocks import (
     predict_blocks,
     predict_bmuf,
@@ -12,7 +13,6 @@ from lightning_hier.algorithms.planning.blocks import (
     predict_bmuf_gtc,
     predict_model_averaging,
 )
-from lightning_hier.algorithms.planning.checks import check_whole
 from lightning_hier.algorithms.planning.ddp import predict_ddp
 from lightning_hier.algorithms.planning.gtc import GTCSettings, predict_gtc
 from lightning_hier.algorithms.planning.network import Network

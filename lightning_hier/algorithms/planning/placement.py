@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.planning.checks import check_whole
+from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.algorithms.planning.collectives import Team
 from lightning_hier.algorithms.planning.network import Network
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.planning.checks import check_not_negative, check_share
+from lightning_hier.algorithms.arguments import check_not_negative, check_share
 from lightning_hier.algorithms.planning.load import Load
 from lightning_hier.algorithms.planning.network import Network
 from lightning_hier.algorithms.planning.prediction import Prediction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_hier.algorithms.planning.checks import check_positive, check_whole
+from lightning_hier.algorithms.arguments import check_positive, check_whole
 from lightning_hier.algorithms.planning.workload import Workload
 
 

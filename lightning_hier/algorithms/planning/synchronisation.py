@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lightning_hier.algorithms.planning.checks import check_whole
+from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.algorithms.planning.collectives import (
     Team,
     all_gather,

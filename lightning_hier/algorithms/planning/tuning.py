@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lightning_hier.algorithms.planning.checks import check_share
+from lightning_hier.algorithms.arguments import check_share
 from lightning_hier.algorithms.planning.ddp import step_with_all_reduce_s
 from lightning_hier.algorithms.planning.gtc import GTCSettings, step_with_gtc_s
 from lightning_hier.algorithms.planning.network import Network

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lightning_hier.algorithms.planning.checks import check_positive, check_share, check_whole
+from lightning_hier.algorithms.arguments import check_positive, check_share, check_whole
 
 OptimizerName = Literal["sgd", "sgd_momentum", "adam"]
 """What plans tell apart: an optimizer keeps nothing, one or two numbers for each parameter."""

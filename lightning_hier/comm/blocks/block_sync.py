@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.arguments import check_choice, check_flag, check_whole
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
@@ -75,10 +76,7 @@ class BlockSync:
         return None
 
     def _check(self) -> None:
-        if not isinstance(self.block_size, int) or self.block_size < 1:
-            raise ValueError(
-                f"block_size must be a whole number of at least 1, got {self.block_size!r}"
-            )
+        check_whole("block_size", self.block_size)
         check_choice("across", self.across, get_args(Across))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
 
@@ -101,8 +99,7 @@ class LocalMomentumSync(BlockSync):
     def _check(self) -> None:
         super()._check()
         check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
-        if not isinstance(self.overlap, bool):
-            raise ValueError(f"overlap must be True or False, got {self.overlap!r}")
+        check_flag("overlap", self.overlap)
         if self.overlap and self.local_momentum == "average":
             raise ValueError(
                 "overlap=True can't be combined with local_momentum='average', got both: a mean "
@@ -171,15 +168,3 @@ class ModelAveraging(LocalMomentumSync):
     def filter_for(self, num_models: int) -> BlockFilter:
         """No block momentum, whatever the number of models."""
         return BlockFilter(eta=0.0)
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a setting that is none of its choices.
-
-    Raises:
-        ValueError: with the setting's name, its choices and the value.
-
-    """
-    if value not in choices:
-        said = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {said}, got {value!r}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.arguments import (
+    check_choice,
+    check_flag,
+    check_positive,
+    is_number,
+)
 from lightning_hier.algorithms.block_momentum import (
     BlockFilter,
     UpdateFrom,
@@ -20,7 +25,6 @@ from lightning_hier.comm.blocks.block_sync import (
     BlockSync,
     LocalMomentum,
     LocalMomentumSync,
-    check_choice,
 )
 
 
@@ -55,14 +59,14 @@ class BlockMomentum(BlockSync):
         """Check the values."""
         self._check()
         if self.block_momentum != "auto" and not (
-            isinstance(self.block_momentum, (int, float)) and 0.0 <= self.block_momentum < 1.0
+            is_number(self.block_momentum) and 0.0 <= self.block_momentum < 1.0
         ):
             raise ValueError(
                 f"block_momentum must be 'auto' or lie in [0, 1), got {self.block_momentum!r}"
             )
-        if not (isinstance(self.block_lr, (int, float)) and 0.0 < self.block_lr < math.inf):
-            raise ValueError(f"block_lr must be a finite number above 0, got {self.block_lr!r}")
-        if not (isinstance(self.c, (int, float)) and 1.0 <= self.c < math.inf):
+        check_positive("block_lr", self.block_lr)
+        check_flag("nesterov", self.nesterov)
+        if not (is_number(self.c) and self.c >= 1.0):
             raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
 
     def filter_for(self, num_models: int) -> BlockFilter:

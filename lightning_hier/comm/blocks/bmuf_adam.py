@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.arguments import check_choice
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
-from lightning_hier.comm.blocks.block_sync import check_choice
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel

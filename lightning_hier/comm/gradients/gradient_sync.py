@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+
+from lightning_hier.algorithms.arguments import check_positive, check_whole, is_number
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
@@ -54,23 +55,16 @@ class GTC(GradientSync):
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.threshold != "auto" and not (
-            isinstance(self.threshold, (int, float))
-            and math.isfinite(self.threshold)
-            and self.threshold > 0
-        ):
+        if self.threshold != "auto" and not (is_number(self.threshold) and self.threshold > 0):
             raise ValueError(
                 f"threshold must be 'auto' or a finite number above 0, got {self.threshold!r}"
             )
-        if not (isinstance(self.density, (int, float)) and 0.0 < self.density < 1.0):
+        if not (is_number(self.density) and 0.0 < self.density < 1.0):
             raise ValueError(
                 f"density must lie between 0 and 1 (0.01 sends about 1% of the elements), got "
                 f"{self.density!r}; for uncompressed gradients use AllReduce()"
             )
-        if not isinstance(self.dense_below, int) or self.dense_below < 0:
-            raise ValueError(
-                f"dense_below must be a whole number of at least 0, got {self.dense_below!r}"
-            )
+        check_whole("dense_below", self.dense_below, least=0)
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,5 @@ class CommHook(GradientSync):
         """Check the values."""
         if not callable(self.hook):
             raise ValueError(f"hook must be callable as hook(state, bucket), got {self.hook!r}")
-        if self.bytes_per_element is not None and not (
-            isinstance(self.bytes_per_element, (int, float)) and self.bytes_per_element > 0
-        ):
-            raise ValueError(f"bytes_per_element must be above 0, got {self.bytes_per_element!r}")
+        if self.bytes_per_element is not None:
+            check_positive("bytes_per_element", self.bytes_per_element)

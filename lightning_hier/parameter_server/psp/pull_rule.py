@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from lightning_hier.algorithms.arguments import check_not_negative, check_share
 from lightning_hier.parameter_server.psp.push_rule import rounded_up
 
 
@@ -28,13 +28,8 @@ class PullRule:
             ValueError: one of them is out of its range.
 
         """
-        if isinstance(self.min_pulled, bool) or not 0.0 < self.min_pulled <= 1.0:
-            raise ValueError(
-                "min_pulled is a fraction of the blocks: above 0 and at most 1, got "
-                f"{self.min_pulled!r}"
-            )
-        if not (self.timeout_s >= 0 and math.isfinite(self.timeout_s)):
-            raise ValueError(f"pull_timeout_s must be at least 0 seconds, got {self.timeout_s}")
+        check_share("min_pulled", self.min_pulled)
+        check_not_negative("pull_timeout_s", self.timeout_s)
 
     def needed(self, blocks: int) -> int:
         """How many of so many blocks must have come."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lightning_hier.algorithms.arguments import check_not_negative, is_number
+
 
 class QuorumError(RuntimeError):
     """Fewer workers are left than the gradients that every server needs."""
@@ -33,15 +35,14 @@ class PushRule:
 
         """
         c = self.min_pushes
-        whole = isinstance(c, int) and not isinstance(c, bool) and c >= 1
+        whole = is_number(c) and isinstance(c, int) and c >= 1
         fraction = isinstance(c, float) and 0.0 < c <= 1.0
         if not (whole or fraction or c == "all"):
             raise ValueError(
                 f'min_pushes must be "all", a number of workers (1, 2, ...) or a fraction of them '
                 f"(above 0.0, at most 1.0), got {c!r}"
             )
-        if not (self.timeout_s >= 0 and math.isfinite(self.timeout_s)):
-            raise ValueError(f"push_timeout_s must be at least 0 seconds, got {self.timeout_s}")
+        check_not_negative("push_timeout_s", self.timeout_s)
 
     def objection(self, workers: int) -> str | None:
         """Why the rule can't be kept by so many workers; None if it can."""
@@ -91,7 +92,9 @@ class PushRule:
             why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
             raise QuorumError(
                 f"min_pushes={self.min_pushes!r} needs {needed} of {workers} workers, and "
-                f"{left} are left ({why})"
+                f"{left} are left ({why}). To go on without workers that die, set min_pushes to "
+                "the workers that may be left, as a number or a fraction of all, and "
+                "push_timeout_s to some seconds, for which servers then wait for the others"
             )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lightning_hier.algorithms.arguments import check_flag, check_whole
+
 
 @dataclass(frozen=True, kw_only=True)
 class TwoStageSettings:
@@ -36,9 +38,9 @@ class TwoStageSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         for name, least in (("push_period", 1), ("refresh_period", 1), ("warmup_steps", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number, at least {least}, got {value!r}")
+            check_whole(name, getattr(self, name), least=least)
+        for name in ("order_locking", "double_buffering", "hierarchical_lr"):
+            check_flag(name, getattr(self, name))
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 

@@ -27,6 +27,7 @@ from lightning_hier.strategies.checkpoints.rank_files import (
 )
 from lightning_hier.strategies.checkpoints.resuming import SavedRun
 from lightning_hier.strategies.checkpoints.run_state import State
+from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
 from lightning_hier.strategies.checkpoints.saving import save_run, write_everywhere
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.tiered import TieredStrategy
@@ -125,6 +126,7 @@ class CheckpointedStrategy(TieredStrategy):
 
         A collective of the world: every rank must call it.
         """
+        require_same_optimizers(checkpoint, self.optimizers, self.root_device)
         path = self._loaded
         section = section_of(checkpoint)
         if section is None:

@@ -1,4 +1,4 @@
-"""Checks of what a plan is made from: each error has the value, the rule and its unit."""
+"""Checks of the values of arguments: each error has the name, the rule and the value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_positive(name: str, value: object) -> None:
         ValueError: it is not.
 
     """
-    if not _is_number(value) or not value > 0:  # type: ignore[operator]
+    if not is_number(value) or not value > 0:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
 
 
@@ -36,7 +36,7 @@ def check_not_negative(name: str, value: object) -> None:
         ValueError: it is not.
 
     """
-    if not _is_number(value) or value < 0:  # type: ignore[operator]
+    if not is_number(value) or value < 0:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
 
 
@@ -48,9 +48,32 @@ def check_share(name: str, value: object, *, zero: bool = False) -> None:
 
     """
     above = "at least" if zero else "above"
-    low = _is_number(value) and (value >= 0 if zero else value > 0)  # type: ignore[operator]
+    low = is_number(value) and (value >= 0 if zero else value > 0)  # type: ignore[operator]
     if not low or value > 1:  # type: ignore[operator]
         raise ValueError(f"{name} must be {above} 0 and at most 1, got {value!r}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse a setting that is none of its choices.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}")
 
 
 def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
@@ -71,5 +94,6 @@ def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> M
     return found
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether it is a finite number; True and False are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,174 @@
+"""A checkpoint with other optimizers than the run: one error on all ranks, before training."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop
+
+import lightning_hier as lh
+from lightning_hier.strategies.checkpoints.saved_optimizers import optimizers_problem
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer, weights
+
+Makes = Callable[[Net], list[Optimizer]]
+
+
+class _Optimized(Net):
+    def __init__(self, makes: Makes) -> None:
+        super().__init__()
+        self.makes = makes
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if self.automatic_optimization else None
+
+    def configure_optimizers(self) -> Any:
+        own = self.makes(self)
+        self.automatic_optimization = len(own) == 1
+        return own
+
+
+def _sgd(module: nn.Module) -> list[Optimizer]:
+    return [SGD(module.parameters(), lr=0.05, momentum=0.9)]
+
+
+def _adamw(module: nn.Module) -> list[Optimizer]:
+    return [AdamW(module.parameters(), lr=0.01)]
+
+
+def _two_groups(module: nn.Module) -> list[Optimizer]:
+    weights = [p for p in module.parameters() if p.dim() > 1]
+    biases = [p for p in module.parameters() if p.dim() == 1]
+    return [SGD([{"params": weights}, {"params": biases}], lr=0.05, momentum=0.9)]
+
+
+def _two_optimizers(module: Net) -> list[Optimizer]:
+    return [SGD(module.layers[0].parameters(), lr=0.05), AdamW(module.layers[2].parameters())]
+
+
+def _save(strategy: Any, makes: Makes, path: Path) -> torch.Tensor:
+    trainer, model = make_trainer(strategy()), _Optimized(makes)
+    trainer.fit(model, loader(2))
+    trainer.save_checkpoint(path)
+    return weights(model)
+
+
+def _resume(cases: list[tuple[Callable[[], Any], Makes]], path: Path) -> list[tuple[str, str, int]]:
+    """For each strategy and its optimizers: the error, the warnings, the steps that were made."""
+    found = []
+    for strategy, makes in cases:
+        model = _Optimized(makes)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                make_trainer(strategy(), max_epochs=2).fit(
+                    model, loader(2), ckpt_path=path, weights_only=True
+                )
+                error = ""
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {raised}"
+        resuming = [str(one.message) for one in said if "Resuming from" in str(one.message)]
+        found.append((error, " ".join(resuming), len(model.seen)))
+    return found
+
+
+def test_each_change_of_optimizers_is_one_error_with_both(tmp_path: Path) -> None:
+    path = tmp_path / "sgd.ckpt"
+    run_ranks(_save, 2, partial(lh.BMUFStrategy, block_size=2), _sgd, path)
+    cases = [
+        (partial(lh.BMUFAdamStrategy, block_size=2), _adamw),
+        (lh.PSPStrategy, _adamw),
+        (lh.GTCStrategy, _two_groups),
+        (lh.BMUFStrategy, _two_optimizers),
+        (partial(lh.ModelAveragingStrategy, block_size=2), _sgd),
+    ]
+    first, second = run_ranks(_resume, 2, cases, path)
+    assert [error for error, _, _ in first] == [error for error, _, _ in second]
+    bmuf_adam, psp, groups, number, same = first
+    for error, _, steps in (bmuf_adam, psp, groups, number):
+        assert error.startswith("ValueError: "), error
+        assert "load_from_checkpoint" in error
+        assert steps == 0
+    for error, _, _ in (bmuf_adam, psp):
+        assert "is SGD, and configure_optimizers makes AdamW now" in error
+    assert "(SGD) has groups of 4 parameters" in groups[0]
+    assert "(SGD) has groups of 2 and 2" in groups[0]
+    assert "has 1 optimizer (SGD), and configure_optimizers makes 2 (SGD, AdamW)" in number[0]
+    assert (same[0], same[2]) == ("", 2)
+
+
+def test_a_checkpoint_of_ddp_has_its_own_words_under_servers(tmp_path: Path) -> None:
+    path = tmp_path / "ddp.ckpt"
+    run_ranks(_save, 2, partial(str, "ddp"), _sgd, path)
+    cases = [(lh.PSPStrategy, _sgd), (lh.PSPStrategy, _adamw), (lh.BMUFAdamStrategy, _adamw)]
+    psp, other, bmuf_adam = run_ranks(_resume, 2, cases, path)[0]
+    assert (psp[0], psp[2]) == ("", 2)
+    assert "was not saved by a strategy with parameter servers" in psp[1]
+    assert "begin with its model and its optimizer states" in psp[1]
+    for error, _, steps in (other, bmuf_adam):
+        assert "is SGD, and configure_optimizers makes AdamW now" in error
+        assert steps == 0
+
+
+def test_the_way_round_is_real(tmp_path: Path) -> None:
+    path = tmp_path / "sgd.ckpt"
+    saved = run_ranks(_save, 2, partial(lh.BMUFStrategy, block_size=2), _sgd, path)[0]
+    assert torch.equal(weights(_Optimized.load_from_checkpoint(path, makes=_adamw)), saved)
+
+
+class _Own(Optimizer):
+    """An optimizer of another package, with arguments of its own."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, settings)
+
+
+class _Wrapped(SGD):
+    """An optimizer of the user, made from one of torch's."""
+
+
+TYPES = [SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad]
+LAYER = nn.Linear(2, 2)
+
+
+def _made(kind: Any) -> Optimizer:
+    own: Optimizer = kind(LAYER.parameters(), lr=0.1)
+    return own
+
+
+@pytest.mark.parametrize("saved", TYPES)
+def test_types_of_torch_are_told_apart(saved: type[Optimizer]) -> None:
+    state = _made(saved).state_dict()
+    for present in TYPES:
+        problem = optimizers_problem([state], [_made(present)])
+        if present is saved:
+            assert problem is None
+        else:
+            assert problem is not None
+            assert f"is {saved.__name__}, and" in problem
+            assert f"makes {present.__name__} now" in problem
+
+
+def test_optimizers_of_others_are_judged_by_their_hyperparameters() -> None:
+    own = partial(_Own, rho=0.5, warm=3)
+    for one, other in ((own, own), (own, partial(own, more=1)), (SGD, _Wrapped), (_Wrapped, SGD)):
+        assert optimizers_problem([_made(one).state_dict()], [_made(other)]) is None
+    for one, other in ((own, SGD), (SGD, own), (own, partial(_Own, rho=0.5, cold=3))):
+        assert optimizers_problem([_made(one).state_dict()], [_made(other)]) is not None
+    problem = optimizers_problem([_made(own).state_dict()], [_made(SGD)])
+    assert problem is not None
+    assert "is an optimizer with rho, warm, and configure_optimizers makes SGD now" in problem
+
+
+def test_a_scheduler_that_is_gone_is_no_other_optimizer() -> None:
+    optimizer = _made(AdamW)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    for saved, present in ((optimizer, _made(AdamW)), (_made(AdamW), optimizer)):
+        assert optimizers_problem([saved.state_dict()], [present]) is None
