@@ -130,22 +130,20 @@ class HierarchicalStrategy(PlayingStrategy):
                 self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
         super().setup(trainer)
         if fitting:
-            module, one_host = self._module, self._on_one_host
             session = self._fit_session
             session.begin(
                 trainer,
-                module,
+                self._module,
                 self.optimizers,
                 self.block_sync,
-                one_host=one_host,
+                one_host=self._on_one_host,
                 on_nonfinite=self.on_nonfinite,
                 scaler=self._scaler,
             )
             session.training.synchroniser.on_warm = self._wrap
             first = session.training.callbacks(join=self.uneven_batches == "join")
-            watching = [*self._watching(), *session.watching(len(self.optimizers))]
-            last = [*watching, session.training.termination]
-            session.at_end(surround_callbacks(trainer, first, last))
+            last = [*self._watching(), *session.watching(len(self.optimizers))]
+            session.at_end(surround_callbacks(trainer, first, [*last, session.training.termination]))
             session.at_end(show_in_progress_bar(trainer, self.traffic, self._place_in_block))
 
     @override
@@ -169,8 +167,8 @@ class HierarchicalStrategy(PlayingStrategy):
         ranks = session.reduction.ranks_of_ddp(warming=warming)
         if ranks is not None:
             self._ddp_kwargs["process_group"] = ranks.group
-            # Lightning has DDP copy the model between ranks in a stream of its own: that must wait
-            # for the optimizer's kernels, and the next step for that.
+            # DDP copies the model in a stream of its own: after the optimizer's kernels, and before
+            # the next step.
             self._wait_for_kernels()
             self.model = self._setup_model(self._module)
             self._wait_for_kernels()

@@ -83,9 +83,9 @@ def test_true_is_no_number_and_one_is_no_flag(kind: Any) -> None:
             with pytest.raises(ValueError, match=rf"{name}.* must .*, got {value}(;|$)"):
                 kind(**needed, **{name: value})
     for name in _annotated(kind, "bool"):
-        for value in (1, 0, "false", None):
-            with pytest.raises(ValueError, match=f"{name} must be True or False, got {value!r}$"):
-                kind(**{name: value})
+        for no_flag in (1, 0, "false", None):
+            with pytest.raises(ValueError, match=f"{name} must be True or False, got {no_flag!r}$"):
+                kind(**{name: no_flag})
 
 
 STRATEGIES = [kind for kind in CLASSES if kind.__name__.endswith("Strategy")]
