@@ -219,9 +219,10 @@ class FitSession:
         with self.reduction.in_turns.of(number):
             yield
 
-    def watching(self, optimizers: int) -> list[Callback]:
-        """Callbacks that warn of what so many optimizers may do to each other."""
-        return [DiscardedGradients(self.reduction)] if optimizers > 1 else []
+    def last_callbacks(self, optimizers: int) -> list[Callback]:
+        """Callbacks that run after all others: checks of several optimizers, and of signals."""
+        discarded = [DiscardedGradients(self.reduction)] if optimizers > 1 else []
+        return [*discarded, self.training.termination]
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""

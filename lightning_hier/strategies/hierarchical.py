@@ -142,8 +142,8 @@ class HierarchicalStrategy(PlayingStrategy):
             )
             session.training.synchroniser.on_warm = self._wrap
             first = session.training.callbacks(join=self.uneven_batches == "join")
-            last = [*self._watching(), *session.watching(len(self.optimizers))]
-            session.at_end(surround_callbacks(trainer, first, [*last, session.training.termination]))
+            last = [*self._watching(), *session.last_callbacks(len(self.optimizers))]
+            session.at_end(surround_callbacks(trainer, first, last))
             session.at_end(show_in_progress_bar(trainer, self.traffic, self._place_in_block))
 
     @override
