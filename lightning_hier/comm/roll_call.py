@@ -46,7 +46,8 @@ class RollCall:
     all ranks (:meth:`at`). Inside a group, where a record at every step would be traffic that
     leaves the group, nothing is recorded. After a failure a rank records that it has failed, and
     waits a short time for the others to record the same. Missing are those that did not, and of
-    these, at a collective of all ranks, the ones that have not reached it.
+    these, at a collective of all ranks, the ones that have not reached it; if all have failed,
+    those that have failed in another collective.
 
     Args:
         store: of the job.
@@ -154,10 +155,12 @@ class RollCall:
             if not silent or time.monotonic() > until:
                 break
             time.sleep(0.05)
+        failed = [rank for rank in ranks if rank not in silent]
+        elsewhere = [rank for rank in failed if self._read("failed", rank)[0] != self.number]
         if self._place is None:
-            return silent, False
+            return sorted([*silent, *elsewhere]), False
         late = [rank for rank in silent if self._read("at", rank)[0] < self.number]
-        return (late, False) if late else (silent, True)
+        return (silent, True) if silent and not late else (late or elsewhere, False)
 
     def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
         place = self._place or self._where
