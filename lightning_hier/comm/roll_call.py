@@ -97,7 +97,10 @@ class RollCall:
         self._place = outer or place
         self.number += 1
         try:
-            self._record("at", self._place)
+            try:
+                self._record("at", self._place)
+            except RuntimeError as error:
+                raise PeerError(self._unreachable(error, error)) from error
             with self.explaining(self._everyone), during:
                 yield
             self._last = self._place
@@ -143,7 +146,7 @@ class RollCall:
         try:
             self._found = self._message(*self._missing(ranks), cause)
         except RuntimeError as unreachable:
-            return self._unreachable(unreachable, cause)
+            self._found = self._unreachable(unreachable, cause)
         return PeerError(self._found)
 
     def _missing(self, ranks: Sequence[int]) -> tuple[list[int], bool]:
@@ -184,10 +187,7 @@ class RollCall:
         return f"rank {rank} {seen}"
 
     def _record(self, kind: str, text: str) -> None:
-        try:
-            self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
-        except RuntimeError as error:
-            raise self._unreachable(error, error) from error
+        self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
 
     def _read(self, kind: str, rank: int) -> tuple[int, str]:
         key = f"hier/{kind}/{rank}"
@@ -196,8 +196,8 @@ class RollCall:
         number, _, text = self._store.get(key).decode().partition("|")
         return int(number), text
 
-    def _unreachable(self, unreachable: Exception, cause: Exception) -> PeerError:
-        return PeerError(
+    def _unreachable(self, unreachable: Exception, cause: Exception) -> str:
+        return (
             f"{self._place or self._where} failed, and the job's store on rank 0's host does not "
             f"answer: rank 0 or its host is gone ({_first_line(unreachable)}). The collective "
             f"reported: {_first_line(cause)}"

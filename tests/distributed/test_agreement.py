@@ -15,13 +15,14 @@ from tests.ranks import run_ranks
 def _compare() -> tuple[int, int, str]:
     """Bytes that are gathered where settings are equal, and where one differs; the error then."""
     dist.init_process_group("gloo")
+    module: Any = dist
     gather, gathered = dist.all_gather_into_tensor, []
 
     def count(output: torch.Tensor, own: torch.Tensor, **settings: Any) -> Any:
         gathered.append(output.nbytes)
         return gather(output, own, **settings)
 
-    dist.all_gather_into_tensor = count
+    module.all_gather_into_tensor = count
     settings = {f"parameter {number}": "(1024, 1024) torch.float32" for number in range(1000)}
     require_same(settings, torch.device("cpu"))
     equal = sum(gathered)
