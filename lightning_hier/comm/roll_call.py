@@ -46,7 +46,8 @@ class RollCall:
     all ranks (:meth:`at`). Inside a group, where a record at every step would be traffic that
     leaves the group, nothing is recorded. After a failure a rank records that it has failed, and
     waits a short time for the others to record the same. Missing are those that did not, and of
-    these, at a collective of all ranks, the ones that have not reached it.
+    these, at a collective of all ranks, the ones that have not reached it; if all have failed,
+    those that have failed in another collective.
 
     Args:
         store: of the job.
@@ -96,7 +97,10 @@ class RollCall:
         self._place = outer or place
         self.number += 1
         try:
-            self._record("at", self._place)
+            try:
+                self._record("at", self._place)
+            except RuntimeError as error:
+                raise PeerError(self._unreachable(error, error)) from error
             with self.explaining(self._everyone), during:
                 yield
             self._last = self._place
@@ -142,7 +146,7 @@ class RollCall:
         try:
             self._found = self._message(*self._missing(ranks), cause)
         except RuntimeError as unreachable:
-            return self._unreachable(unreachable, cause)
+            self._found = self._unreachable(unreachable, cause)
         return PeerError(self._found)
 
     def _missing(self, ranks: Sequence[int]) -> tuple[list[int], bool]:
@@ -154,10 +158,12 @@ class RollCall:
             if not silent or time.monotonic() > until:
                 break
             time.sleep(0.05)
+        failed = [rank for rank in ranks if rank not in silent]
+        elsewhere = [rank for rank in failed if self._read("failed", rank)[0] != self.number]
         if self._place is None:
-            return silent, False
+            return sorted([*silent, *elsewhere]), False
         late = [rank for rank in silent if self._read("at", rank)[0] < self.number]
-        return (late, False) if late else (silent, True)
+        return (silent, True) if silent and not late else (late or elsewhere, False)
 
     def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
         place = self._place or self._where
@@ -181,10 +187,7 @@ class RollCall:
         return f"rank {rank} {seen}"
 
     def _record(self, kind: str, text: str) -> None:
-        try:
-            self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
-        except RuntimeError as error:
-            raise self._unreachable(error, error) from error
+        self._store.set(f"hier/{kind}/{self._rank}", f"{self.number}|{text}")
 
     def _read(self, kind: str, rank: int) -> tuple[int, str]:
         key = f"hier/{kind}/{rank}"
@@ -193,8 +196,8 @@ class RollCall:
         number, _, text = self._store.get(key).decode().partition("|")
         return int(number), text
 
-    def _unreachable(self, unreachable: Exception, cause: Exception) -> PeerError:
-        return PeerError(
+    def _unreachable(self, unreachable: Exception, cause: Exception) -> str:
+        return (
             f"{self._place or self._where} failed, and the job's store on rank 0's host does not "
             f"answer: rank 0 or its host is gone ({_first_line(unreachable)}). The collective "
             f"reported: {_first_line(cause)}"

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import lightning_hier as lh
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_hook import GradientHook
+from lightning_hier.comm.roll_call import progress_record
 from lightning_hier.comm.traffic import Traffic
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit
@@ -76,7 +77,7 @@ def test_end_of_backward_is_waited_for(kind: str, tmp_path: Path) -> None:
 def _overlapped(folder: Path) -> tuple[float, float]:
     dist.init_process_group("gloo")
     traffic = Traffic()
-    channel = Channel(dist.group.WORLD, "across", traffic, RuntimeError)
+    channel = Channel(dist.group.WORLD, "across", traffic, progress_record())
     if _late_rank():
         _come_late(folder / "sent")
     pending = channel.all_reduce_(torch.zeros(10), "models")

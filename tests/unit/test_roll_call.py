@@ -102,6 +102,18 @@ def test_between_synchronisations_ranks_of_the_group_alone_are_asked() -> None:
     assert "rank 2 was last seen at block 1" in said
 
 
+def test_rank_that_failed_in_another_collective_is_named_if_none_is_silent() -> None:
+    """As where one has no batches left, and its group's other rank waits for it in a step."""
+    records = _records(Store(), 3)
+    _pass(records, "block 1")
+    with pytest.raises(PeerError), records[1].at("the end of its batches"):
+        raise BROKEN
+    said = _failing(records[0], ranks=(0, 1))
+    assert "a step after block 1 failed because rank 1 did not take part" in said
+    assert "rank 1 was last seen at the end of its batches" in said
+    assert "block 2 failed because rank 0 did not take part" in _failing(records[2], "block 2")
+
+
 def test_store_that_does_not_answer_is_rank_zero() -> None:
     store = Store()
     record = RollCall(store, 1, 2, grace_s=0.0)

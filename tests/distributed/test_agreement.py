@@ -1,0 +1,42 @@
+"""What all ranks compare costs a hash for each of them, and its text only where they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_hier.comm.agreement import require_same
+from tests.ranks import run_ranks
+
+
+def _compare() -> tuple[int, int, str]:
+    """Bytes that are gathered where settings are equal, and where one differs; the error then."""
+    dist.init_process_group("gloo")
+    module: Any = dist
+    gather, gathered = dist.all_gather_into_tensor, []
+
+    def count(output: torch.Tensor, own: torch.Tensor, **settings: Any) -> Any:
+        gathered.append(output.nbytes)
+        return gather(output, own, **settings)
+
+    module.all_gather_into_tensor = count
+    settings = {f"parameter {number}": "(1024, 1024) torch.float32" for number in range(1000)}
+    require_same(settings, torch.device("cpu"))
+    equal = sum(gathered)
+    settings[f"parameter {5 + 2 * (dist.get_rank() == 2)}"] = "(7,)"
+    with pytest.raises(ValueError, match="the same settings") as raised:
+        require_same(settings, torch.device("cpu"))
+    return equal, sum(gathered) - equal, str(raised.value)
+
+
+def test_equal_settings_are_compared_by_a_hash() -> None:
+    results = run_ranks(_compare, 3)
+    for equal, different, error in results:
+        assert equal <= 3 * 100
+        assert different > 3 * 40_000
+        assert 'parameter 5: "(7,)" on ranks 0, 1; "(1024, 1024) torch.float32" on rank 2' in error
+        assert "parameter 6" not in error
+    assert len(set(results)) == 1
