@@ -44,8 +44,8 @@ class _Net(Net):
         return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)
 
 
-def _train() -> dict[str, Any]:
-    found = {}
+def _train() -> dict[tuple[str, bool], tuple[Tensor, bool]]:
+    found: dict[tuple[str, bool], tuple[Tensor, bool]] = {}
     for name, make in STRATEGIES.items():
         for saves in (True, False):
             model = _Net(name in ("adam", "virtual"))
