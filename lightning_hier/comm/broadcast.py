@@ -36,6 +36,16 @@ def ddp_problem(module: Module, backend: str) -> str | None:
     )
 
 
+def is_direction(name: str, buffer: Tensor) -> bool:
+    """Whether a buffer is a vector of length 1 whose name ends in ``_u`` or ``_v``.
+
+    So ``spectral_norm`` keeps singular vectors. A mean of directions is shorter than they are.
+    """
+    if not name.endswith(("_u", "_v")) or buffer.dim() != 1 or not is_averaged(buffer):
+        return False
+    return abs(float(torch.linalg.vector_norm(buffer)) - 1.0) < 0.01
+
+
 def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
     """Tensors grouped by dtype; groups in an order that is the same on all ranks."""
     groups: dict[torch.dtype, list[Tensor]] = {}

@@ -6,7 +6,7 @@ import torch
 from torch.nn import Module
 
 from lightning_hier.comm.blocks.shown_model import ShownModel
-from lightning_hier.comm.broadcast import is_averaged
+from lightning_hier.comm.broadcast import is_averaged, is_direction
 from lightning_hier.parameter_server.collectives import LiveCollectives
 
 
@@ -30,7 +30,8 @@ class GlobalBuffers:
 
         They travel together and byte for byte, whatever their dtypes.
         """
-        buffers = list(self._module.buffers())
+        names = {buffer: name for name, buffer in self._module.named_buffers()}
+        buffers = list(names)
         if not buffers:
             return
         self._own.put(buffers)
@@ -40,7 +41,7 @@ class GlobalBuffers:
         for buffer, *pieces in zip(buffers, *everybody, strict=True):
             # Clones, since a number must not begin at any byte.
             values = [piece.clone().view(buffer.dtype).view(buffer.shape) for piece in pieces]
-            if is_averaged(buffer):
+            if is_averaged(buffer) and not is_direction(names[buffer], values[0]):
                 wide = torch.promote_types(buffer.dtype, torch.float64)
                 buffer.copy_(torch.stack([value.to(wide) for value in values]).mean(0))
             else:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
@@ -119,3 +120,26 @@ def _with_others() -> list[Any]:
 
 def test_another_layout_or_time_limit_has_other_groups() -> None:
     assert run_ranks(_with_others, 4) == [[0, 1, 0, 3]] * 4
+
+
+def _same_hook_on_other_ranks() -> list[tuple[bool, Any]]:
+    """A state that names no group, in fits over groups of two ranks and of four."""
+    state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=1000)
+    sync = lh.CommHook(powerSGD_hook.powerSGD_hook, state)
+    found = []
+    for group_size in (2, 4):
+        block_sync = lh.ModelAveraging(block_size=3) if group_size == 2 else None
+        strategy = lh.HierarchicalStrategy(
+            group_size=group_size, gradient_sync=sync, block_sync=block_sync
+        )
+        trainer = fit(strategy)
+        own = strategy.communicators.group.group
+        found.append((state.process_group is own, weights(trainer.lightning_module)))
+    plain = fit(lh.HierarchicalStrategy(group_size=4))
+    return [*found, (True, weights(plain.lightning_module))]
+
+
+def test_state_of_a_hook_gets_the_group_of_each_fit() -> None:
+    for (first, _), (second, hooked), (_, exact) in run_ranks(_same_hook_on_other_ranks, 4):
+        assert first and second
+        torch.testing.assert_close(hooked, exact)

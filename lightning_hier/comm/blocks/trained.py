@@ -11,13 +11,15 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.health import Reading
 from lightning_hier.comm.blocks.members import Members, divide
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.broadcast import is_direction
 
 
 class TrainedTensors:
     """Parameters that are or have been trainable, and buffers.
 
     A buffer that holds NaN or inf before training has no mean, be it the mask of an attention or a
-    minimum that nothing has lowered yet. It is kept equal instead, and makes no model sick.
+    minimum that nothing has lowered yet. It is kept equal instead, and makes no model sick. So are
+    the vectors of ``spectral_norm``, whose mean would not have their length.
 
     Attributes:
         parameters: those that are or have been trainable.
@@ -36,7 +38,9 @@ class TrainedTensors:
         self.buffers = buffers
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
         self.kept_equal: Collection[str] = {
-            name for buffer, name in buffers.names.items() if not buffer.isfinite().all()
+            name
+            for buffer, name in buffers.names.items()
+            if not buffer.isfinite().all() or is_direction(name, buffer)
         }
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:

@@ -135,7 +135,8 @@ class HookReducer:
         self._state: Any = config.state
         if self._state is None:
             self._state = channel.group
-        elif getattr(self._state, "process_group", channel) is None:
+        elif config.gives_group:
+            # It may hold the group of an earlier fit, whose connections are gone.
             self._state.process_group = channel.group
 
     def reduce(self, bucket: GradientBucket) -> Future:
