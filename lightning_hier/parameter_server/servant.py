@@ -78,7 +78,7 @@ class Servant(Background):
         received = self._port.receive(self._patience())
         now = time.monotonic()
         # Before the message: it may come from a rank that the others have given up.
-        self._watch.poll()
+        self._watch.poll(unread=received is not None)
         for rank in sorted(self.gone() - self._told):
             self._told.add(rank)
             parted = self._parting and rank in self._watch.left()

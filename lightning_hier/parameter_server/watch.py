@@ -74,15 +74,21 @@ class Watch:
         with self._lock:
             self._left.add(rank)
 
-    def poll(self) -> None:
-        """See what has changed, without waiting. Always from one thread, several times a second."""
+    def poll(self, *, unread: bool = False) -> None:
+        """See what has changed, without waiting. Always from one thread, several times a second.
+
+        Args:
+            unread: whether messages may be waiting. One of them may be the farewell of a rank whose
+                process has ended since.
+
+        """
         now = time.monotonic()
         elapsed_s = 0.0 if self._polled_at is None else now - self._polled_at
         self._polled_at = now
         for rank, peer in list(self._peers.items()):
             peer.note_events(min(elapsed_s, self._heartbeat_s))
             # Not at once: this rank reconnects by itself, most often before.
-            ended = peer.away_s > self._heartbeat_s and peer.has_ended()
+            ended = not unread and peer.away_s > self._heartbeat_s and peer.has_ended()
             if ended or peer.away_s > self._grace_s:
                 reason = _ENDED if ended else peer.reason(self._grace_s)
                 self._peers.pop(rank).close()

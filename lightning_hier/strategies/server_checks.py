@@ -63,7 +63,8 @@ def check_grace(grace_s: float) -> None:
         ValueError: it is no positive, finite number of seconds.
 
     """
-    if isinstance(grace_s, bool) or not 0 < grace_s < math.inf:
+    number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
+    if not number or not 0 < grace_s < math.inf:
         raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")
 
 

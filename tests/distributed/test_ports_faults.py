@@ -16,6 +16,8 @@ import zmq
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.servant import Servant
 from lightning_hier.parameter_server.sockets import Unconnected
 from lightning_hier.parameter_server.watch import Watch
 from tests.distributed.port_ranks import Serving, open_rank, opened, poll_until_lost
@@ -131,6 +133,40 @@ def test_who_has_said_farewell_has_left_and_is_not_lost() -> None:
             wait_until(ports.watch.lost, "the loss of the one that said nothing")
         assert list(ports.watch.lost()) == [2]
         assert ports.watch.left() == {1}
+
+
+class _Slow:
+    """A duty that takes longer than several heartbeats."""
+
+    kinds = frozenset({Kind.PUSH})
+
+    def handle(self, received: Received, now: float) -> None:
+        time.sleep(0.3)
+
+    def deadline(self) -> None:
+        return None
+
+    def tick(self, now: float) -> None:
+        pass
+
+    def peer_gone(self, rank: int, now: float) -> None:
+        pass
+
+
+def test_farewell_behind_what_takes_long_is_read_before_a_rank_is_lost() -> None:
+    with opened(2, heartbeat_s=0.1, grace_s=WAIT_S) as [ports, leaving]:
+        client = leaving.open_client("main")
+        wait_until(lambda: client.send(0, Message(Kind.ABSTAIN)), "room")
+        assert ports.server.receive(WAIT_S) is not None  # so they are connected
+        for _ in range(5):
+            assert client.send(0, Message(Kind.PUSH))
+        assert client.send(0, Message(Kind.BYE))
+        leaving.close()
+        servant = Servant(ports.server, ports.watch, [_Slow()])
+        servant.start()
+        wait_until(servant.gone, "the farewell")
+        servant.stop()
+        assert ports.watch.left() == {1} and not ports.watch.lost()
 
 
 def test_words_of_a_rank_that_is_lost_are_still_read() -> None:

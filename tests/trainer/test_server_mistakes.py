@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -156,6 +157,7 @@ def test_first_place_that_differs(rows: list[list[Place]], found: str | None) ->
         (lambda: lh.PSPStrategy(push_timeout_s=-1), "push_timeout_s .*got -1"),
         (lambda: lh.PSPStrategy(pull_timeout_s=float("inf")), "pull_timeout_s .*got inf"),
         (lambda: lh.PSPStrategy(grace_s=0.0), "grace_s must be a positive number .*got 0.0"),
+        (lambda: lh.PSPStrategy(grace_s=timedelta(seconds=9)), "grace_s .*got datetime"),
         (lambda: lh.TwoStageASGDStrategy(grace_s=float("inf")), "grace_s .*got inf"),
         (lambda: lh.PSPStrategy(warmup_steps=-1), "warmup_steps .*got -1"),
         (lambda: lh.TwoStageASGDStrategy(push_period=0), "push_period .*got 0"),
