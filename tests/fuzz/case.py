@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import lightning_hier as lh
-from lightning_hier import BlockSync, GradientSync
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 # A strategy's own limit. The machine may be busy, so this is far above what a case takes.
@@ -109,16 +108,7 @@ class Case:
     def make_strategy(self) -> Any:
         """A new strategy."""
         arguments = {"timeout": timedelta(seconds=COLLECTIVE_LIMIT_S), **self.strategy[1]}
-        if self.gradient is not None:
-            arguments["gradient_sync"] = self.make_gradient_sync()
-        if self.block is not None:
-            arguments["block_sync"] = self.make_block_sync()
+        for name, own in (("gradient_sync", self.gradient), ("block_sync", self.block)):
+            if own is not None:
+                arguments[name] = getattr(lh, own[0])(**own[1])
         return self.strategy_class(**arguments)
-
-    def make_gradient_sync(self) -> GradientSync | None:
-        """What the strategy gets as ``gradient_sync``."""
-        return None if self.gradient is None else getattr(lh, self.gradient[0])(**self.gradient[1])
-
-    def make_block_sync(self) -> BlockSync | None:
-        """What the strategy gets as ``block_sync``."""
-        return None if self.block is None else getattr(lh, self.block[0])(**self.block[1])

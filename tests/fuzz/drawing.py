@@ -69,6 +69,8 @@ def draw(seed: int) -> Case:
         case["unfreeze"] = _often_none(dice, 0.15, ("hook", "callback"))
     if case.get("unfreeze") and case["scheduler"] in ("numpy", "one_cycle", "cosine"):
         case["scheduler"] = "step"  # the others don't take a parameter group that is added
+    if case.get("unfreeze") and case["optimizers"][0][0] == "Adagrad":
+        case["unfreeze"] = "hook"  # nor does Adagrad
     case["skips"] = dice.random() < 0.15
     if (case["skips"] or case["toggle"]) or dice.random() < 0.1:
         strategy[1]["find_unused_parameters"] = True
@@ -108,7 +110,7 @@ def _arithmetic(dice: random.Random, case: dict[str, Any], workers: int) -> dict
     precision = dice.choices(names, (65, 10, 10, 5, 0 if workers > 1 else 10))[0]
     dtypes = ("float32", "float64", "bfloat16", "two")
     dtype = dice.choices(dtypes, (70, 10, 8, 12))[0] if precision == "32-true" else "float32"
-    found = {
+    found: dict[str, Any] = {
         "precision": precision,
         "dtype": dtype,
         "accumulate": dice.choices((1, 2, 3), (65, 25, 10))[0],

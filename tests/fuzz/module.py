@@ -43,6 +43,7 @@ class FuzzNet(pl.LightningModule):
         first = torch.float32 if case.dtype == "two" else getattr(torch, case.dtype)
         last = torch.float64 if case.dtype == "two" else first
         self.first = nn.Linear(4, 7, dtype=first)
+        self.first.requires_grad_(case.unfreeze != "hook")
         self.norm = nn.BatchNorm1d(7, dtype=first) if case.batchnorm else nn.Tanh()
         self.middle = nn.Linear(7, 7, dtype=first)
         self.last = nn.Linear(7, 2, dtype=last)
@@ -63,16 +64,25 @@ class FuzzNet(pl.LightningModule):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:
         self._fault()
-        if not self.case.by_hand:
-            return self.loss(batch)
-        optimizers = self.optimizers(use_pl_optimizer=True)
-        for one in optimizers if isinstance(optimizers, list) else [optimizers]:
-            self._step_by_hand(one, batch, batch_idx)
+        loss = None if self.case.by_hand else self.loss(batch)
+        if self.case.by_hand:
+            self._train_by_hand(batch, batch_idx)
         # Not in a hook after it: callbacks, and what they save, come before the module's.
-        schedulers = self.lr_schedulers() or []
-        for one in schedulers if isinstance(schedulers, list) else [schedulers]:
-            one.step()
-        return None
+        self.batches_seen += 1
+        return loss
+
+    def _train_by_hand(self, batch: list[Tensor], batch_idx: int) -> None:
+        found = self.optimizers()
+        optimizers = found if isinstance(found, list) else [found]
+        for one in optimizers:
+            if batch_idx % self.case.accumulate == 0 and not self.case.toggle:
+                one.zero_grad()  # GTC would send what lies there again
+        for one in optimizers:
+            self._step_by_hand(one, batch, batch_idx)
+        if self.case.scheduler is not None:
+            schedulers: Any = self.lr_schedulers()
+            for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+                scheduler.step()
 
     def _step_by_hand(self, optimizer: Any, batch: list[Tensor], batch_idx: int) -> None:
         case = self.case
@@ -118,7 +128,6 @@ class FuzzNet(pl.LightningModule):
             self.first.requires_grad_(self.current_epoch > 0)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batches_seen += 1
         self.seen.append(weights(self))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

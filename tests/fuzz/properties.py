@@ -221,10 +221,21 @@ def _steps_by_batch(case: Case) -> list[int]:
 
 def _unequal(values: Sequence[Any], name: str) -> str | None:
     for rank, value in enumerate(values[1:], 1):
-        found = differences(values[0], value, f"{name}, rank 0 and {rank}")
+        found = differences(
+            _comparable(values[0]), _comparable(value), f"{name}, rank 0 and {rank}"
+        )
         if found:
             return _few(found)
     return None
+
+
+def _comparable(value: Any) -> Any:
+    """NaN is a number beyond all others: ranks that hold it hold the same."""
+    if isinstance(value, Tensor):
+        return value.nan_to_num(nan=1e30, posinf=2e30, neginf=-2e30)
+    if isinstance(value, dict):
+        return {name: _comparable(one) for name, one in value.items()}
+    return [_comparable(one) for one in value] if isinstance(value, list) else value
 
 
 def _apart(one: Tensor, other: Tensor, tolerance: float, name: str, other_name: str) -> str | None:
