@@ -14,8 +14,8 @@ from tests.fuzz.case import Case, Fault
 from tests.fuzz.checking import SUCCESS, Verdict, check
 from tests.fuzz.drawing import draw
 
-# Chosen so that each kind of strategy, of end and of resume is among them.
-SEEDS = (1000, 1002, 1003, 1004, 1005, 1006)
+# GTC under bf16 that goes on on one rank, BMUF, BMUF-Adam under GTC, virtual workers, both servers.
+SEEDS = (1002, 1003, 1006, 1014, 1023, 1073)
 
 
 class _OneRankDiffers(lh.BMUFStrategy):
