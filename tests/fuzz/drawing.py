@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tests.fuzz.case import Case, Fault, Named
 from tests.fuzz.drawing_strategies import draw_strategy
+from tests.fuzz.properties import compression_is_measured
 
 Item = TypeVar("Item")
 
@@ -80,7 +82,19 @@ def draw(seed: int) -> Case:
     if dice.random() < 0.7:
         same = dice.random() < 0.7 or case["fault"] is not None
         case["resume_ranks"] = ranks if same else _another_world(dice, case)
+    if dice.random() < 0.5:
+        # Plain SGD at one rate: weights then tell what GTC has sent.
+        plain = {"optimizers": [("SGD", {"lr": 0.05})], "scheduler": None, "toggle": False}
+        exact = replace(Case(**case), clip=None, unfreeze=None, precision="32-true", **plain)
+        return exact if _is_measured(exact) else Case(**case)
     return Case(**case)
+
+
+def _is_measured(case: Case) -> bool:
+    try:
+        return compression_is_measured(case)
+    except ValueError:  # settings that are refused, on every rank
+        return False
 
 
 def _optimizers_for(strategy: Named, block: Named | None) -> Sequence[Named]:
