@@ -27,7 +27,7 @@ export PYTHONUNBUFFERED := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ocr demo-stragglers bench bench-short test lint types format build docs docs-serve clean named-environment
+.PHONY: help install demo demo-ocr demo-stragglers bench bench-short fuzz test lint types format build docs docs-serve clean named-environment
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench: $(ENVIRONMENT)  ## measure all strategies and their peers over shaped lin
 
 bench-short: $(ENVIRONMENT)  ## compare a few ratios with those that are committed; fail where one has fallen back
 	$(BIN)/python -m benchmarks.performance --short $(ARGS)
+
+fuzz: $(ENVIRONMENT)  ## train random combinations and check what must hold for all (ARGS='--minutes 60 --seed 7', ARGS='--case 7')
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(ENVIRONMENT)  ## check style and format
 	$(BIN)/python -m ruff check .

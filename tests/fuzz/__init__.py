@@ -1,0 +1,1 @@
+"""Random runs that must keep the promises of the package: `python -m tests.fuzz`."""

@@ -1,0 +1,179 @@
+"""Draw a case from a seed. Most of what is drawn is valid: it trains to the end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tests.fuzz.case import Case, Fault, Named
+from tests.fuzz.drawing_strategies import draw_strategy
+from tests.fuzz.properties import compression_is_measured
+
+Item = TypeVar("Item")
+
+ADAMS: Sequence[Named] = (
+    ("Adam", {"lr": 0.02}),
+    ("Adam", {"lr": 0.02, "betas": (0.5, 0.99), "weight_decay": 0.01}),
+    ("AdamW", {"lr": 0.02}),
+    ("AdamW", {"lr": 0.02, "foreach": False, "maximize": False}),
+    ("NAdam", {"lr": 0.02}),
+    ("RAdam", {"lr": 0.02, "betas": (0.8, 0.98)}),
+)
+WITH_MOMENTUM: Sequence[Named] = (
+    ("SGD", {"lr": 0.05, "momentum": 0.9}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.05, "momentum": 0.5, "dampening": 0.3, "foreach": False}),
+    ("RMSprop", {"lr": 0.01, "momentum": 0.5}),
+)
+OTHERS: Sequence[Named] = (
+    ("SGD", {"lr": 0.05}),
+    ("SGD", {"lr": 0.05}),
+    ("Adam", {"lr": 0.02, "amsgrad": True}),
+    ("Adagrad", {"lr": 0.05}),
+    ("Adadelta", {"lr": 0.5}),
+    ("Adamax", {"lr": 0.02}),
+    ("RMSprop", {"lr": 0.01, "centered": True}),
+    ("Rprop", {"lr": 0.01}),
+    ("ASGD", {"lr": 0.02}),
+    ("Adafactor", {"lr": 0.02}),
+)
+HOOKS = ("on_train_batch_end",) * 6 + (
+    "on_validation_end",
+    "on_validation_batch_end",
+    "on_train_epoch_end",
+)
+
+
+def draw(seed: int) -> Case:
+    """The case of a seed: the same one at every call."""
+    dice = random.Random(seed)
+    ranks = dice.choices((1, 2, 3, 4), (10, 48, 14, 28))[0]
+    hosts = 2 if ranks % 2 == 0 and dice.random() < 0.25 else 1
+    strategy, gradient, block = draw_strategy(dice, ranks, ranks // hosts)
+    servers = strategy[0] in ("PSPStrategy", "TwoStageASGDStrategy")
+    workers = strategy[1].get("virtual_workers", 1)
+    case: dict[str, Any] = {
+        "seed": seed,
+        "ranks": ranks,
+        "hosts": hosts,
+        "gradient": gradient,
+        "block": block,
+        "batchnorm": dice.random() < 0.3,
+        "dropout": 0.3 if dice.random() < 0.3 else 0.0,
+        "batches": dice.randint(3, 7),
+        "epochs": dice.randint(1, 3),
+    }
+    case |= _optimizers(dice, _optimizers_for(strategy, block), plain=servers or workers > 1)
+    case |= _arithmetic(dice, case, workers)
+    if case["epochs"] > 1 and not servers and workers == 1 and len(case["optimizers"]) == 1:
+        case["unfreeze"] = _often_none(dice, 0.15, ("hook", "callback"))
+    if case.get("unfreeze") and case["scheduler"] in ("numpy", "one_cycle", "cosine"):
+        case["scheduler"] = "step"  # the others don't take a parameter group that is added
+    if case.get("unfreeze") and case["optimizers"][0][0] == "Adagrad":
+        case["unfreeze"] = "hook"  # nor does Adagrad
+    case["skips"] = dice.random() < 0.15
+    if (case["skips"] or case["toggle"]) or dice.random() < 0.1:
+        strategy[1]["find_unused_parameters"] = True
+    case["strategy"] = strategy
+    case |= _looks(dice, case)
+    case["fault"] = _fault(dice, case)
+    if dice.random() < 0.7:
+        same = dice.random() < 0.7 or case["fault"] is not None
+        case["resume_ranks"] = ranks if same else _another_world(dice, case)
+    if dice.random() < 0.5:
+        # Plain SGD at one rate: weights then tell what GTC has sent.
+        plain = {"optimizers": [("SGD", {"lr": 0.05})], "scheduler": None, "toggle": False}
+        exact = replace(Case(**case), clip=None, unfreeze=None, precision="32-true", **plain)
+        return exact if _is_measured(exact) else Case(**case)
+    return Case(**case)
+
+
+def _is_measured(case: Case) -> bool:
+    try:
+        return compression_is_measured(case)
+    except ValueError:  # settings that are refused, on every rank
+        return False
+
+
+def _optimizers_for(strategy: Named, block: Named | None) -> Sequence[Named]:
+    settings = strategy[1] if block is None else block[1]
+    if strategy[0] == "BMUFAdamStrategy" or (block and block[0] == "BMUFAdam"):
+        return ADAMS
+    if settings.get("local_momentum") == "average":
+        return WITH_MOMENTUM
+    return (*ADAMS, *WITH_MOMENTUM, *OTHERS)
+
+
+def _optimizers(dice: random.Random, choices: Sequence[Named], plain: bool) -> dict[str, Any]:
+    by_hand = not plain and dice.random() < 0.25
+    number = 2 if by_hand and dice.random() < 0.5 else 1
+    made = [dice.choice(choices) for _ in range(number)]
+    schedulers = ("step", "exponential", "cosine", "numpy", "one_cycle")
+    return {
+        "by_hand": by_hand,
+        "optimizers": [(name, dict(arguments)) for name, arguments in made],
+        "toggle": number == 2 and dice.random() < 0.6,
+        "scheduler": _often_none(dice, 0.4, schedulers),
+    }
+
+
+def _arithmetic(dice: random.Random, case: dict[str, Any], workers: int) -> dict[str, Any]:
+    names = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
+    precision = dice.choices(names, (65, 10, 10, 5, 0 if workers > 1 else 10))[0]
+    dtypes = ("float32", "float64", "bfloat16", "two")
+    dtype = dice.choices(dtypes, (70, 10, 8, 12))[0] if precision == "32-true" else "float32"
+    found: dict[str, Any] = {
+        "precision": precision,
+        "dtype": dtype,
+        "accumulate": dice.choices((1, 2, 3), (65, 25, 10))[0],
+    }
+    scaled_by_hand = precision == "16-mixed" and case["by_hand"]
+    if dice.random() < 0.25 and not scaled_by_hand:
+        found |= {"clip": 0.1, "clip_by": dice.choice(("norm", "value"))}
+    return found
+
+
+def _looks(dice: random.Random, case: dict[str, Any]) -> dict[str, Any]:
+    hook = dice.choice(HOOKS)
+    number = dice.randint(1, case["batches"] * case["epochs"] - 1)
+    every = dice.randint(1, case["batches"])
+    if case["by_hand"] and case["accumulate"] > 1:
+        # What is accumulated by hand is in no checkpoint: save after a step, or an epoch's end.
+        places = [*range(case["accumulate"], case["batches"], case["accumulate"]), case["batches"]]
+        number = dice.randrange(case["epochs"]) * case["batches"] + dice.choice(places)
+        return {"save": ("on_train_batch_end", number), "validate_every": every}
+    if hook.startswith("on_validation"):
+        number = dice.randint(1, max(1, case["epochs"] * (case["batches"] // every) - 1))
+    if hook == "on_train_epoch_end":
+        number = dice.randint(1, max(1, case["epochs"] - 1))
+    return {"save": (hook, number), "validate_every": every}
+
+
+def _fault(dice: random.Random, case: dict[str, Any]) -> Fault | None:
+    if dice.random() > 0.15:
+        return None
+    return Fault(
+        kind=dice.choice(("kill", "kill", "nan", "nan", "raise")),
+        rank=dice.randrange(case["ranks"]),
+        step=dice.randrange(case["batches"] * case["epochs"]),
+    )
+
+
+def _another_world(dice: random.Random, case: dict[str, Any]) -> int:
+    """One that the group size divides, most of the time."""
+    settings = case["strategy"][1]
+    size, workers = settings.get("group_size", 1), settings.get("virtual_workers", 1)
+    fitting = [
+        ranks
+        for ranks in (1, 2, 3, 4)
+        if size == "world" or ranks % case["hosts"] == ranks * workers % size == 0
+    ]
+    case["validate_every"] = 1  # more ranks have fewer batches each
+    return dice.choice((1, 2, 3, 4) if dice.random() < 0.1 else fitting)
+
+
+def _often_none(dice: random.Random, probability: float, values: Sequence[Item]) -> Item | None:
+    value = dice.choice(values)
+    return value if dice.random() < probability else None

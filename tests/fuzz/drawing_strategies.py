@@ -1,0 +1,125 @@
+"""Draw a strategy with arguments that fit each other and the world."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.fuzz.case import Named
+
+Drawn = tuple[Named, Named | None, Named | None]
+
+
+def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn:
+    """Strategy, gradient and block synchronisation."""
+    kind = dice.choices(("composed", "preset", "psp", "two_stage"), (55, 25, 11, 9))[0]
+    warmup = dice.choices((0, 1, 3), (65, 15, 20))[0]
+    if kind == "psp":
+        return _psp(dice, ranks, warmup), None, None
+    if kind == "two_stage":
+        return _two_stage(dice, ranks, ranks_per_host, warmup), None, None
+    workers = dice.choices((1, 2, 3), (82, 12, 6))[0]
+    own: dict[str, Any] = {"warmup_steps": warmup} if warmup else {}
+    if workers > 1:
+        own["virtual_workers"] = workers
+    elif dice.random() < 0.3:
+        own["on_nonfinite"] = "exclude"
+    return _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
+
+
+def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
+    size = _group_size(dice, ranks, own.get("virtual_workers", 1))
+    groups = ranks * own.get("virtual_workers", 1) // size
+    own["group_size"] = "world" if groups == 1 and dice.random() < 0.5 else size
+    gradient: Named = ("AllReduce", {}) if dice.random() < 0.4 else ("GTC", _gtc(dice))
+    if groups == 1 and dice.random() < 0.6:
+        return ("HierarchicalStrategy", own), gradient, None
+    name = dice.choice(("ModelAveraging", "BMUF", "BMUF", "BMUFAdam"))
+    arguments = _block(dice, name, groups)
+    if dice.random() < 0.4:
+        arguments["across"] = dice.choice(("leader", "sharded"))
+    return ("HierarchicalStrategy", own), gradient, (name, arguments)
+
+
+def _preset(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
+    workers = own.get("virtual_workers", 1)
+    names = ("GTCStrategy", "ModelAveragingStrategy", "BMUFStrategy", "BMUFAdamStrategy")
+    name = dice.choice((*names, "BMUFGTCStrategy"))
+    if name == "GTCStrategy":
+        own |= _gtc(dice)
+    elif name == "ModelAveragingStrategy":
+        own |= _block(dice, "ModelAveraging", ranks * workers)
+    elif name == "BMUFGTCStrategy":
+        own["group_size"] = _group_size(dice, ranks, workers)
+        own |= _gtc(dice) | _block(dice, "BMUF", ranks * workers // own["group_size"])
+    else:
+        own |= _block(dice, name.removesuffix("Strategy"), ranks * workers)
+    return (name, own), None, None
+
+
+def _group_size(dice: random.Random, ranks: int, workers: int) -> int:
+    total = ranks * workers
+    sizes = [
+        size
+        for size in range(1, total + 1)
+        if total % size == 0 and (size % workers == 0 or workers % size == 0)
+    ]
+    return dice.choice(sizes)
+
+
+def _gtc(dice: random.Random) -> dict[str, Any]:
+    below = dice.choice((0, 0, 10, 1024))
+    if dice.random() < 0.3:
+        return {"threshold": dice.choice((0.01, 0.1)), "dense_below": below}
+    return {"density": dice.choice((0.05, 0.3)), "dense_below": below}
+
+
+def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"block_size": dice.randint(1, 5)}
+    if dice.random() < 0.25:
+        found["across_dtype"] = dice.choice(("bfloat16", "int8"))
+    if name != "BMUFAdam":
+        found["local_momentum"] = dice.choice(("reset", "keep", "average"))
+        if found["local_momentum"] != "average" and dice.random() < 0.4:
+            found["overlap"] = True
+    elif dice.random() < 0.3:
+        found["moments"] = "average"
+    if name == "ModelAveraging":
+        return found
+    if dice.random() < 0.4:
+        found["block_momentum"] = dice.choice((0.0, 0.4, 0.9))
+    if dice.random() < 0.3:
+        found["nesterov"] = False
+    if dice.random() < 0.25 and groups > 1:
+        found["block_lr"] = dice.choice((0.5, 1.2))
+    if name == "BMUF" and dice.random() < 0.2:
+        found["update_from"] = "start"
+    return found
+
+
+def _psp(dice: random.Random, ranks: int, warmup: int) -> Named:
+    found: dict[str, Any] = {"warmup_steps": warmup}
+    if ranks > 1 and dice.random() < 0.5:
+        found["min_pushes"] = dice.choice((ranks - 1, 1, 0.5))
+        found["push_timeout_s"] = dice.choice((0.0, 0.05))
+    if dice.random() < 0.3:
+        found["min_pulled"] = 0.5
+        found["pull_timeout_s"] = dice.choice((0.0, 0.05))
+    if dice.random() < 0.3:
+        found["linear_scaling"] = False
+    return "PSPStrategy", found
+
+
+def _two_stage(dice: random.Random, ranks: int, ranks_per_host: int, warmup: int) -> Named:
+    sizes = [size for size in range(1, ranks_per_host + 1) if ranks_per_host % size == 0]
+    found: dict[str, Any] = {
+        "warmup_steps": warmup,
+        "group_size": dice.choice(sizes),
+        "push_period": dice.randint(1, 4),
+    }
+    for name in ("order_locking", "double_buffering", "hierarchical_lr"):
+        if dice.random() < 0.3:
+            found[name] = False
+    if dice.random() < 0.3:
+        found["refresh_period"] = 2
+    return "TwoStageASGDStrategy", found

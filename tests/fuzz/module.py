@@ -1,0 +1,174 @@
+"""The module that cases train, its data, and its optimizers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+
+from tests.fuzz.case import Case
+from tests.trainer.fitting import weights
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.7),
+    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    "numpy": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: np.cos(n / 40)),
+    "one_cycle": lambda optimizer: lr_scheduler.OneCycleLR(
+        optimizer, 0.05, total_steps=400, cycle_momentum=False
+    ),
+}
+
+
+class FuzzNet(pl.LightningModule):
+    """Up to three layers of one or two dtypes. It notes what the properties are about.
+
+    ``seen`` are the weights after every batch, ``validated`` those in every validation, ``local``
+    those after the last step of their optimizer, before they were synchronised, and ``gradients``
+    the sum of this rank's own gradients.
+    """
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        torch.manual_seed(case.seed)
+        self.case = case
+        self.automatic_optimization = not case.by_hand
+        first = torch.float32 if case.dtype == "two" else getattr(torch, case.dtype)
+        last = torch.float64 if case.dtype == "two" else first
+        self.first = nn.Linear(4, 7, dtype=first)
+        self.first.requires_grad_(case.unfreeze != "hook")
+        self.norm = nn.BatchNorm1d(7, dtype=first) if case.batchnorm else nn.Tanh()
+        self.middle = nn.Linear(7, 7, dtype=first)
+        self.last = nn.Linear(7, 2, dtype=last)
+        self.seen: list[Tensor] = []
+        self.validated: list[Tensor] = []
+        self.local: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
+        self.batches_seen = 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        values = self.norm(self.first(rows.to(self.first.weight.dtype)))
+        values = nn.functional.dropout(values, self.case.dropout, self.training)
+        # By the batch, so that it is the same after a resume.
+        if not (self.case.skips and self.training and rows.sum() > 1):
+            values = values + self.middle(values).tanh()
+        result: Tensor = self.last(values.to(self.last.weight.dtype))
+        return result
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:
+        self._fault()
+        loss = None if self.case.by_hand else self.loss(batch)
+        if self.case.by_hand:
+            self._train_by_hand(batch, batch_idx)
+        # Not in a hook after it: callbacks, and what they save, come before the module's.
+        self.batches_seen += 1
+        return loss
+
+    def _train_by_hand(self, batch: list[Tensor], batch_idx: int) -> None:
+        found = self.optimizers()
+        optimizers = found if isinstance(found, list) else [found]
+        for one in optimizers:
+            if batch_idx % self.case.accumulate == 0 and not self.case.toggle:
+                one.zero_grad()  # GTC would send what lies there again
+        for one in optimizers:
+            self._step_by_hand(one, batch, batch_idx)
+        if self.case.scheduler is not None:
+            schedulers: Any = self.lr_schedulers()
+            for scheduler in schedulers if isinstance(schedulers, list) else [schedulers]:
+                scheduler.step()
+
+    def _step_by_hand(self, optimizer: Any, batch: list[Tensor], batch_idx: int) -> None:
+        case = self.case
+        if case.toggle:
+            self.toggle_optimizer(optimizer)
+        if batch_idx % case.accumulate == 0:
+            optimizer.zero_grad()
+        self.manual_backward(self.loss(batch) / case.accumulate)
+        if (batch_idx + 1) % case.accumulate == 0:
+            if case.clip is not None:
+                self.clip_gradients(optimizer, case.clip, case.clip_by)
+            optimizer.step()
+        if case.toggle:
+            self.untoggle_optimizer(optimizer)
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        loss = (self(batch[0]).float() - batch[1]).square().mean()
+        return loss * float("nan") if self._fault_is("nan") else loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        torch.randn(3)  # must not matter
+        if batch_idx == 0 and not self.trainer.sanity_checking:
+            self.validated.append(weights(self))
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def on_validation_model_zero_grad(self) -> None:
+        # Lightning would clear what is accumulated by hand, under any strategy.
+        if not self.case.by_hand:
+            super().on_validation_model_zero_grad()
+
+    def on_fit_start(self) -> None:
+        self.start = {name: own.detach().clone() for name, own in self.named_parameters()}
+        for name, own in self.named_parameters():
+            self.gradients[name] = torch.zeros_like(own, dtype=torch.float64)
+            if own.requires_grad:
+                own.register_hook(lambda gradient, name=name: self._note(name, gradient))
+
+    def _note(self, name: str, gradient: Tensor) -> None:
+        self.gradients[name] += gradient.double()
+
+    def on_train_epoch_start(self) -> None:
+        if self.case.unfreeze == "hook":
+            self.first.requires_grad_(self.current_epoch > 0)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(weights(self))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["batches_seen"] = self.batches_seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.batches_seen = checkpoint["batches_seen"]
+
+    def configure_optimizers(self) -> Any:
+        case = self.case
+        layers = [*self.parameters()]
+        if case.unfreeze == "callback":
+            layers = [own for own in layers if own.requires_grad]
+        shares = [layers] if len(case.optimizers) == 1 else [layers[:2], layers[2:]]
+        made = [
+            getattr(torch.optim, name)(share, **arguments)
+            for share, (name, arguments) in zip(shares, case.optimizers, strict=True)
+        ]
+        for one in made:
+            one.register_step_post_hook(lambda stepped, *_: self._stepped(stepped))
+        if case.scheduler is None:
+            return made
+        interval = "epoch" if case.scheduler == "exponential" else "step"
+        schedulers = [
+            {"scheduler": SCHEDULERS[case.scheduler](one), "interval": interval} for one in made
+        ]
+        return made, schedulers
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        for name, parameter in self.named_parameters():
+            if id(parameter) in own:
+                self.local[name] = parameter.detach().clone()
+
+    def _fault(self) -> None:
+        if self._fault_is("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault_is("raise"):
+            raise ValueError("this rank's own mistake, planted by the fuzzer")
+
+    def _fault_is(self, kind: str) -> bool:
+        fault = self.case.fault
+        here = int(os.environ["RANK"]), self.batches_seen
+        return fault is not None and fault.kind == kind and (fault.rank, fault.step) == here

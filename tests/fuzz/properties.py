@@ -1,0 +1,250 @@
+"""What must hold for every case, each property a function that returns what it found instead.
+
+A property that has nothing to say about a case returns None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier import GTC, BMUFAdam, HierarchicalStrategy
+from tests.fuzz.case import Case
+from tests.fuzz.training import Record
+from tests.resume.runs import differences
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What all ranks handed back, by rank: of the runs that looked, did not, and went on."""
+
+    case: Case
+    looked: Sequence[Record]
+    plain: Sequence[Record] = ()
+    resumed: Sequence[Record] = ()
+
+    @property
+    def newest(self) -> Sequence[Record]:
+        """Those of the run that came last."""
+        return self.resumed or self.looked
+
+    @property
+    def strategy(self) -> Any:
+        """One with the case's settings."""
+        return self.case.make_strategy()
+
+
+Property = Callable[[Runs], str | None]
+
+
+def ranks_end_with_one_model(runs: Runs) -> str | None:
+    """After fit all parameters and buffers are equal on all ranks."""
+    return _unequal([record["state"] for record in runs.newest], "state")
+
+
+def validation_sees_one_model(runs: Runs) -> str | None:
+    """In every validation the parameters are equal on all ranks."""
+    return _unequal([record["validated"] for record in runs.newest], "validated")
+
+
+def groups_hold_one_model(runs: Runs) -> str | None:
+    """After every batch the ranks of a group hold equal parameters."""
+    case, strategy = runs.case, runs.strategy
+    if case.has_servers or strategy.virtual_workers > 1 or runs.resumed:
+        return None
+    size = {"world": case.ranks, "node": case.ranks // case.hosts}.get(
+        strategy.group_size, strategy.group_size
+    )
+    for first in range(0, case.ranks, size):
+        group = [record["seen"] for record in runs.newest[first : first + size]]
+        problem = _unequal(group, f"seen in the group that begins with rank {first}")
+        if problem is not None:
+            return problem
+    return None
+
+
+def blocks_start_from_one_model(runs: Runs) -> str | None:
+    """After each step of the warm-up, and that of a block's end, all ranks hold one model."""
+    case, strategy = runs.case, runs.strategy
+    if case.has_servers or strategy.block_sync is None or runs.resumed:
+        return None
+    if strategy.virtual_workers > 1 or case.by_hand or strategy.block_sync.overlap:
+        return None
+    for number, step in enumerate(_steps_by_batch(case)):
+        beyond = step - strategy.warmup_steps
+        if step == 0 or (beyond > 0 and beyond % strategy.block_sync.block_size):
+            continue
+        if number + 1 < case.batches * case.epochs and _steps_by_batch(case)[number + 1] == step:
+            continue
+        problem = _unequal([r["seen"][number] for r in runs.looked], f"after step {step}")
+        if problem is not None:
+            return problem
+    return None
+
+
+def looking_changes_nothing(runs: Runs) -> str | None:
+    """The run that validates and saves is to the last bit the one that does not."""
+    for rank, (plain, looked) in enumerate(zip(runs.plain, runs.looked, strict=False)):
+        if runs.resumed:
+            return None
+        names = ("seen", "state", "optimizers", "steps", "epoch", "lr")
+        one, other = ({name: record[name] for name in names} for record in (plain, looked))
+        found = differences(one, other, f"rank {rank}")
+        if found:
+            return _few(found)
+    return None
+
+
+def all_steps_are_made(runs: Runs) -> str | None:
+    """All ranks make as many steps as epochs, batches and accumulation say."""
+    case = runs.case
+    steps = {record["steps"] for record in runs.newest}
+    elsewhere = bool(runs.resumed) and case.resume_ranks != case.ranks
+    if case.by_hand or case.strategy[1].get("virtual_workers", 1) > 1 or elsewhere:
+        return None if len(steps) == 1 else f"steps by rank: {sorted(steps)}"
+    expected = case.epochs * math.ceil(case.batches / case.accumulate)
+    return None if steps == {expected} else f"{sorted(steps)} steps instead of {expected}"
+
+
+def resuming_is_exact(runs: Runs) -> str | None:
+    """A run that went on from a save in the middle is to the last bit the one that was saved."""
+    case = runs.case
+    if not (runs.looked and runs.resumed) or case.resume_ranks != case.ranks or case.has_servers:
+        return None
+    for rank, (through, resumed) in enumerate(zip(runs.looked, runs.resumed, strict=True)):
+        names = ("state", "optimizers", "steps", "epoch", "lr")
+        count = len(resumed["seen"])
+        later = through["seen"][len(through["seen"]) - count :]
+        found = differences(later, resumed["seen"], f"rank {rank}/seen")
+        found += differences(
+            {name: through[name] for name in names}, {name: resumed[name] for name in names}, "end"
+        )
+        if found:
+            return _few(found)
+    return None
+
+
+def averaging_conserves(runs: Runs) -> str | None:
+    """Of MA, and of Nesterov's block momentum at zeta = 1, fit returns the mean of local models."""
+    case, strategy = runs.case, runs.strategy
+    block = None if case.has_servers else strategy.block_sync
+    exact = case.precision in ("32-true", "64-true") and case.dtype in ("float32", "float64")
+    if block is None or strategy.virtual_workers > 1 or not exact or case.fault or runs.resumed:
+        return None
+    lookahead = getattr(block, "nesterov", True) and getattr(block, "block_lr", 1.0) == 1.0
+    if block.overlap or block.across_dtype != "same" or not lookahead:
+        return None
+    if not isinstance(block, BMUFAdam) and getattr(block, "update_from", "global") != "global":
+        return None
+    for name in runs.looked[0]["local"]:
+        mean = torch.stack([record["local"][name].double() for record in runs.looked]).mean(0)
+        model = runs.looked[0]["state"][name]
+        problem = _apart(mean, model, 1e-5, f"the mean of the local {name}", "the model's")
+        if problem is not None:
+            return problem
+    return None
+
+
+def compression_conserves(runs: Runs) -> str | None:
+    """What GTC has sent, and its error feedback, add up to the mean of the ranks' gradients."""
+    if not compression_is_measured(runs.case) or runs.resumed:
+        return None
+    looked, (_, arguments) = runs.looked, runs.case.optimizers[0]
+    for name, start in looked[0]["start"].items():
+        gradients = torch.stack([record["gradients"][name] for record in looked]).mean(0)
+        sent = (start.double() - looked[0]["state"][name].double()) / arguments["lr"]
+        left = [record["residuals"].get(name) for record in looked]
+        if any(one is not None for one in left):
+            sent = sent + torch.stack([one.double().view_as(sent) for one in left]).mean(0)
+        problem = _apart(gradients, sent, 1e-3, "gradients", f"sent and left over of {name}")
+        if problem is not None:
+            return problem
+    return None
+
+
+def compression_is_measured(case: Case) -> bool:
+    """Whether weights tell what GTC has sent: plain SGD at one rate, in one group."""
+    if case.has_servers or case.fault is not None:
+        return False
+    strategy = case.make_strategy()
+    plain = case.optimizers in ([("SGD", {"lr": 0.05})],) and case.scheduler is None
+    exact = case.precision in ("32-true", "64-true") and case.dtype != "bfloat16"
+    one_group = strategy.group_size in ("world", case.ranks) and strategy.virtual_workers == 1
+    steps_all = case.clip is None and case.unfreeze is None and not case.toggle
+    # By hand, batches that no step follows leave gradients in the residuals.
+    steps_all = steps_all and not (case.by_hand and case.batches % case.accumulate)
+    gtc = isinstance(strategy, HierarchicalStrategy) and isinstance(strategy.gradient_sync, GTC)
+    return gtc and plain and exact and one_group and steps_all
+
+
+def model_is_finite(runs: Runs) -> str | None:
+    """NaN enters no global model: a run with block synchronisation or servers ends finite."""
+    case, strategy = runs.case, runs.strategy
+    if case.has_servers or strategy.block_sync is not None:
+        bad = [
+            name
+            for name, value in runs.newest[0]["state"].items()
+            if value.is_floating_point() and not value.isfinite().all()
+        ]
+        return f"not finite: {', '.join(bad)}" if bad else None
+    return None
+
+
+PROPERTIES: Sequence[Property] = (
+    model_is_finite,
+    ranks_end_with_one_model,
+    validation_sees_one_model,
+    groups_hold_one_model,
+    blocks_start_from_one_model,
+    all_steps_are_made,
+    looking_changes_nothing,
+    resuming_is_exact,
+    averaging_conserves,
+    compression_conserves,
+)
+
+
+def _steps_by_batch(case: Case) -> list[int]:
+    """The number of steps made after each batch of the run."""
+    made, counts = 0, []
+    for batch in range(case.batches * case.epochs):
+        place = batch % case.batches + 1
+        made += place % case.accumulate == 0 or place == case.batches
+        counts.append(made)
+    return counts
+
+
+def _unequal(values: Sequence[Any], name: str) -> str | None:
+    for rank, value in enumerate(values[1:], 1):
+        found = differences(
+            _comparable(values[0]), _comparable(value), f"{name}, rank 0 and {rank}"
+        )
+        if found:
+            return _few(found)
+    return None
+
+
+def _comparable(value: Any) -> Any:
+    """NaN is a number beyond all others: ranks that hold it hold the same."""
+    if isinstance(value, Tensor):
+        return value.nan_to_num(nan=1e30, posinf=2e30, neginf=-2e30)
+    if isinstance(value, dict):
+        return {name: _comparable(one) for name, one in value.items()}
+    return [_comparable(one) for one in value] if isinstance(value, list) else value
+
+
+def _apart(one: Tensor, other: Tensor, tolerance: float, name: str, other_name: str) -> str | None:
+    distance = float((one - other.double()).abs().max())
+    if distance <= tolerance * max(1.0, float(one.abs().max())):
+        return None
+    return f"{name} and {other_name} are {distance:.3g} apart"
+
+
+def _few(found: Sequence[str]) -> str:
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return "; ".join(found[:3]) + more

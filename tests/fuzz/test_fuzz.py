@@ -1,0 +1,105 @@
+"""A fixed, short form of the fuzzer, and what it makes of faults that are planted."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from tests.fuzz.__main__ import describe
+from tests.fuzz.case import Case, Fault
+from tests.fuzz.checking import SUCCESS, Verdict, check
+from tests.fuzz.drawing import draw
+
+# GTC under bf16 that goes on on one rank, BMUF, BMUF-Adam under GTC, virtual workers, both servers.
+SEEDS = (1002, 1003, 1006, 1014, 1023, 1073)
+
+
+class _OneRankDiffers(lh.BMUFStrategy):
+    """Rank 1 leaves training with other parameters than the others."""
+
+    def teardown(self) -> None:
+        if self.global_rank == 1:
+            with torch.no_grad():
+                next(iter(self.lightning_module.parameters()))[0, 0] += 1.0
+        super().teardown()
+
+
+class _Looks(lh.BMUFStrategy):
+    """Validation changes what is trained."""
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        self.optimizers[0].param_groups[0]["lr"] *= 0.5
+        return super().validation_step(*args, **kwargs)
+
+
+class _BareKeyError(lh.BMUFStrategy):
+    """Fails on all ranks without saying what to do."""
+
+    def on_train_start(self) -> None:
+        raise KeyError("step")
+
+
+class _ForgetsOnResume(lh.BMUFStrategy):
+    """A resumed run goes on with another rate."""
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.lightning_module.trainer.ckpt_path:
+            self.optimizers[0].param_groups[0]["lr"] *= 0.5
+
+
+class _Hangs(lh.BMUFStrategy):
+    """One rank never ends."""
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        while os.environ["RANK"] == "1":
+            pass
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_case_of_a_fixed_seed_keeps_every_property(seed: int) -> None:
+    verdict = check(draw(seed))
+    assert not verdict.failed, describe(seed, verdict)
+    assert verdict.end.startswith(SUCCESS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "property_"),
+    [
+        (_OneRankDiffers, "ranks_end_with_one_model"),
+        (_Looks, "looking_changes_nothing"),
+        (_BareKeyError, "errors_are_clear"),
+        (_ForgetsOnResume, "resuming_is_exact"),
+    ],
+)
+def test_planted_fault_is_reported(strategy: Any, property_: str) -> None:
+    case = Case(seed=1, strategy=(strategy, {"block_size": 3}), batches=4, resume_ranks=2)
+    verdict = check(case)
+    assert (verdict.failed, verdict.end) == (True, property_)
+
+
+def test_rank_that_hangs_is_reported_with_where_it_stands() -> None:
+    hangs: Any = _Hangs
+    case = Case(seed=1, strategy=(hangs, {"block_size": 3}))
+    verdict = check(case, limit_s=6.0)
+    assert (verdict.failed, verdict.end) == (True, "ends_in_time")
+    assert "test_fuzz.py" in verdict.traceback
+
+
+def test_rank_that_is_killed_is_named_and_the_run_goes_on() -> None:
+    fault = Fault(kind="kill", rank=1, step=5)
+    strategy = ("BMUFStrategy", {"block_size": 2})
+    verdict = check(Case(seed=1, strategy=strategy, fault=fault, resume_ranks=2))
+    assert verdict == Verdict(f"{SUCCESS} after a kill")
+
+
+def test_case_is_that_of_its_seed_and_its_text_makes_it_again() -> None:
+    for seed in range(300):
+        case = draw(seed)
+        assert case == draw(seed)
+        assert eval(str(case), {"Case": Case, "Fault": Fault}) == case

@@ -1,0 +1,112 @@
+"""What one rank does in a case, and what it hands back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from torch.utils.data import DataLoader
+
+import lightning_hier as lh
+from tests.fuzz.case import Case
+from tests.fuzz.module import FuzzNet
+from tests.resume.runs import NoisyData, SaveAt, Unfreeze, outcome
+from tests.trainer.fitting import make_trainer
+
+ROWS = 2
+Record = dict[str, Any]
+
+
+class _UnfreezeFirst(Unfreeze):
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.first)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.first, optimizer, lr=0.01)
+
+
+def train(case: Case, folder: Path, compressed: bool) -> dict[str, Record]:
+    """Train without looking, then with validation and one save on the way.
+
+    With a fault there is the second run only; with parameter servers too, whose runs differ.
+    """
+    looked = {"looked": _fit(case, folder, looks=True, compressed=compressed)}
+    if case.fault is not None or case.has_servers:
+        return looked
+    return {"plain": _fit(case, folder, looks=False), **looked}
+
+
+def resume(case: Case, folder: Path, killed: bool) -> Record:
+    """Go on from what `train` saved; from the newest whole checkpoint after a kill."""
+    path = lh.newest_checkpoint(folder) if killed else folder / "saved.ckpt"
+    return _fit(case, folder, looks=True, resumed=True, path=path)
+
+
+def _fit(
+    case: Case,
+    folder: Path,
+    *,
+    looks: bool,
+    resumed: bool = False,
+    path: str | Path | None = None,
+    compressed: bool = False,
+) -> Record:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    warnings.simplefilter("ignore")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # A resumed run gets its random numbers from the checkpoint, or differs.
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(case.seed % 1000 + rank + (50 if resumed else 0))
+    # The same data for any number of ranks.
+    workers = case.strategy[1].get("virtual_workers", 1)
+    rows = case.batches * ROWS * case.ranks * workers
+    data = DataLoader(NoisyData(rows), batch_size=ROWS, shuffle=True)
+    validation = DataLoader(NoisyData(4 * world_size), batch_size=2)
+    callbacks: list[Any] = [_UnfreezeFirst()] if case.unfreeze == "callback" else []
+    if looks and not resumed:
+        callbacks.append(SaveAt(*case.save, folder / "saved.ckpt"))
+    model = FuzzNet(case)
+    trainer = make_trainer(case.make_strategy(), callbacks=callbacks, **_settings(case, looks))
+    trainer.fit(model, data, validation if looks else None, ckpt_path=path)
+    record = {
+        **outcome(trainer, model),
+        "validated": model.validated,
+        "local": model.local,
+        "start": model.start,
+        "gradients": model.gradients,
+    }
+    if compressed:
+        trainer.save_checkpoint(folder / "end.ckpt")
+        # What is not sent yet is in this rank's own file.
+        (own,) = (folder / "end.ckpt.ranks").glob(f"*/rank_{rank:05}.pt")
+        memory = torch.load(own, weights_only=True)["memory"] or {}
+        record["residuals"] = memory.get("residuals", {})
+    return record
+
+
+def _settings(case: Case, looks: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "max_epochs": case.epochs,
+        "num_sanity_val_steps": 0,
+        "precision": case.precision,
+    }
+    if looks:
+        settings["val_check_interval"] = case.validate_every
+    if not case.by_hand:
+        settings["accumulate_grad_batches"] = case.accumulate
+        settings["gradient_clip_val"] = case.clip
+        settings["gradient_clip_algorithm"] = case.clip_by if case.clip else None
+    if case.precision == "16-mixed":
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+        settings["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler=scaler)]
+        del settings["precision"]
+    return settings
