@@ -169,7 +169,7 @@ class Synchroniser:
                     self._one_model.check(Place.CHECK, optimizer)
             return
         count.in_block += 1
-        self._communicators.route.travelling.poll()
+        self._communicators.route.travelling.step()
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
             place = Place.CHECK if self._blocks is None else Place.BLOCK
