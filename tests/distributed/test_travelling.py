@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_hier import BMUF, HierarchicalStrategy
+from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
 from lightning_hier.comm.blocks import share
 from lightning_hier.comm.channel import Channel
 from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit, weights
+from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
 
 SLOW = 1
 
@@ -150,6 +151,34 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
                 assert own[number][0] == order
                 assert torch.equal(own[number][1], model)
             assert ("group", "gradients") in order or number < 2
+
+
+def _uneven(**settings: Any) -> Tensor:
+    """A rank runs out of data while more travels than is started at once."""
+    model = Net()
+    strategy = BMUFStrategy(block_size=6, overlap=True, timeout=timedelta(seconds=20), **settings)
+    trainer = make_trainer(strategy, use_distributed_sampler=False)
+    with mock.patch.object(share, "CHUNK", 1):
+        batches = loader((15, 8)[int(os.environ["RANK"])], ranks=1)
+        trainer.fit(model, _Endless(batches) if not settings else batches)
+    return weights(model)
+
+
+class _Endless:
+    """Batches whose number nobody knows before they have come."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self._batches)
+
+
+def test_a_rank_without_batches_takes_part_in_what_travels() -> None:
+    first, second = run_ranks(partial(_uneven, uneven_batches="join"), 2)
+    assert torch.equal(first, second)
+    for error in run_ranks(_uneven, 2, expect_failure=True):
+        assert error.startswith("OutOfStepError"), error
 
 
 @torch.no_grad()

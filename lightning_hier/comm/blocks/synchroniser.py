@@ -231,6 +231,8 @@ class Synchroniser:
         aside = self._aside.putting(own if blocks else self._buffers.tensors)
         at = self._communicators.roll_call.at(self.statuses.said(place))
         with aside, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
+            # A rank that comes here alone learns so below: the steps of others wait for its part.
+            self._communicators.route.travelling.finish()
             if not blocks:
                 self._one_model.unite_buffers_(place)
             for index, block in enumerate(blocks or []):
