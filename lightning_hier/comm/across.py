@@ -28,6 +28,7 @@ class AcrossRoute:
         host: the averaging ranks of this host; None where each is alone on its host, or all are on
             one.
         lanes: the number of ranks in ``between``, known also where that is None.
+        at_home: whether some host has several of the averaging ranks; the same on all of them.
         travelling: what is on its way while blocks are trained, of all blocks.
 
     """
@@ -35,6 +36,7 @@ class AcrossRoute:
     between: Channel | None
     host: Channel | None
     lanes: int
+    at_home: bool = False
     travelling: WorkQueue = field(default_factory=WorkQueue, compare=False, repr=False)
 
 
@@ -76,4 +78,4 @@ def _build(
     host = next((channel for channel in at_home if channel is not None), None)
     if between is None and host is None:
         return None
-    return AcrossRoute(between, host, len(teams))
+    return AcrossRoute(between, host, len(teams), at_home=len(teams) < len(ranks))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
@@ -18,6 +19,14 @@ collective takes long, an empty list before it leaves it a round more.
 """
 
 
+class Due(tuple[Pending, ...]):
+    """Collectives, yielded at the same stage on all ranks, whose end a :class:`WorkQueue` plans.
+
+    It waits for them at a step that follows from the number of steps alone. Others, in lists, it
+    waits for as soon as their turn comes.
+    """
+
+
 class StagedWork:
     """Chunks that go through their stages in rounds; every round begins new ones.
 
@@ -28,7 +37,7 @@ class StagedWork:
     Args:
         chunks: the work of each; begun one after the other.
         at_once: begun in a round. One keeps all stages busy with chunks that follow each other
-            closely; more suit work that is only looked after from time to time.
+            closely; more suit work that goes on at steps of training only.
 
     """
 
@@ -39,21 +48,37 @@ class StagedWork:
         self._round: deque[_OnItsWay] = deque()
         self._begin_round()
 
-    def finish(self) -> None:
-        """Wait until all chunks are through.
+    @property
+    def through(self) -> bool:
+        """Whether all chunks are through."""
+        return not self._round
+
+    def finish(self) -> int:
+        """Wait until all chunks are through; returns how many :class:`Due` were waited for.
 
         Raises:
             PeerError: a collective failed or ran out of time; names the missing ranks.
 
         """
-        while self._round:
-            self._turn()
+        return self.advance(None)
 
-    def poll(self) -> bool:
-        """Go as far as possible without waiting; tell whether all chunks are through."""
-        while self._round and all(pending.completed for pending in self._round[0].awaited):
+    def advance(self, due: int | None) -> int:
+        """Go on until one more than ``due`` :class:`Due` would be waited for; None: to the end.
+
+        Returns how many were waited for.
+
+        Raises:
+            PeerError: as :meth:`finish`.
+
+        """
+        waited = 0
+        while self._round:
+            planned = isinstance(self._round[0].awaited, Due)
+            if planned and due is not None and waited >= due:
+                break
+            waited += planned
             self._turn()
-        return not self._round
+        return waited
 
     def _turn(self) -> None:
         self._round.popleft().go_on()
@@ -84,31 +109,61 @@ class QueuedWork:
         return StagedWork(self._chunks, at_once=self._at_once)
 
 
-class WorkQueue:
-    """Work that is looked after from time to time, and shares its process groups.
+@dataclass(frozen=True)
+class _Plan:
+    """So many :class:`Due` are waited for, evenly over so many steps after ``begin``."""
 
-    A piece of work begins when all before it are through: so the order of its collectives among
-    those of other pieces follows from the order in which they were added, and not from time.
+    due: int
+    steps: int
+    begin: int
+
+    def until(self, step: int) -> int:
+        return self.due * min(step - self.begin, self.steps) // self.steps
+
+
+class WorkQueue:
+    """Work that goes on at the steps of training, and shares its process groups.
+
+    A piece of work begins when all before it are through. How far it goes at a step follows from
+    the number of steps and not from what has completed: so the order of all collectives, those of
+    other process groups between two steps included, is the same on all ranks. Over NCCL ranks that
+    start collectives of two communicators in differing order can wait for each other without an
+    end. Where an end that is due has not come yet, the step waits for it.
+
     Whatever else uses the groups must call :meth:`finish` before.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[QueuedWork] = deque()
+        self._begin_anew()
 
-    def add(self, chunks: Iterable[Stages], *, at_once: int = 1) -> QueuedWork:
-        """Add work, as :class:`StagedWork` takes it, and start what can be started of it.
+    def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> QueuedWork:
+        """Add work, as :class:`StagedWork` takes it, and start what waits for nothing planned.
 
-        Every rank of the groups must add the same, in the same order.
+        Every rank of the groups must add the same, in the same order, at the same step.
+
+        Args:
+            chunks: the work.
+            at_once: as in :class:`StagedWork`.
+            due: how many :class:`Due` all chunks yield.
+            steps: over how many steps they are spread evenly.
+
         """
         work = QueuedWork(chunks, at_once)
         self._waiting.append(work)
-        self.poll()
+        self._plans.append(_Plan(due, steps, self._step))
+        self._go_on()
         return work
 
-    def poll(self) -> None:
-        """Go as far as possible without waiting."""
-        while self._waiting and self._waiting[0].begun.poll():
-            self._waiting.popleft()
+    def step(self) -> None:
+        """Go on as far as is planned for the next step. All ranks must count the same steps.
+
+        Raises:
+            PeerError: a collective failed or ran out of time; names the missing ranks.
+
+        """
+        self._step += 1
+        self._go_on()
 
     def finish(self, last: QueuedWork | None = None) -> None:
         """Wait until all work up to ``last``, or all that there is, is through.
@@ -118,8 +173,24 @@ class WorkQueue:
 
         """
         while self._waiting and (last is None or last in self._waiting):
-            self._waiting[0].begun.finish()
+            self._waited += self._waiting[0].begun.finish()
             self._waiting.popleft()
+        if not self._waiting:
+            self._begin_anew()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            planned = sum(plan.until(self._step) for plan in self._plans)
+            begun = self._waiting[0].begun
+            self._waited += begun.advance(planned - self._waited)
+            if not begun.through:
+                return
+            self._waiting.popleft()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._plans: list[_Plan] = []
+        self._step = self._waited = 0
 
 
 class _OnItsWay:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -13,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_hier import BMUF
+from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
 from lightning_hier.comm.blocks import share
 from lightning_hier.comm.channel import Channel
 from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
 
 SLOW = 1
 
@@ -60,8 +64,8 @@ def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
                 block.synchronise(agree)
                 if not at_leisure:
                     travelling.finish()
-            for _ in range(0 if dist.get_rank() == SLOW else 20):
-                travelling.poll()
+            for _ in range(20):
+                travelling.step()
         for block in blocks:
             block.look(agree, pending=False)
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
@@ -76,8 +80,8 @@ def _models() -> dict[str, list[list[float]]]:
     }
 
 
-def test_ranks_of_different_pace_keep_one_order() -> None:
-    """Two optimizers, three dtypes, many chunks and two hosts, and a rank that never polls."""
+def test_steps_of_training_change_nothing_in_what_travels() -> None:
+    """Two optimizers, three dtypes, many chunks and two hosts."""
     first, *others = run_ranks(_models, 4)
     for promptly, leisurely in first.values():
         assert promptly == leisurely and max(map(abs, promptly)) > 0.1
@@ -100,9 +104,81 @@ def _started() -> list[int]:
 
 
 def test_what_travels_starts_at_the_end_of_its_block() -> None:
-    """A short form may by then have begun the second of its two halves."""
+    """A short form has then begun the first of its two halves."""
     for exact, short in run_ranks(_started, 4):
-        assert exact == 1 and short in (1, 2)
+        assert (exact, short) == (1, 1)
+
+
+Order = list[tuple[str, str]]
+
+
+def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Tensor]:
+    """Every collective of this rank in a run, and the model after it."""
+    order: Order = []
+    start = Channel._start
+
+    def noted(channel: Channel, call: Any, kind: str, payload_bytes: float) -> Any:
+        order.append((channel.tier, kind))
+        return start(channel, call, kind, payload_bytes)
+
+    model = Net()
+    sync = BMUF(block_size=4, across="sharded", across_dtype=across_dtype, overlap=True)
+    strategy = HierarchicalStrategy(group_size=group_size, block_sync=sync, warmup_steps=1)
+    nothing = mock.patch.object(dist.Work, "is_completed", lambda work: False)
+    with (
+        mock.patch.object(Channel, "_start", noted),
+        mock.patch.object(share, "CHUNK", 4),
+        nothing if late else nullcontext(),
+    ):
+        fit(strategy, 14, model)
+    return order, weights(model)
+
+
+def _orders(late_rank: int) -> list[tuple[Order, Tensor]]:
+    late = int(os.environ["RANK"]) == late_rank
+    return [_order(size, dtype, late=late) for size in (1, 2) for dtype in ("same", "int8")]
+
+
+def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> None:
+    """Models among gradients, on two hosts: one rank finds nothing complete before it waits."""
+    late, prompt = (run_ranks(_orders, 4, rank, ranks_per_node=2) for rank in (SLOW, -1))
+    for number in range(4):
+        for rank in range(4):
+            order, model = late[rank][number]
+            assert sum(kind.startswith("models") for _, kind in order) > 20
+            # The rank at the same position on the other host has the same part in everything.
+            for own in (prompt[rank], late[(rank + 2) % 4]):
+                assert own[number][0] == order
+                assert torch.equal(own[number][1], model)
+            assert ("group", "gradients") in order or number < 2
+
+
+def _uneven(**settings: Any) -> Tensor:
+    """A rank runs out of data while more travels than is started at once."""
+    model = Net()
+    strategy = BMUFStrategy(block_size=6, overlap=True, timeout=timedelta(seconds=20), **settings)
+    trainer = make_trainer(strategy, use_distributed_sampler=False)
+    with mock.patch.object(share, "CHUNK", 1):
+        batches = loader((15, 8)[int(os.environ["RANK"])], ranks=1)
+        trainer.fit(model, _Endless(batches) if not settings else batches)
+    return weights(model)
+
+
+class _Endless:
+    """Batches whose number nobody knows before they have come."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self._batches)
+
+
+def test_a_rank_without_batches_takes_part_in_what_travels() -> None:
+    first, second = run_ranks(partial(_uneven, uneven_batches="join"), 2)
+    assert torch.equal(first, second)
+    for error in run_ranks(_uneven, 2, expect_failure=True):
+        assert error.startswith("OutOfStepError"), error
 
 
 @torch.no_grad()

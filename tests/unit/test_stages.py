@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.stages import StagedWork, Stages, side_by_side
+from lightning_hier.comm.stages import Due, StagedWork, Stages, WorkQueue, side_by_side
 
 
 class _Message:
@@ -16,7 +16,6 @@ class _Message:
 
     def __init__(self, log: list[str], name: str) -> None:
         self._log, self._name = log, name
-        self.completed = False
         log.append(f"start {name}")
 
     def wait(self) -> None:
@@ -47,28 +46,44 @@ def test_order_of_starts_is_that_of_a_run_that_waits(
     )
 
     log: list[str] = []
-    started: list[_Message] = []
-    work = StagedWork(_chunk(log, started, i, stages) for i in range(chunks))
-    for _ in range(data.draw(st.integers(0, 30))):
-        if started:
-            started[data.draw(st.integers(0, len(started) - 1))].completed = True
-        work.poll()
-    work.finish()
-    assert work.poll()
+    work = StagedWork(_planned(log, i, stages) for i in range(chunks))
+    waited = 0
+    for due in data.draw(st.lists(st.integers(-1, 5), max_size=10)):
+        before = waited
+        waited += work.advance(due)
+        assert waited - before <= max(due, 0)
+    assert waited + work.finish() == chunks * stages and work.through
     assert _starts(log) == _starts(plain)
 
 
-def test_polling_waits_for_nothing_that_is_not_complete() -> None:
+def _planned(log: list[str], name: int, stages: int) -> Stages:
+    return (Due(awaited) for awaited in _chunk(log, [], name, stages))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    stages=st.integers(1, 3),
+    steps=st.integers(1, 12),
+)
+def test_queued_work_is_waited_for_evenly_and_is_through_after_its_steps(
+    sizes: list[int], stages: int, steps: int
+) -> None:
+    """Several pieces share the steps; one that is added later has its own."""
     log: list[str] = []
-    started: list[_Message] = []
-    work = StagedWork(_chunk(log, started, i, 2) for i in range(2))
-    assert not work.poll() and not any("wait" in line for line in log)
-    started[1].completed = True
-    assert not work.poll()  # the first chunk, whose turn it is, is not there yet
-    assert not any("wait" in line for line in log)
-    started[0].completed = True
-    assert not work.poll()
-    assert [line for line in log if "wait" in line] == ["wait 0.0", "wait 1.0"]
+    queue = WorkQueue()
+    for number, size in enumerate(sizes):
+        chunks = [_planned(log, 100 * number + i, stages) for i in range(size)]
+        queue.add(chunks, at_once=2, due=size * stages, steps=steps)
+    every = sum(sizes) * stages
+    for step in range(1, steps + 1):
+        waited = len([line for line in log if "wait" in line])
+        assert waited == sum(size * stages * (step - 1) // steps for size in sizes)
+        queue.step()
+    assert len([line for line in log if "wait" in line]) == every
+    queue.add([_planned(log, 999, stages)], at_once=2, due=stages, steps=steps)
+    assert len([line for line in log if "wait" in line]) == every
+    queue.finish()
+    assert log[-1] == "end 999"
 
 
 def _lingering(log: list[str], name: int) -> Stages:

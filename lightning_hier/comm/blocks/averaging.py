@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Coder, Coder, Int8Coder
 from lightning_hier.comm.across import AcrossRoute
-from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.stages import Stages
+from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.stages import Due, Stages
 
 AcrossDtype = Literal["same", "bfloat16", "int8"]
 """In what form models travel between groups."""
@@ -43,6 +44,13 @@ class Averaging:
     def __init__(self, route: AcrossRoute) -> None:
         self._route = route
 
+    def due(self, coder: Coder | None) -> int:
+        """How many :class:`~lightning_hier.comm.stages.Due` a chunk yields, in a form or exactly.
+
+        What goes between hosts, and what comes back from there to the other ranks of a host.
+        """
+        return (1 if coder is None else 2) + self._route.at_home
+
     def exact(self, piece: Tensor) -> Stages:
         """Sum ``piece`` over the groups, in place. A collective of the ranks that average."""
         if not piece.numel():
@@ -52,10 +60,15 @@ class Averaging:
         yield [route.host.reduce_(piece, _AT_HOME)] if route.host else []
         sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
         yield []
-        yield sent
+        yield Due(sent)
         yield []
         yield []
-        yield [route.host.broadcast_(piece, _AT_HOME)] if route.host else []
+        yield self._come_home(piece)
+
+    def _come_home(self, piece: Tensor) -> Sequence[Pending]:
+        host = self._route.host
+        started = [host.broadcast_(piece, _AT_HOME)] if host else []
+        return Due(started) if self._route.at_home else started
 
     def coded(
         self, piece: Tensor, coder: Coder, leftover: Leftover | None, *, weight: float = 1.0
@@ -83,11 +96,11 @@ class Averaging:
         if between is None and host is None:
             piece.mul_(weight)
         if between is None:
-            yield from ([], [], [], [])
+            yield from ([], Due(), [], Due())
         else:
             leftover = leftover or Leftover.nothing(piece, between.size)
             yield from _coded_between(piece, coder, leftover, between, weight)
-        yield [host.broadcast_(piece, _AT_HOME)] if host else []
+        yield self._come_home(piece)
 
 
 class Leftover:
@@ -117,13 +130,13 @@ def _coded_between(
         coder.encode_(values, row, plus=summand, weight=weight)
     first = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
     yield []
-    yield [first]
+    yield Due([first])
     for row in received:
         coder.decode(row, leftover.sums, add=True)
     coder.encode_(leftover.sums, sent[0])
     second = between.all_gather(received.view(-1), sent[0], _KIND)
     yield []
-    yield [second]
+    yield Due([second])
     direct = piece.dtype == leftover.sums.dtype
     spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=leftover.sums.dtype)
     spare = spare.to(piece.device)

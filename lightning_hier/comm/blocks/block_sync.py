@@ -146,8 +146,8 @@ class ModelAveraging(LocalMomentumSync):
             are, ``"bfloat16"``, or ``"int8"`` with a scale for each 512 elements. What rounding
             leaves over is kept and sent along the next time (error feedback). Averaged buffers
             always travel as they are.
-        overlap: True has the mean travel while the next block is trained; it is applied one block
-            late, and what was made meanwhile is kept
+        overlap: True has the mean travel while the next block is trained, spread evenly over its
+            steps; it is applied one block late, and what was made meanwhile is kept
             (:class:`~lightning_hier.comm.blocks.overlapped_part.OverlappedPart` has the equations).
 
     Raises:

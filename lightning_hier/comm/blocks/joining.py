@@ -55,6 +55,8 @@ class Joining:
         while not self._statuses.signalled:
             place = f"{Place.OUT.text}, after {self._statuses.out_after}"
             with self._communicators.roll_call.at(place):
+                # The steps of others wait for this rank's part in it.
+                self._communicators.route.travelling.finish()
                 others = self._statuses.meet_at_end()
                 if others is None:
                     self._count_like_the_longest()

@@ -74,6 +74,7 @@ class ModelBlock:
             # Nor is it sent anywhere, so nothing shortens it.
             across_dtype=config.across_dtype if averaged_models > 1 else "same",
             models=models,
+            block_size=config.block_size,
         )
         kind = OverlappedPart if config.overlap and averaged_models > 1 else ModelPart
         self._parts = [

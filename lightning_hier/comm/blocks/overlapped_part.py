@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk
 from lightning_hier.comm.stages import QueuedWork, Stages, side_by_side
 
-# Chunks that travel together: enough to keep a link busy from one step to the next.
+# Chunks that begin together: enough to keep a link busy from one step to the next.
 _AT_ONCE = 8
 
 
@@ -54,6 +54,7 @@ class OverlappedPart(ModelPart):
         self._travelling = torch.zeros_like(self.global_model)
         self._under_way = False
         self._travels = settings.route.travelling
+        self._steps = settings.block_size
         self._work: QueuedWork | None = None
         # Of the models whose way travels: theirs, and of what was averaged at once.
         self._squares = Squares(0.0)
@@ -111,6 +112,8 @@ class OverlappedPart(ModelPart):
                 for place in places
             ),
             at_once=_AT_ONCE,
+            due=self._mean.due * len(places),
+            steps=self._steps,
         )
 
     def keep_made_(self) -> None:

@@ -43,6 +43,11 @@ class PartMean:
             else None
         )
 
+    @property
+    def due(self) -> int:
+        """How many :class:`~lightning_hier.comm.stages.Due` :meth:`of_filtered` yields."""
+        return self._averaging.due(self._coder)
+
     def of_chunk(
         self, chunk: Chunk, verdict: Verdict, *, keep: bool, carried: bool = True
     ) -> Stages:

@@ -44,6 +44,7 @@ class PartSettings:
         route: who exchanges with whom.
         across_dtype: in what form.
         models: local models of this rank.
+        block_size: steps of a block.
 
     """
 
@@ -53,3 +54,4 @@ class PartSettings:
     route: AcrossRoute
     across_dtype: AcrossDtype
     models: LocalModels
+    block_size: int

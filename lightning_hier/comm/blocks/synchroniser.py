@@ -172,7 +172,7 @@ class Synchroniser:
                     self._one_model.check(Place.CHECK, optimizer)
             return
         count.in_block += 1
-        self._communicators.route.travelling.poll()
+        self._communicators.route.travelling.step()
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
             place = Place.CHECK if self._blocks is None else Place.BLOCK
@@ -242,6 +242,8 @@ class Synchroniser:
         aside = self._aside.putting(own or self._buffers.tensors)
         at = self._communicators.roll_call.at(self.statuses.said(place))
         with aside, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
+            # A rank that comes here alone learns so below: the steps of others wait for its part.
+            self._communicators.route.travelling.finish()
             if not blocks:
                 self._one_model.unite_buffers_(place)
             for index, block in enumerate(blocks or []):
