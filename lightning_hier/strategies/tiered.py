@@ -36,6 +36,7 @@ from lightning_hier.strategies.description import comparable, described
 from lightning_hier.strategies.placement import PlacedStrategy
 from lightning_hier.strategies.private_names import private_names_problem
 from lightning_hier.strategies.restarts import warn_of_shared_store
+from lightning_hier.strategies.shuffle_seeds import require_same_shuffle
 
 
 class TieredStrategy(PlacedStrategy, ABC):
@@ -67,7 +68,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         **ddp_kwargs: Any,
     ) -> None:
         # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
-        ddp_kwargs = checks.without_taken(ddp_kwargs)
+        ddp_kwargs = checks.without_taken(type(self), ddp_kwargs)
         checks.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
         checks.check_group_size(group_size)
@@ -205,6 +206,7 @@ class TieredStrategy(PlacedStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
+        require_same_shuffle(self._module.trainer)
         counts = gather_json(self._batch_counts(), self.root_device)
         problem = self._batches_problem([one for of_rank in counts for one in of_rank])
         if problem is not None:
