@@ -134,8 +134,8 @@ def test_files_of_all_presets_make_what_the_names_make() -> None:
     ("args", "words"),
     [
         (["--trainer.strategy=bmuf", "--trainer.strategy.block_size=0"], "block_size must be"),
-        (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "blok_size"),
-        (["--trainer.strategy=bmff"], "bmff"),
+        (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "'block_size'?"),
+        (["--trainer.strategy=bmff"], "'bmff': did you mean 'bmuf'"),
         (["--trainer.nodes=4"], "--trainer.nodes=4"),
         (["--model=no_such.Net"], "no_such.Net"),
         (["--config=no_such.yaml"], "no_such.yaml"),
