@@ -33,6 +33,9 @@ def run(args: list[str]) -> None:
     # The parser is Lightning's own, and what it does with it is none of the user's affair.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     from lightning_hier.cli.lightning_cli import TrainingCLI
+    from lightning_hier.strategies.registry import register
+
+    register()  # importing the package does not, in this process
 
     # Its own help is what we call --help_all.
     asked = ["--help" if each == "--help_all" else each for each in with_classes(rest)]

@@ -27,7 +27,7 @@ def explain_mistakes(names: Collection[str]) -> None:
     def available_strategies() -> list[str]:
         return _Names(StrategyRegistry, names)
 
-    StrategyRegistry.available_strategies = available_strategies
+    StrategyRegistry.available_strategies = available_strategies  # type: ignore[method-assign]
 
 
 class _Names(list[str]):

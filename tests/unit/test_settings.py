@@ -79,9 +79,9 @@ def test_true_is_no_number_and_one_is_no_flag(kind: Any) -> None:
     numbers = _annotated(kind, "int", "float", "GroupSize")
     assert numbers
     for name in numbers:
-        for value in (True, False):
-            with pytest.raises(ValueError, match=rf"{name}.* must .*, got {value}(;|$)"):
-                kind(**needed, **{name: value})
+        for truth in (True, False):
+            with pytest.raises(ValueError, match=rf"{name}.* must .*, got {truth}(;|$)"):
+                kind(**needed, **{name: truth})
     for name in _annotated(kind, "bool"):
         for value in (1, 0, "false", None):
             with pytest.raises(ValueError, match=f"{name} must be True or False, got {value!r}$"):
