@@ -3,51 +3,24 @@
 Importing the package registers the names, so that ``Trainer(strategy="bmuf_gtc")`` works.
 """
 
-from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
-from lightning_hier.comm.blocks.bmuf import BMUF
-from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
-from lightning_hier.comm.blocks.health import NonFiniteModelError
-from lightning_hier.comm.blocks.status import OutOfStepError
-from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
-from lightning_hier.comm.roll_call import PeerError
-from lightning_hier.parameter_server.psp.push_rule import QuorumError
-from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
-from lightning_hier.strategies.hierarchical import HierarchicalStrategy
-from lightning_hier.strategies.presets import (
-    BMUFAdamStrategy,
-    BMUFGTCStrategy,
-    BMUFStrategy,
-    GTCStrategy,
-    ModelAveragingStrategy,
-)
-from lightning_hier.strategies.psp import PSPStrategy
-from lightning_hier.strategies.registry import register as _register
-from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
-from lightning_hier.version import __version__
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "BMUF",
-    "GTC",
-    "AllReduce",
-    "BMUFAdam",
-    "BMUFAdamStrategy",
-    "BMUFGTCStrategy",
-    "BMUFStrategy",
-    "BlockSync",
-    "CommHook",
-    "GTCStrategy",
-    "GradientSync",
-    "HierarchicalStrategy",
-    "ModelAveraging",
-    "ModelAveragingStrategy",
-    "NonFiniteModelError",
-    "OutOfStepError",
-    "PSPStrategy",
-    "PeerError",
-    "QuorumError",
-    "TwoStageASGDStrategy",
-    "__version__",
-    "newest_checkpoint",
-]
 
-_register()
+def _is_command() -> bool:
+    """Whether this process is `lightning-hier`, which imports torch where a command needs it."""
+    started = sys.orig_argv
+    module = started[started.index("-m") + 1] if "-m" in started[:-1] else ""
+    return module.split(".")[0] == __name__ or Path(sys.argv[0]).name == "lightning-hier"
+
+
+if TYPE_CHECKING or not _is_command():
+    from lightning_hier.public import *  # noqa: F403 - one list of names, which has __all__
+    from lightning_hier.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import the public names when one of them is asked for."""
+        return getattr(import_module("lightning_hier.public"), name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -74,6 +75,12 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         listed = ", ".join(map(repr, choices))
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The end of a sentence about a mistyped name: the known names that are nearest, if any is."""
+    near = get_close_matches(name, dict.fromkeys(known))
+    return f": did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
 def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
+from inspect import signature
 from typing import Any, NoReturn, cast
 
 import lightning
@@ -9,6 +12,7 @@ from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-define
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
+from lightning_hier.algorithms.arguments import did_you_mean
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.mistakes import end_with
 from lightning_hier.cli.strategy_names import class_path_of
@@ -71,7 +75,17 @@ class ShortErrorParser(LightningArgumentParser):
         """End with status 2, or raise where a parser has called this one."""
         if not self.exit_on_error:
             super().error(message, ex)
-        end_with(message)
+        end_with(_UNKNOWN.sub(_with_suggestion, message))
+
+
+# The end of the parser's error about an argument that a class does not have.
+_UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is not accepted")
+
+
+def _with_suggestion(error: re.Match[str]) -> str:
+    module, kind, name = error.groups()
+    known = signature(getattr(import_module(module), kind)).parameters
+    return f"{error[0]}{did_you_mean(name, list(known))}"
 
 
 class ConfigFile(ActionConfigFile):

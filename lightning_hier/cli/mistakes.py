@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.wording import plain
 
 TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
-MISTAKES = (ValueError, OSError, MisconfigurationException)
 _MOST_LINES = 20
 
 
@@ -29,14 +26,21 @@ def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterat
     """
     try:
         yield
-    except MISTAKES as error:
-        if not applies() or os.environ.get(TRACEBACK_VARIABLE):
+    except Exception as error:
+        if not _is_mistake(error) or not applies() or os.environ.get(TRACEBACK_VARIABLE):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         end_with(
             str(error) or type(error).__name__,
             f"({place.filename}:{place.lineno}; {TRACEBACK_VARIABLE}=1 shows the whole way there)",
         )
+
+
+def _is_mistake(error: Exception) -> bool:
+    # Here, as importing Lightning takes seconds, which a mistyped command should not.
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    return isinstance(error, (ValueError, OSError, MisconfigurationException))
 
 
 def end_with(message: str, *more: str) -> NoReturn:

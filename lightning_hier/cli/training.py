@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.cli.strategy_help import preset_asked_for, strategy_help
 from lightning_hier.cli.strategy_names import with_classes
 from lightning_hier.cli.training_help import short_help
 
@@ -32,10 +33,18 @@ def run(args: list[str]) -> None:
         end_with(f"{name} needs {', '.join(missing)}: {INSTALL}")
     # The parser is Lightning's own, and what it does with it is none of the user's affair.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
+    given = with_classes(rest)
+    preset = preset_asked_for(given)
+    if preset is not None:
+        print(strategy_help(name, preset), end="")
+        return
     from lightning_hier.cli.lightning_cli import TrainingCLI
+    from lightning_hier.strategies.registry import register
+
+    register()  # importing the package does not, in this process
 
     # Its own help is what we call --help_all.
-    asked = ["--help" if each == "--help_all" else each for each in with_classes(rest)]
+    asked = ["--help" if each == "--help_all" else each for each in given]
     with mistakes_in_one_screen():
         cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.has_begun):

@@ -16,7 +16,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lightning_hier.algorithms.arguments import is_number
+from lightning_hier.algorithms.arguments import did_you_mean, is_number
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
@@ -44,23 +44,28 @@ _TAKEN: Mapping[str, str] = {
 }
 
 
-def without_taken(ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for DDPStrategy; those that the hierarchy decides must be absent, None or False.
 
     The command line spells out every argument, with None for those that nobody set.
+
+    Args:
+        strategy: whose constructor has been called, for what it takes itself.
+        ddp_kwargs: the arguments that are left for DDPStrategy.
 
     Raises:
         ValueError: one of them was set.
         TypeError: nobody knows the argument.
 
     """
-    known = {*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters}
-    unknown = [name for name in ddp_kwargs if name not in known]
-    if unknown:
-        raise TypeError(
-            f"unexpected argument {', '.join(map(repr, unknown))}: neither the strategy nor "
-            "DDPStrategy nor DistributedDataParallel has it; look for a misspelling"
-        )
+    known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
+    own = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
+    for name in ddp_kwargs:
+        if name not in known:
+            raise TypeError(
+                f"{strategy.__name__} has no argument {name!r}{did_you_mean(name, [*own, *known])} "
+                f"It takes {', '.join(own)}, and those of DDPStrategy and DistributedDataParallel"
+            )
     for name, way_out in _TAKEN.items():
         value = ddp_kwargs.get(name)
         if value is not None and value is not False:

@@ -26,7 +26,13 @@ class PlacedStrategy(DDPStrategy):
 
     In a worker of Ray Train it goes by what Ray has decided: the Trainer's ``devices`` and
     ``num_nodes`` do not count there.
+
+    Attributes:
+        has_trainer: whether a Trainer has taken it.
+
     """
+
+    has_trainer = False
 
     @property
     @override
@@ -46,6 +52,7 @@ class PlacedStrategy(DDPStrategy):
 
     @override
     def set_world_ranks(self) -> None:
+        self.has_trainer = True  # which is the first to call this
         super().set_world_ranks()
         ray_train.let_prepare_trainer_accept(PlacedStrategy)
 

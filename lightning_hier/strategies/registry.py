@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
+from lightning_hier.strategies.lookup import explain_mistakes
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
     BMUFGTCStrategy,
@@ -42,3 +43,4 @@ def register() -> None:
     for name, preset in PRESETS.items():
         if name not in StrategyRegistry:
             StrategyRegistry.register(name, preset, description=summary(preset))
+    explain_mistakes(PRESETS)

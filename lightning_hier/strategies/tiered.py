@@ -32,6 +32,7 @@ from lightning_hier.strategies.description import comparable, described
 from lightning_hier.strategies.placement import PlacedStrategy
 from lightning_hier.strategies.private_names import private_names_problem
 from lightning_hier.strategies.restarts import warn_of_shared_store
+from lightning_hier.strategies.shuffle_seeds import require_same_shuffle
 
 
 class TieredStrategy(PlacedStrategy, ABC):
@@ -63,7 +64,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         **ddp_kwargs: Any,
     ) -> None:
         # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
-        ddp_kwargs = checks.without_taken(ddp_kwargs)
+        ddp_kwargs = checks.without_taken(type(self), ddp_kwargs)
         checks.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
         checks.check_group_size(group_size)
@@ -222,6 +223,7 @@ class TieredStrategy(PlacedStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
+        require_same_shuffle(self._module.trainer)
         place = "the comparison of batch counts"
         counts = gather_json(self._batch_counts(), self.root_device, place=place)
         problem = self._batches_problem([one for of_rank in counts for one in of_rank])

@@ -24,6 +24,43 @@ def test_module_is_the_command() -> None:
     assert run_python("-m", "lightning_hier", "--version").stdout.split()[-1] == __version__
 
 
+WHAT_IS_IMPORTED = """\
+import runpy, sys
+sys.argv[:] = sys.argv[1:]
+sys.orig_argv[:] = [sys.executable, *sys.argv]
+if sys.argv[0] == "-m":
+    del sys.argv[0]
+    run = lambda: runpy.run_module("lightning_hier", run_name="__main__", alter_sys=True)
+else:
+    from lightning_hier.cli.main import main as run
+try:
+    run()
+except SystemExit:
+    pass
+print(sorted({name.split(".")[0] for name in sys.modules} & {"torch", "lightning", "numpy"}))
+"""
+
+
+@pytest.mark.parametrize("started", ["-m lightning_hier", "bin/lightning-hier"])
+@pytest.mark.parametrize("args", ["--version", "--help", "", "fitt"])
+def test_what_needs_no_torch_does_not_import_it(started: str, args: str) -> None:
+    done = run_python("-c", WHAT_IS_IMPORTED, *started.split(), *args.split())
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+
+
+def test_public_names_are_there_once_the_command_asks_for_one() -> None:
+    code = (
+        "import sys; sys.argv[0] = 'lightning-hier'\n"
+        "import lightning_hier\n"
+        "assert 'torch' not in sys.modules\n"
+        "from lightning_hier import BMUFStrategy, __version__\n"
+        "assert lightning_hier.GTC and not hasattr(lightning_hier, 'no_such')\n"
+        "from lightning.pytorch.strategies import StrategyRegistry\n"
+        "print('bmuf_gtc' in StrategyRegistry)"
+    )
+    assert run_python("-c", code).stdout.split() == ["True"]
+
+
 def test_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     lines = capsys.readouterr().out.splitlines()

@@ -97,11 +97,21 @@ def test_yaml_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert found["init_args"]["block_size"] == 20
 
 
-def test_arguments_of_a_strategy_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "--trainer.strategy.help=bmuf"])
-    assert stop.value.code == 0
-    assert "--trainer.strategy.block_size BLOCK_SIZE" in capsys.readouterr().out
+@pytest.mark.parametrize("name", PRESETS)
+def test_own_arguments_of_a_strategy_are_explained(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with a text and its default; those of DDP in one place."""
+    main(["fit", f"--trainer.strategy.help={name}"])
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert len(lines) <= 80
+    assert said.count("DistributedDataParallel") == 1
+    for own in inspect.signature(PRESETS[name]).parameters.values():
+        if own.kind != own.VAR_KEYWORD:
+            start = f"  --trainer.strategy.{own.name}={own.default}   ("
+            (place,) = [number for number, line in enumerate(lines) if line.startswith(start)]
+            assert len(lines[place + 1].split()) > 2, own.name
 
 
 def test_every_preset_has_a_file() -> None:
@@ -134,8 +144,8 @@ def test_files_of_all_presets_make_what_the_names_make() -> None:
     ("args", "words"),
     [
         (["--trainer.strategy=bmuf", "--trainer.strategy.block_size=0"], "block_size must be"),
-        (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "blok_size"),
-        (["--trainer.strategy=bmff"], "bmff"),
+        (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "'block_size'?"),
+        (["--trainer.strategy=bmff"], "'bmff': did you mean 'bmuf'"),
         (["--trainer.nodes=4"], "--trainer.nodes=4"),
         (["--model=no_such.Net"], "no_such.Net"),
         (["--config=no_such.yaml"], "no_such.yaml"),

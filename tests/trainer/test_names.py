@@ -11,7 +11,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 import lightning_hier as lh
 from tests.conftest import REPOSITORY
@@ -60,12 +61,45 @@ def test_import_loads_nothing_heavy_beyond_lightning() -> None:
     assert (done.stdout.strip(), done.stderr) == ("begin", "")
 
 
-def test_strategy_object_serves_one_trainer() -> None:
-    """Lightning's own rule; it must come as an error and not as a wrong result."""
-    strategy = lh.BMUFStrategy()
-    pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
-    with pytest.raises(Exception, match="accelerator"):
-        pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+def _trainer(strategy: Any) -> pl.Trainer:
+    return pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+
+
+@pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
+def test_strategy_object_serves_one_trainer(strategy: Any) -> None:
+    own = strategy()
+    _trainer(own)
+    for settings in ({}, {"accelerator": "cpu"}):
+        with pytest.raises(ValueError, match="belongs to another Trainer already.*Make a new one"):
+            pl.Trainer(strategy=own, devices=2, logger=False, **settings)
+    placed = strategy(accelerator=CPUAccelerator())
+    assert pl.Trainer(strategy=placed, devices=2, logger=False).strategy is placed
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("bmuf_gct", "bmuf_gtc"),
+        ("BMUF-Adam", "bmuf_adam"),
+        ("two_stage", "two_stage_asgd"),
+        ("psp_sgd", "psp"),
+    ],
+)
+def test_mistyped_name_is_told_what_was_meant(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"{given.lower()!r}: did you mean {meant!r}") as caught:
+        _trainer(given)
+    assert all(name in str(caught.value) for name in NAMES)
+
+
+def test_names_of_lightning_go_their_own_way() -> None:
+    for name in ("ddp", "ddp_spawn", "DDP_find_unused_parameters_true"):
+        assert type(_trainer(name).strategy) is DDPStrategy
+    assert type(_trainer(DDPStrategy()).strategy) is DDPStrategy
+    assert type(pl.Trainer(accelerator="cpu", devices=1, logger=False).strategy) is not DDPStrategy
+    for name in ("ddp_spwan", "deepseed", "no_such"):
+        with pytest.raises(ValueError, match="You selected an invalid strategy name"):
+            _trainer(name)
+    assert sorted(StrategyRegistry.available_strategies()) == sorted(StrategyRegistry)
 
 
 class _AdamNet(Net):

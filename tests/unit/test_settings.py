@@ -79,9 +79,9 @@ def test_true_is_no_number_and_one_is_no_flag(kind: Any) -> None:
     numbers = _annotated(kind, "int", "float", "GroupSize")
     assert numbers
     for name in numbers:
-        for value in (True, False):
-            with pytest.raises(ValueError, match=rf"{name}.* must .*, got {value}(;|$)"):
-                kind(**needed, **{name: value})
+        for truth in (True, False):
+            with pytest.raises(ValueError, match=rf"{name}.* must .*, got {truth}(;|$)"):
+                kind(**needed, **{name: truth})
     for name in _annotated(kind, "bool"):
         for no_flag in (1, 0, "false", None):
             with pytest.raises(ValueError, match=f"{name} must be True or False, got {no_flag!r}$"):
@@ -176,11 +176,17 @@ def test_strategy_takes_what_it_refuses_where_that_is_off() -> None:
         lh.BMUFStrategy,
         lh.BMUFAdamStrategy,
         lh.BMUFGTCStrategy,
+        lh.TwoStageASGDStrategy,
+        lh.PSPStrategy,
     ],
 )
 def test_misspelt_argument_is_refused_at_construction(preset: Any) -> None:
-    with pytest.raises(TypeError, match="blok_size"):
-        preset(blok_size=3)
+    with pytest.raises(TypeError, match="no argument 'dens.*[?.] It takes .*warmup_steps"):
+        preset(denses_below=3)
+    with pytest.raises(TypeError, match="'warm_up_steps': did you mean 'warmup_steps'[?] It takes"):
+        preset(warm_up_steps=3)
+    with pytest.raises(TypeError, match="did you mean 'find_unused_parameters'"):
+        preset(find_unused_parameter=True)
 
 
 def test_presets_pass_their_arguments_on() -> None:

@@ -1,0 +1,50 @@
+"""The public names of the package; importing them registers the strategies' names."""
+
+from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.bmuf import BMUF
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
+from lightning_hier.comm.blocks.health import NonFiniteModelError
+from lightning_hier.comm.blocks.status import OutOfStepError
+from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
+from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.parameter_server.psp.push_rule import QuorumError
+from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
+from lightning_hier.strategies.hierarchical import HierarchicalStrategy
+from lightning_hier.strategies.presets import (
+    BMUFAdamStrategy,
+    BMUFGTCStrategy,
+    BMUFStrategy,
+    GTCStrategy,
+    ModelAveragingStrategy,
+)
+from lightning_hier.strategies.psp import PSPStrategy
+from lightning_hier.strategies.registry import register as _register
+from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
+from lightning_hier.version import __version__
+
+__all__ = [
+    "BMUF",
+    "GTC",
+    "AllReduce",
+    "BMUFAdam",
+    "BMUFAdamStrategy",
+    "BMUFGTCStrategy",
+    "BMUFStrategy",
+    "BlockSync",
+    "CommHook",
+    "GTCStrategy",
+    "GradientSync",
+    "HierarchicalStrategy",
+    "ModelAveraging",
+    "ModelAveragingStrategy",
+    "NonFiniteModelError",
+    "OutOfStepError",
+    "PSPStrategy",
+    "PeerError",
+    "QuorumError",
+    "TwoStageASGDStrategy",
+    "__version__",
+    "newest_checkpoint",
+]
+
+_register()
