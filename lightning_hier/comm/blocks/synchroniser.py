@@ -91,9 +91,8 @@ class Synchroniser:
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
-        agreed = AgreedParameters(module, self.trained, self._optimizers, communicators)
+        self._agreed = agreed = AgreedParameters(module, self.trained, optimizers, communicators)
         self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers, agreed)
-        self._agreed = agreed
         self._one_model = OneModel(module, self.trained, self.statuses, communicators)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
