@@ -69,7 +69,7 @@ def _fit(
     # The same data for any number of ranks.
     workers = case.strategy[1].get("virtual_workers", 1)
     rows = case.batches * ROWS * case.ranks * workers
-    data = DataLoader(NoisyData(rows), batch_size=ROWS, shuffle=True)
+    data = DataLoader(NoisyData(rows), batch_size=ROWS, shuffle=True, drop_last=True)
     validation = DataLoader(NoisyData(4 * world_size), batch_size=2)
     callbacks: list[Any] = [_UnfreezeFirst()] if case.unfreeze == "callback" else []
     if looks and not resumed:
