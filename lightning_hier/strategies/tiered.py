@@ -154,7 +154,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         if self._communicators is not None and self._generation == generation:
             return  # a Trainer that validates or tests after fitting keeps its process groups
         raise_everywhere(
-            private_names_problem(self.lightning_module)
+            private_names_problem(self.lightning_module, self.virtual_workers)
             or self._division_problem()
             or self._problem(),
             self.root_device,
