@@ -34,10 +34,7 @@ from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.training import Training
 from lightning_hier.strategies.validation import IsolatedValidation
-from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.played import Played
-from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
-from lightning_hier.strategies.virtual_workers.turns import Turns
 
 
 class FitSession:
@@ -181,6 +178,11 @@ class FitSession:
         )
         self._change(termination, raw_steps)
         if len(self.workers) > 1:
+            # Here, so that nobody else needs the names of Lightning that these need.
+            from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
+            from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
+            from lightning_hier.strategies.virtual_workers.turns import Turns
+
             buffers = FirstBuffers(models.buffers, self._communicators.group)
             stray = StrayWrites(module, models)
             before = synchroniser.before_step

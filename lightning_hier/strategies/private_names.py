@@ -128,15 +128,20 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
 """Of objects that the user or Lightning makes."""
 
 
-def private_names_problem(module: pl.LightningModule | None) -> str | None:
+def private_names_problem(
+    module: pl.LightningModule | None, virtual_workers: int = 1
+) -> str | None:
     """Which names the installed Lightning and torch lack, or None.
 
     Args:
         module: that its Trainer is about to run, or None where there is no Trainer.
+        virtual_workers: of a rank; names that are for virtual workers, as their use says, are
+            needed where there are several.
 
     """
     of_trainer = () if module is None else _gone_of_trainer(module.trainer)
-    gone = [*of_trainer, *_gone_of_modules()]
+    found = [*of_trainer, *_gone_of_modules()]
+    gone = [one for one in found if virtual_workers > 1 or "virtual worker" not in one]
     if not gone:
         return None
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.precision import DoublePrecision
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -153,7 +154,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         if self._communicators is not None and self._generation == generation:
             return  # a Trainer that validates or tests after fitting keeps its process groups
         raise_everywhere(
-            private_names_problem(self.lightning_module)
+            private_names_problem(self.lightning_module, self.virtual_workers)
             or self._division_problem()
             or self._problem(),
             self.root_device,
@@ -213,6 +214,14 @@ class TieredStrategy(PlacedStrategy, ABC):
             checkpoint_path,
             self.root_device,
         )
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the module's state, in the precision in which it will be trained."""
+        if isinstance(self.precision_plugin, DoublePrecision):
+            # Lightning converts the module afterwards, so that values would be rounded to 32 bits.
+            self._module.double()
+        super().load_model_state_dict(checkpoint, strict)
 
     def _require_same_start(self) -> None:
         """Check, at the begin of ``setup``, that no rank resumes where this one begins anew."""

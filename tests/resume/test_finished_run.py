@@ -24,7 +24,7 @@ from tests.resume.runs import (
     outcome,
     shuffled,
 )
-from tests.trainer.fitting import make_trainer
+from tests.trainer.fitting import make_trainer, weights
 
 BMUF = partial(lh.BMUFStrategy, block_size=4)
 AVERAGING = partial(lh.ModelAveragingStrategy, block_size=7)
@@ -144,3 +144,24 @@ def test_saved_again_before_anything_is_trained_it_loses_nothing(
 ) -> None:
     """Neither random numbers nor the place in the data nor gradients of half a step."""
     assert run_ranks(_save_again, 2, strategy, tmp_path) == [[], []]
+
+
+def _in_64_bits(folder: Path) -> list[Tensor]:
+    path = folder / "saved.ckpt"
+    ends = []
+    for resumed in (None, path):
+        torch.manual_seed(int(os.environ["RANK"]))
+        model = DropoutNet()
+        trainer = make_trainer(BMUF(), precision="64-true", max_epochs=1)
+        trainer.fit(model, shuffled(5), ckpt_path=resumed)
+        if resumed is None:
+            trainer.save_checkpoint(path)
+        ends.append(weights(model))
+    return ends
+
+
+def test_64_bits_are_loaded_without_rounding(tmp_path: Path) -> None:
+    """Lightning loads the model before it converts the module."""
+    for through, resumed in run_ranks(_in_64_bits, 2, tmp_path):
+        assert through.dtype == torch.float64
+        assert torch.equal(through, resumed)

@@ -15,6 +15,7 @@ import pytest
 import lightning_hier as lh
 from lightning_hier.strategies import private_names
 from lightning_hier.strategies.private_names import OF_INSTANCES, OF_MODULES, OF_TRAINER
+from tests.cli.shell import run_python
 from tests.ranks import run_ranks
 from tests.trainer.fitting import fit
 
@@ -127,3 +128,33 @@ def test_one_that_is_gone_is_one_error_before_training() -> None:
     expected = r"lack what lightning_hier builds on: Trainer\.fit_loop\.epoch_loop\._renamed"
     (error,) = run_ranks(_fit_without_a_name, 1, expect_failure=True)
     assert re.search(expected, error), error
+
+
+WITHOUT_NAMES_OF_VIRTUAL_WORKERS = """\
+import os
+import lightning.pytorch.trainer.connectors.data_connector as connector
+import lightning.fabric.utilities.data as data
+import lightning.fabric.utilities.distributed as distributed
+
+del connector._request_dataloader, connector._parse_num_batches
+del data._set_sampler_epoch, distributed._DatasetSamplerWrapper
+import lightning_hier as lh
+from tests.trainer.fitting import fit
+
+environment = dict(os.environ)
+print(fit("bmuf").global_step)
+os.environ.update(environment)  # from which Lightning takes its own away at the end
+try:
+    fit(lh.BMUFStrategy(virtual_workers=2))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_names_of_virtual_workers_that_are_gone_stop_nobody_else() -> None:
+    alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
+    done = run_python("-c", WITHOUT_NAMES_OF_VIRTUAL_WORKERS, **alone)
+    steps, error = done.stdout.splitlines()[-2:]
+    assert steps == "6", done.stderr
+    for name in ("_request_dataloader", "_parse_num_batches", "_set_sampler_epoch"):
+        assert name in error

@@ -98,9 +98,7 @@ def _rows(case: str) -> list[float]:
     settings: dict[str, Any] = {"shuffle": True}
     if case == "divided by the user":
         pl.seed_everything(_rank())
-        own: DistributedSampler[Any] = DistributedSampler(
-            _data().dataset, 4, _rank(), shuffle=False
-        )
+        own: Any = DistributedSampler(_data().dataset, 4, _rank(), shuffle=False)
         settings = {"sampler": own}
     _fit(_data(**settings), "bmuf", model, use_distributed_sampler=case != "divided by the user")
     os.environ.pop("PL_GLOBAL_SEED", None)

@@ -47,7 +47,10 @@ class PushRule:
     def objection(self, workers: int) -> str | None:
         """Why the rule can't be kept by so many workers; None if it can."""
         if isinstance(self.min_pushes, int) and self.min_pushes > workers:
-            return f"min_pushes is {self.min_pushes}, but there are only {workers} workers"
+            return (
+                f"min_pushes is {self.min_pushes}, but there are only {workers} workers: set it to "
+                f"at most {workers}, to a fraction such as 0.75, or to 'all'"
+            )
         return None
 
     def needed(self, workers: int) -> int:

@@ -6,10 +6,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.trainer.connectors.data_connector import (
-    _parse_num_batches,
-    _request_dataloader,
-)
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from typing_extensions import override
@@ -21,11 +17,6 @@ from lightning_hier.strategies.virtual_workers.checks import (
     loaders_problem,
     virtual_problem,
 )
-from lightning_hier.strategies.virtual_workers.division import (
-    NotDividedError,
-    divide_among_workers,
-)
-from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, WorkerLoaders
 
 
 class PlayingStrategy(CheckpointedStrategy):
@@ -33,6 +24,9 @@ class PlayingStrategy(CheckpointedStrategy):
 
     Lightning trains on one batch after the other; where a rank plays several workers each of these
     is a batch of each worker.
+
+    What needs private names of Lightning is imported where there are several workers: a release
+    that lacks one of them stops nobody else.
     """
 
     _asks_for: int | None = None
@@ -52,6 +46,11 @@ class PlayingStrategy(CheckpointedStrategy):
         loader = super().process_dataloader(dataloader)
         if self.virtual_workers == 1 or not self._module.trainer.training:
             return loader
+        from lightning_hier.strategies.virtual_workers.division import (
+            NotDividedError,
+            divide_among_workers,
+        )
+
         source = self._module.trainer.fit_loop._data_source
         problem, divided = None, None
         try:
@@ -76,6 +75,12 @@ class PlayingStrategy(CheckpointedStrategy):
     @override
     def _batch_counts(self) -> list[float]:
         """Of every worker that this rank plays."""
+        if self.virtual_workers == 1:
+            return super()._batch_counts()
+        from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+
+        from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
+
         trainer = self._module.trainer
         data = trainer.train_dataloader
         if not isinstance(data, WorkerLoaders):
@@ -85,6 +90,8 @@ class PlayingStrategy(CheckpointedStrategy):
 
     def _request_loader(self, number: int) -> object:
         """Have the user's ``train_dataloader`` make what the rank of one worker would get."""
+        from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
+
         self._asks_for = number
         try:
             made = _request_dataloader(self._module.trainer.fit_loop._data_source)
@@ -112,6 +119,10 @@ class PlayingStrategy(CheckpointedStrategy):
     ) -> Any:
         """The batch on the rank's device; where it is one of each worker, each as its worker."""
         move = super().batch_to_device
+        if self.virtual_workers == 1:
+            return move(batch, device, dataloader_idx)
+        from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
+
         if not isinstance(batch, WorkerBatches):
             return move(batch, device, dataloader_idx)
         convert = self.precision_plugin.convert_input  # Lightning's has left them as they are
