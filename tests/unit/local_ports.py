@@ -77,7 +77,7 @@ class LocalWatch:
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network, self._rank = network, rank
 
-    def poll(self) -> None: ...
+    def poll(self, *, unread: bool = False) -> None: ...
 
     def lost(self) -> dict[int, str]:
         return {r: why for r, why in self._network.cut_off.items() if r != self._rank}
