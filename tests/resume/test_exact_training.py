@@ -148,7 +148,7 @@ def _frozen_on_purpose(folder: Path) -> tuple[Tensor, Tensor]:
     weight: list[Tensor] = []
     for model in (DropoutNet(), ThawsItself(turns={})):
         path = None if not weight else folder / "trained.ckpt"
-        strategy = lh.ModelAveragingStrategy(block_size=5)
+        strategy = lh.ModelAveragingStrategy(block_size=5, warmup_steps=0)
         trainer = make_trainer(strategy, max_epochs=len(weight) + 1)
         trainer.fit(model, shuffled(5), ckpt_path=path)
         trainer.save_checkpoint(folder / "trained.ckpt")
@@ -186,3 +186,38 @@ def test_before_and_after_a_layer_is_unfrozen(number: int, tmp_path: Path) -> No
         make_callbacks=_unfreeze,
     )
     assert found == [[]] * 4
+
+
+class _UsedInTheFirstBatch(DropoutNet):
+    """A layer that only the first of the two batches of a step uses."""
+
+    def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
+        super().__init__(optimizer, seed=seed)
+        self.sometimes = nn.Linear(4, 4)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        inputs = self.sometimes(batch[0]) if batch_idx % 2 == 0 else batch[0]
+        return super().training_step([inputs, batch[1]], batch_idx)
+
+
+@pytest.mark.parametrize("sync", [lh.AllReduce(), lh.GTC(density=0.2, dense_below=0)])
+def test_layer_that_the_rest_of_an_accumulated_step_does_not_use(sync: Any, tmp_path: Path) -> None:
+    """DDP knows that the first batch, before the stop, has used it."""
+    strategy = partial(
+        lh.HierarchicalStrategy,
+        group_size="world",
+        gradient_sync=sync,
+        warmup_steps=0,
+        find_unused_parameters=True,
+    )
+    found = run_ranks(
+        stop_and_go_on,
+        2,
+        strategy,
+        "on_train_batch_end",
+        8,  # the third of an epoch of five
+        tmp_path,
+        make_model=_UsedInTheFirstBatch,
+        accumulate_grad_batches=2,
+    )
+    assert found == [[]] * 2

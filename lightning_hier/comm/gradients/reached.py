@@ -48,6 +48,17 @@ class ReachedParameters:
             handle.remove()
 
 
+@torch.enable_grad()
+def reach(parameters: Iterable[Parameter]) -> None:
+    """Run the hooks that a backward pass runs which reaches ``parameters``; gradients become zero.
+
+    DDP notes by them which parameters the passes of a step have used, and forgets it where the step
+    is interrupted: one that only a pass before the interruption used would not be reduced.
+    """
+    ends = [own.reshape(-1)[:1] for own in parameters if own.requires_grad]
+    torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
+
+
 def reached_by_any(
     parameters: Sequence[Parameter], here: Sequence[bool], channel: Channel
 ) -> set[Parameter]:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.strategies.checkpoints.changed_world import (
     resume_elsewhere,
     take_residuals,
@@ -183,6 +184,7 @@ class CheckpointedStrategy(TieredStrategy):
             for workers in played.each():
                 for number in workers:
                     with session.accumulated(workers, number):
+                        reach(state.parameters[name] for name in gradients[number])
                         state.set_gradients(gradients[number])
 
         # Lightning empties the gradients before it trains.
