@@ -47,8 +47,9 @@ def verdicts(first: int, workers: int, until_s: float) -> Iterator[tuple[int, Ve
 
 
 def _work(first: int, stride: int, until_s: float, results: Any) -> None:
-    seed = first
-    while time.monotonic() < until_s:
+    seed, parent = first, multiprocessing.parent_process()
+    # A parent that was killed cannot end its workers.
+    while time.monotonic() < until_s and parent is not None and parent.is_alive():
         try:
             verdict = check(draw(seed))
         except Exception:  # a fault of the fuzzer: reported as any other
