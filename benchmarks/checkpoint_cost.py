@@ -32,11 +32,13 @@ from examples.torchrun import run_module
 
 _ROUNDS = 2
 _SYSTEMS: dict[str, Callable[[], pl.strategies.Strategy]] = {
-    "bmuf": lambda: lh.BMUFStrategy(block_size=8, process_group_backend="gloo"),
+    "bmuf": lambda: lh.BMUFStrategy(block_size=8, process_group_backend="gloo", warmup_steps=0),
     "bmuf_gtc": lambda: lh.BMUFGTCStrategy(
-        group_size="world", block_size=8, process_group_backend="gloo"
+        group_size="world", block_size=8, process_group_backend="gloo", warmup_steps=0, density=0.01
     ),
-    "bmuf_adam": lambda: lh.BMUFAdamStrategy(block_size=8, process_group_backend="gloo"),
+    "bmuf_adam": lambda: lh.BMUFAdamStrategy(
+        block_size=8, process_group_backend="gloo", warmup_steps=0, local_beta1="keep"
+    ),
 }
 
 

@@ -47,12 +47,12 @@ _LIMIT_S = 1800.0
 
 
 def _systems(backend: str) -> dict[str, Callable[[], Strategy]]:
-    own: dict[str, Any] = {"process_group_backend": backend}
+    own: dict[str, Any] = {"process_group_backend": backend, "warmup_steps": 0}
     block = {"block_size": _BLOCK, **own}
     return {
         "alone": lambda: SingleDeviceStrategy(device="cuda:0"),
         "between": lambda: lh.BMUFStrategy(block_size=10**6, **own),
-        "ddp": lambda: DDPStrategy(**own),
+        "ddp": lambda: DDPStrategy(process_group_backend=backend),
         "gtc": lambda: lh.GTCStrategy(density=0.01, **own),
         "bmuf": lambda: lh.BMUFStrategy(**block),
         "bmuf overlap": lambda: lh.BMUFStrategy(overlap=True, **block),

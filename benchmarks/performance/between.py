@@ -62,7 +62,7 @@ def measure(job: Job, pairs: int) -> list[Pair]:
         for ours in (False, True) if turn % 2 else (True, False):
             setup = without_communication()
             if ours:
-                setup = Setup(strategy=BMUFStrategy(block_size=never))
+                setup = Setup(strategy=BMUFStrategy(block_size=never, warmup_steps=0))
             watch = train(busy, setup, warm_up=_WARM_UP, window=window, adam=False)
             processor_s = statistics.median(watch.processor_s())
             medians[ours] = (statistics.median(watch.steps_s()), processor_s)

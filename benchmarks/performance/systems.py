@@ -75,6 +75,7 @@ class Setup:
 
 def _ours(name: str, title: str, made_by: str, *, block: int = BLOCK, adam: bool = False,
           **arguments: Any) -> System:  # fmt: skip
+    arguments["warmup_steps"] = 0
     if block > 1:
         arguments["block_size"] = block
     return System(name=name, title=title, family="ours", made_by=made_by, arguments=arguments,

@@ -31,13 +31,17 @@ ROWS = 2
 BATCHES = 10
 LIMIT_S = 30.0
 
-_GTC: dict[str, Any] = {"density": 0.2, "dense_below": 10}
+_GTC: dict[str, Any] = {"density": 0.2, "dense_below": 10, "warmup_steps": 0}
 STRATEGIES: dict[str, Any] = {
-    "bmuf": lambda **limit: lh.BMUFStrategy(block_size=4, **limit),
-    "bmuf_adam": lambda **limit: lh.BMUFAdamStrategy(block_size=4, **limit),
+    "bmuf": lambda **limit: lh.BMUFStrategy(block_size=4, warmup_steps=0, **limit),
+    "bmuf_adam": lambda **limit: lh.BMUFAdamStrategy(
+        block_size=4, warmup_steps=0, local_beta1="keep", **limit
+    ),
     "bmuf_gtc": lambda **limit: lh.BMUFGTCStrategy(group_size=2, block_size=4, **_GTC, **limit),
     "gtc": lambda **limit: lh.GTCStrategy(**_GTC, **limit),
-    "model_averaging": lambda **limit: lh.ModelAveragingStrategy(block_size=4, **limit),
+    "model_averaging": lambda **limit: lh.ModelAveragingStrategy(
+        block_size=4, warmup_steps=0, **limit
+    ),
 }
 
 

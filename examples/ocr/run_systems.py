@@ -169,7 +169,9 @@ def strategy(settings: Settings, steps_per_epoch: int) -> HierarchicalStrategy |
     return HierarchicalStrategy(
         group_size=1,
         virtual_workers=settings.virtual_workers,
-        block_sync=BMUFAdam(block_size=settings.block_size, moments=settings.system),
+        block_sync=BMUFAdam(
+            block_size=settings.block_size, moments=settings.system, local_beta1="keep"
+        ),
         warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
     )
 

@@ -19,6 +19,21 @@ def check_whole(name: str, value: object, *, least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
+def check_whole_or_auto(name: str, value: object, *, least: int = 1) -> None:
+    """Refuse what is neither "auto" nor a whole number of at least ``least``.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(
+            f"{name} must be 'auto' or a whole number of at least {least}, got {value!r}"
+        )
+    if value != "auto":
+        check_whole(name, value, least=least)
+
+
 def check_positive(name: str, value: object) -> None:
     """Refuse what is no finite number above 0.
 

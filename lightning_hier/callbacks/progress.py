@@ -54,7 +54,7 @@ class Rates:
         return self._clock(), nbytes, waited_s
 
 
-def place_in_block(worker: Worker, *, block_size: int | None, warmup_steps: int) -> str:
+def place_in_block(worker: Worker, block_size: int | None, warmup_steps: int) -> str:
     """Number of the block under way and the steps made in it, such as ``12 7/50``.
 
     Args:

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, Timer
 from lightning.pytorch.strategies import DDPStrategy
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -268,6 +268,17 @@ def warn_of_optimizers(
     for advice in {block_sync.advice(optimizer, num_models) for optimizer in optimizers}:
         if advice is not None:
             rank_zero_warn(advice)
+
+
+def log_choices(
+    optimizers: Sequence[torch.optim.Optimizer], block_sync: BlockSync | None, num_models: int
+) -> None:
+    """Log once what ``"auto"`` has chosen for the optimizers."""
+    if block_sync is None:
+        return
+    for choice in {block_sync.chosen(optimizer, num_models) for optimizer in optimizers}:
+        if choice is not None:
+            rank_zero_info(choice)
 
 
 def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -47,14 +47,10 @@ class FitSession:
         trainer: about to fit. Its data are followed from here on: a module may ask for their length
             when it makes its optimizers, and have them begun by that.
         communicators: channels of this rank.
-        warmup_steps: first steps, with averages over the whole world.
         virtual_workers: that this rank plays in turns.
-        gradient_sync: how gradients are averaged in a group.
-        grad_scale: the present factor of fp16 loss scaling.
 
     Attributes:
         workers: that this rank plays.
-        reduction: of their gradients.
         random: what each worker draws from.
         position: where training stands in its data.
         on_start: to be called when training starts.
@@ -67,15 +63,12 @@ class FitSession:
         self,
         trainer: pl.Trainer,
         communicators: Communicators,
-        warmup_steps: int,
         virtual_workers: int,
-        gradient_sync: GradientSync,
-        grad_scale: Callable[[], float],
     ) -> None:
         self._communicators = communicators
-        self._warmup_steps = warmup_steps
+        self._warmup_steps = 0
         self.workers = Worker.several(virtual_workers)
-        self.reduction = Reduction(communicators, self.workers, gradient_sync, grad_scale)
+        self._reduction: Reduction | None = None
         self._training: Training | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
@@ -85,6 +78,27 @@ class FitSession:
         validation = IsolatedValidation(trainer, communicators.device)
         self.position = DataPosition(trainer, self.random, validation)
         self._change(validation, self.position)
+
+    def reduce(
+        self, warmup_steps: int, gradient_sync: GradientSync, grad_scale: Callable[[], float]
+    ) -> None:
+        """Say how gradients are averaged; not known before the run's length may be asked for.
+
+        Args:
+            warmup_steps: first steps, with averages over the whole world.
+            gradient_sync: how gradients are averaged in a group.
+            grad_scale: the present factor of fp16 loss scaling.
+
+        """
+        self._warmup_steps = warmup_steps
+        self._reduction = Reduction(self._communicators, self.workers, gradient_sync, grad_scale)
+
+    @property
+    def reduction(self) -> Reduction:
+        """Of the workers' gradients; there once :meth:`reduce` has been called."""
+        if self._reduction is None:
+            raise RuntimeError("a session reduces gradients from the moment when it is told how")
+        return self._reduction
 
     @property
     def training(self) -> Training:
@@ -155,6 +169,7 @@ class FitSession:
         raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
         require_same(checks.optimizer_settings(optimizers), device)
         checks.warn_of_optimizers(optimizers, block_sync, self._communicators.models)
+        checks.log_choices(optimizers, block_sync, self._communicators.models)
         self.worker.count_optimizers(len(optimizers))
         models = LocalModels(module, optimizers, self._communicators.models_per_rank)
         played = Played(models, self.random)
@@ -232,7 +247,7 @@ class FitSession:
 
     def metrics(self) -> dict[str, float]:
         """What hook and blocks have to log, by name."""
-        found = self.reduction.metrics()
+        found = {} if self._reduction is None else self._reduction.metrics()
         if self._training is not None:
             found |= self._training.synchroniser.log.metrics(self.worker.steps)
         return found
@@ -240,4 +255,5 @@ class FitSession:
     def close(self) -> None:
         """Take back what was changed about the Trainer and attached to parameters."""
         self._at_end.close()
-        self.reduction.close()
+        if self._reduction is not None:
+            self._reduction.close()

@@ -14,7 +14,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import check_choice
+from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
+from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.callbacks.progress import place_in_block, show_in_progress_bar
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -23,6 +24,7 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, Gradient
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
+from lightning_hier.strategies.automatic import Synchronisation, resolved_for_run
 from lightning_hier.strategies.batch_counts import (
     UnevenBatches,
     join_problem,
@@ -32,7 +34,11 @@ from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import surround_callbacks
-from lightning_hier.strategies.virtual_workers.checks import check_combination, combination_problem
+from lightning_hier.strategies.virtual_workers.checks import (
+    check_combination,
+    combination_problem,
+    needs_own_model,
+)
 from lightning_hier.strategies.virtual_workers.strategy import PlayingStrategy
 
 
@@ -47,7 +53,9 @@ class HierarchicalStrategy(PlayingStrategy):
         block_sync: how the models of the groups are brought together after every block:
             ``ModelAveraging(...)``, ``BMUF(...)``, or None: never, which needs a single group.
         warmup_steps: first so many steps of every optimizer average gradients exactly over the
-            whole world, as plain DDP; blocks begin after them.
+            whole world, as plain DDP; blocks begin after them. ``"auto"`` is a tenth of the run's
+            steps, at most 500, and 500 where the length is not known; 0 in one group without
+            compression, and where a warm-up can't be had.
         virtual_workers: workers that every rank plays in turns, each with its own residuals, random
             numbers and part of the data; those of different groups have models and optimizer
             states of their own. The run is, up to the order of additions, that on so many times as
@@ -60,9 +68,8 @@ class HierarchicalStrategy(PlayingStrategy):
         uneven_batches: what becomes of groups that run out of batches in an epoch before others.
             ``"error"``: one error on every rank that names ranks and counts, before training where
             the data have a length. ``"join"``: they take part in the remaining synchronisations of
-            the epoch with their models as they are, at the weight of every model. Then ranks meet
-            at the ends of epochs alone: nothing may validate, save or stop in the middle of one.
-            The ranks inside a group need the same number of batches.
+            the epoch with their models as they are, at the weight of every model. Nothing may then
+            validate, save or stop within an epoch, and a group needs equally many batches.
         timeout: limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -80,24 +87,26 @@ class HierarchicalStrategy(PlayingStrategy):
         group_size: GroupSize = "node",
         gradient_sync: GradientSync | None = None,
         block_sync: BlockSync | None = None,
-        warmup_steps: int = 0,
+        warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
+        check_whole_or_auto("warmup_steps", warmup_steps, least=0)
         super().__init__(
             group_size=group_size,
-            warmup_steps=warmup_steps,
+            warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
             virtual_workers=virtual_workers,
             timeout=timeout,
             **ddp_kwargs,
         )
         checks.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
-        self.gradient_sync: GradientSync = gradient_sync or AllReduce()
-        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
+        self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
+        self.gradient_sync: GradientSync = self._asked.gradient_sync
         self.block_sync = block_sync
+        check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite: OnNonfinite = on_nonfinite
         check_choice("uneven_batches", uneven_batches, get_args(UnevenBatches))
         self.uneven_batches: UnevenBatches = uneven_batches
@@ -105,7 +114,9 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
+        fitting = self._session is not None
         return {
+            "warmup_steps": self.warmup_steps if fitting else self._asked.warmup_steps,
             "gradient_sync": self.gradient_sync,
             "block_sync": self.block_sync,
             "on_nonfinite": self.on_nonfinite,
@@ -148,17 +159,21 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        self._session = FitSession(
-            self._module.trainer,
-            self.communicators,
-            self.warmup_steps,
-            self.virtual_workers,
-            self.gradient_sync,
-            self._grad_scale,
-        )
+        trainer, warms_up = self._module.trainer, self._warms_up()
+        self._session = session = FitSession(trainer, self.communicators, self.virtual_workers)
         self._ended = None
+        used = resolved_for_run(self._asked, self._resumed_numbers, trainer, warms_up=warms_up)
+        self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
+        self.block_sync = used.block_sync
+        session.reduce(self.warmup_steps, self.gradient_sync, self._grad_scale)
         share_initial_model(self._module, self.communicators)
         self._wrap()
+
+    def _warms_up(self) -> bool:
+        """Whether a warm-up does anything, and can be had."""
+        alone = self.worker_layout.sizes[1] == 1 and not isinstance(self.gradient_sync, GTC)
+        shares = self.virtual_workers == 1 or not needs_own_model(self._module.trainer)
+        return not alone and self._all_workers > 1 and self.uneven_batches == "error" and shares
 
     @override
     def _wrap(self) -> None:
@@ -204,8 +219,7 @@ class HierarchicalStrategy(PlayingStrategy):
                 accumulated=self._module.trainer.accumulate_grad_batches,
             )
         problem = super()._batches_problem(counts)
-        groups = self.worker_layout.sizes[1]
-        if problem is None or groups == 1 or self.virtual_workers > 1:
+        if problem is None or self.worker_layout.sizes[1] == 1 or self.virtual_workers > 1:
             return problem
         return f"{problem}, or pass uneven_batches='join'"
 
@@ -221,19 +235,16 @@ class HierarchicalStrategy(PlayingStrategy):
         training = self._fit_session.training
         if self.virtual_workers == 1:
             training.synchroniser.before_step()
-        with training.raw_steps.counted():
+        index = self._index(optimizer)
+        with training.raw_steps.counted(), training.stepping(index):
             output = super().optimizer_step(optimizer, closure, model, **kwargs)
         if training.played.models.is_last:
-            training.after_step(self._index(optimizer))
+            training.after_step(index)
         return output
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Validate the module itself, which holds the global model.
-
-        Through DDP's wrapper every batch would exchange buffers in the group, and the next training
-        step would leave that out.
-        """
+        """Validate the module itself: DDP's wrapper would exchange buffers at every batch."""
         with self.precision_plugin.val_step_context():
             return self._module.validation_step(*args, **kwargs)
 
@@ -243,17 +254,7 @@ class HierarchicalStrategy(PlayingStrategy):
         session = self._session
         if session is None or not session.begun or session.training.synchroniser.shown:
             return super().lightning_module_state_dict()
-        synchroniser = session.training.synchroniser
-        synchroniser.show()
-        state = super().lightning_module_state_dict()
-        if synchroniser.shown:
-            # The module is about to hold the local model again.
-            state = {
-                name: value.detach().clone() if isinstance(value, torch.Tensor) else value
-                for name, value in state.items()
-            }
-            synchroniser.hide()
-        return state
+        return session.training.global_state(super().lightning_module_state_dict)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -266,6 +267,7 @@ class HierarchicalStrategy(PlayingStrategy):
             self._session.close()
             self._ended = self._session  # for a checkpoint that is saved after training
         self._session = None
+        self._resumed_numbers = {}
         self._ddp_kwargs.pop("process_group", None)
         super().teardown()
 
@@ -287,10 +289,8 @@ class HierarchicalStrategy(PlayingStrategy):
         return gtc if self.block_sync is None else [*gtc, "block"]
 
     def _place_in_block(self) -> str:
-        block_size = None if self.block_sync is None else self.block_sync.block_size
-        return place_in_block(
-            self._fit_session.worker, block_size=block_size, warmup_steps=self.warmup_steps
-        )
+        steps = None if self.block_sync is None else self.block_sync.steps
+        return place_in_block(self._fit_session.worker, steps, self.warmup_steps)
 
     @property
     def _scaler(self) -> Any:

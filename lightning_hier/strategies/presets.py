@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 from torch.distributed.constants import default_pg_timeout
 
+from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.block_sync import Across, LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf import BMUF
-from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, Moments
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
@@ -32,9 +33,9 @@ class GTCStrategy(HierarchicalStrategy):
         self,
         *,
         threshold: float | Literal["auto"] = "auto",
-        density: float = 0.01,
+        density: float | Auto = "auto",
         dense_below: int = 1024,
-        warmup_steps: int = 0,
+        warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         timeout: timedelta | None = default_pg_timeout,
@@ -63,11 +64,11 @@ class ModelAveragingStrategy(HierarchicalStrategy):
     def __init__(
         self,
         *,
-        block_size: int = 50,
+        block_size: int | Auto = "auto",
         local_momentum: LocalMomentum = "reset",
         across_dtype: AcrossDtype = "same",
         overlap: bool = False,
-        warmup_steps: int = 0,
+        warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -103,7 +104,7 @@ class BMUFStrategy(HierarchicalStrategy):
     def __init__(
         self,
         *,
-        block_size: int = 50,
+        block_size: int | Auto = "auto",
         block_momentum: float | Literal["auto"] = "auto",
         block_lr: float = 1.0,
         nesterov: bool = True,
@@ -112,7 +113,7 @@ class BMUFStrategy(HierarchicalStrategy):
         update_from: UpdateFrom = "global",
         across_dtype: AcrossDtype = "same",
         overlap: bool = False,
-        warmup_steps: int = 0,
+        warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -153,14 +154,15 @@ class BMUFAdamStrategy(HierarchicalStrategy):
     def __init__(
         self,
         *,
-        block_size: int = 50,
+        block_size: int | Auto = "auto",
         block_momentum: float | Literal["auto"] = "auto",
         nesterov: bool = True,
         moments: Moments = "corrected",
+        local_beta1: LocalBeta1 = "auto",
         block_lr: float = 1.0,
         c: float = 1.0,
         across_dtype: AcrossDtype = "same",
-        warmup_steps: int = 0,
+        warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",
@@ -174,6 +176,7 @@ class BMUFAdamStrategy(HierarchicalStrategy):
                 block_momentum=block_momentum,
                 nesterov=nesterov,
                 moments=moments,
+                local_beta1=local_beta1,
                 block_lr=block_lr,
                 c=c,
                 across_dtype=across_dtype,
@@ -201,9 +204,9 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         *,
         group_size: GroupSize = "node",
         threshold: float | Literal["auto"] = "auto",
-        density: float = 0.01,
+        density: float | Auto = "auto",
         dense_below: int = 1024,
-        block_size: int = 50,
+        block_size: int | Auto = "auto",
         block_momentum: float | Literal["auto"] = "auto",
         block_lr: float = 1.0,
         nesterov: bool = True,
@@ -213,7 +216,7 @@ class BMUFGTCStrategy(HierarchicalStrategy):
         across: Across = "auto",
         across_dtype: AcrossDtype = "same",
         overlap: bool = False,
-        warmup_steps: int = 0,
+        warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
         uneven_batches: UnevenBatches = "error",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Callback
 
 from lightning_hier.comm.blocks.joining import Joining
@@ -45,6 +49,11 @@ class Training:
     state: RunState
     averaged_weights: AveragedWeights
 
+    def stepping(self, optimizer: int) -> AbstractContextManager[None]:
+        """What surrounds a step: as block synchronisation says, once blocks have begun."""
+        blocks = self.synchroniser.blocks
+        return nullcontext() if blocks is None else blocks[optimizer].stepping()
+
     def after_step(self, optimizer: int) -> None:
         """Count a step. A collective of the world at the end of a block."""
         self.synchroniser.after_step(optimizer)
@@ -59,6 +68,19 @@ class Training:
         """Act on a signal at once, while the others do at their batch's end. As a collective."""
         self.agree_on_signal()
         self.termination.act()
+
+    def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What ``read`` finds in the module while it holds the global model. A collective."""
+        self.synchroniser.show()
+        state = read()
+        if self.synchroniser.shown:
+            # The module is about to hold the local model again.
+            state = {
+                name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+                for name, value in state.items()
+            }
+            self.synchroniser.hide()
+        return state
 
     def callbacks(self, *, join: bool) -> list[Callback]:
         """What must come before the user's callbacks.

@@ -47,7 +47,7 @@ def printed(*args: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_strategy_is_named_in_any_way(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(*args, capsys=capsys)["trainer"]["strategy"]
     assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
-    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, 0.01)
+    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, "auto")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_strategy_is_named_in_any_way(args: list[str], capsys: pytest.CaptureFix
         ["-c", "my.yaml", "--trainer.strategy.init_args.block_size=20"],
         ["--config=my.yaml", "--config=arguments.yaml"],
         ["--config=class.yaml", "--config=my.yaml", "--trainer.strategy.block_size=20"],
-        ["--config=my.yaml", "--config=class.yaml", "--trainer.strategy.density=0.01"],
+        ["--config=my.yaml", "--config=class.yaml", "--trainer.strategy.density=auto"],
     ],
     ids=["option", "init_args", "config", "after_a_class", "before_a_class"],
 )
@@ -79,7 +79,7 @@ def test_strategy_is_named_in_a_config(
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"trainer": {"strategy": strategy}}))
     found = printed(*args, capsys=capsys)["trainer"]["strategy"]
     assert found["class_path"] == "lightning_hier.BMUFGTCStrategy"
-    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, 0.01)
+    assert (found["init_args"]["block_size"], found["init_args"]["density"]) == (20, "auto")
 
 
 def test_strategies_of_lightning_are_named_in_a_config(

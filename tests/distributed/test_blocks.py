@@ -39,7 +39,7 @@ def _counts() -> list[int]:
     found = []
     for looks in (False, True):
         module = nn.ModuleList([_Counting()])
-        (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging())
+        (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging(block_size=50))
         if looks:
             block.look(without_the_first, pending=True)
         else:
@@ -52,7 +52,7 @@ def _counts() -> list[int]:
 def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
     """Weights of one group before and after a synchronisation."""
     module = nn.ModuleList([nn.Linear(70, 9)])
-    sync = ModelAveraging(across_dtype=across_dtype)
+    sync = ModelAveraging(block_size=50, across_dtype=across_dtype)
     (block,) = make_blocks(module, open_groups(4, ONE_HOST), sync)
     for own in module.parameters():
         own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)))

@@ -24,7 +24,7 @@ class _Wide(Net):
 
 def _train(settings: dict[str, Any]) -> torch.Tensor:
     model = _Wide()
-    fit(lh.BMUFStrategy(block_size=2, **settings), 9, model)
+    fit(lh.BMUFStrategy(block_size=2, warmup_steps=0, **settings), 9, model)
     return weights(model)
 
 

@@ -20,7 +20,7 @@ def _returned() -> None:
     torch.manual_seed(5)
     module = Branches().double()
     run = start(
-        lh.GTC(),
+        lh.GTC(density=0.01),
         module,
         find_unused=True,
         bucket_cap_mb=0.0002,

@@ -39,7 +39,7 @@ class _Net(nn.Module):
 
 
 def _sync(across_dtype: Any) -> BMUF:
-    return BMUF(block_momentum=0.5, across_dtype=across_dtype, overlap=True)
+    return BMUF(block_momentum=0.5, across_dtype=across_dtype, overlap=True, block_size=50)
 
 
 def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
@@ -156,7 +156,8 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
 def _uneven(**settings: Any) -> Tensor:
     """A rank runs out of data while more travels than is started at once."""
     model = Net()
-    strategy = BMUFStrategy(block_size=6, overlap=True, timeout=timedelta(seconds=20), **settings)
+    limit = timedelta(seconds=20)
+    strategy = BMUFStrategy(block_size=6, overlap=True, warmup_steps=0, timeout=limit, **settings)
     trainer = make_trainer(strategy, use_distributed_sampler=False)
     with mock.patch.object(share, "CHUNK", 1):
         batches = loader((15, 8)[int(os.environ["RANK"])], ranks=1)

@@ -16,9 +16,21 @@ from tests.equivalence.cases import identical
 from tests.ranks import run_ranks
 
 KINDS: tuple[Kind, ...] = ("adam", "adamw", "nadam", "radam")
-ONE_GROUP = partial(HierarchicalStrategy, group_size="world", block_sync=BMUFAdam(block_size=3))
-ALONE = partial(BMUFAdamStrategy, block_size=2)
-EVERY_STEP = partial(BMUFAdamStrategy, block_size=1, block_momentum=0.0, moments="average")
+ONE_GROUP = partial(
+    HierarchicalStrategy,
+    group_size="world",
+    block_sync=BMUFAdam(block_size=3, local_beta1="keep"),
+    warmup_steps=0,
+)
+ALONE = partial(BMUFAdamStrategy, block_size=2, warmup_steps=0, local_beta1="keep")
+EVERY_STEP = partial(
+    BMUFAdamStrategy,
+    block_size=1,
+    block_momentum=0.0,
+    moments="average",
+    warmup_steps=0,
+    local_beta1="keep",
+)
 
 
 def _case(kind: Kind, strategy: Any) -> AdamCase:

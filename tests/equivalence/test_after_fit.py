@@ -32,7 +32,7 @@ def _leftovers() -> list[str]:
     """Fit twice with one Trainer; name what is still attached after each."""
     case = Case(
         name="unused",
-        strategy=partial(GTCStrategy, threshold=0.02, find_unused_parameters=True),
+        strategy=partial(GTCStrategy, threshold=0.02, find_unused_parameters=True, warmup_steps=0),
         net="partly_used",
     )
     module, trainer = make_module(case), make_trainer(case)
@@ -71,7 +71,7 @@ class Skipping(Regression):
 
 SKIPPING = Case(
     name="skipping",
-    strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.5),
+    strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.5, warmup_steps=0),
     recipe=Recipe(world=2, tau=3, eta=0.5),
     batches=8,
 )

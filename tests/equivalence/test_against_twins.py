@@ -29,7 +29,7 @@ THRESHOLD = 0.02
 
 
 def _ma(tau: int, **more: Any) -> Case:
-    strategy = partial(ModelAveragingStrategy, block_size=tau)
+    strategy = partial(ModelAveragingStrategy, block_size=tau, warmup_steps=0)
     return Case(name=f"MA tau={tau}", strategy=strategy, recipe=Recipe(tau=tau), **more)
 
 
@@ -47,7 +47,12 @@ def _bmuf(kind: str, tau: int, **more: Any) -> Case:
         update_from="start" if kind == "start" else "global",
     )
     strategy = partial(
-        BMUFStrategy, block_size=tau, block_momentum=0.6, block_lr=0.9, **options[kind]
+        BMUFStrategy,
+        block_size=tau,
+        block_momentum=0.6,
+        block_lr=0.9,
+        **options[kind],
+        warmup_steps=0,
     )
     return Case(name=f"BMUF {kind} tau={tau}", strategy=strategy, recipe=recipe, **more)
 
@@ -55,7 +60,12 @@ def _bmuf(kind: str, tau: int, **more: Any) -> Case:
 def _two_tiers(group: int, **more: Any) -> Case:
     """BMUF_GTC with tau = 3; N of eta is the number of groups."""
     strategy = partial(
-        BMUFGTCStrategy, group_size=group, threshold=THRESHOLD, dense_below=20, block_size=3
+        BMUFGTCStrategy,
+        group_size=group,
+        threshold=THRESHOLD,
+        dense_below=20,
+        block_size=3,
+        warmup_steps=0,
     )
     recipe = Recipe(group=group, tau=3, eta=1 - group / 4, threshold=THRESHOLD, exact_below=20)
     return Case(name=f"BMUF_GTC P={group}", strategy=strategy, recipe=recipe, **more)
@@ -64,7 +74,7 @@ def _two_tiers(group: int, **more: Any) -> Case:
 def _gtc(exact_below: int) -> Case:
     return Case(
         name=f"GTC dense_below={exact_below}",
-        strategy=partial(GTCStrategy, threshold=THRESHOLD, dense_below=exact_below),
+        strategy=partial(GTCStrategy, threshold=THRESHOLD, dense_below=exact_below, warmup_steps=0),
         recipe=Recipe(group=4, threshold=THRESHOLD, exact_below=exact_below),
         batches=12,
     )
@@ -74,7 +84,7 @@ def _exact_groups(across: str) -> Case:
     sync = BMUF(block_size=2, block_momentum=0.5, across=across)
     return Case(
         name=f"exact gradients in groups, {across}",
-        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync),
+        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0),
         recipe=Recipe(group=2, tau=2, eta=0.5),
         **MOMENTUM,
     )
@@ -87,6 +97,7 @@ def _with_local_momentum(kind: str, group: int) -> Case:
         group_size=group,
         gradient_sync=GTC(threshold=THRESHOLD, dense_below=0),
         block_sync=sync,
+        warmup_steps=0,
     )
     recipe = Recipe(
         group=group,
@@ -113,6 +124,7 @@ def _pair(group: int, across: str) -> Case:
         gradient_sync=GTC(threshold=THRESHOLD, dense_below=10),
         block_sync=sync,
         find_unused_parameters=True,
+        warmup_steps=0,
     )
     recipe = Recipe(group=group, tau=2, eta=0.5, threshold=THRESHOLD, exact_below=10)
     name = f"two optimizers P={group} {across}"
@@ -123,7 +135,7 @@ def _batch_norm(group: int, across: str) -> Case:
     sync = BMUF(block_size=3, block_momentum=0.6, across=across)
     return Case(
         name=f"BatchNorm P={group} {across}",
-        strategy=partial(HierarchicalStrategy, group_size=group, block_sync=sync),
+        strategy=partial(HierarchicalStrategy, group_size=group, block_sync=sync, warmup_steps=0),
         recipe=Recipe(group=group, tau=3, eta=0.6),
         net="batch_norm",
         batches=8,
@@ -147,6 +159,7 @@ def _partly_used(group: int, local_momentum: str) -> Case:
         gradient_sync=GTC(threshold=THRESHOLD, dense_below=0),
         block_sync=sync,
         find_unused_parameters=True,
+        warmup_steps=0,
     )
     recipe = Recipe(
         group=group,

@@ -51,7 +51,7 @@ def _cases() -> list[Case]:
     gtc = [
         Case(
             name=f"GTC {density}",
-            strategy=partial(GTCStrategy, density=density, dense_below=200),
+            strategy=partial(GTCStrategy, density=density, dense_below=200, warmup_steps=0),
             net="wide",
             batches=STEPS,
         )
@@ -59,7 +59,14 @@ def _cases() -> list[Case]:
     ]
     two_tiers = Case(
         name="BMUF_GTC",
-        strategy=partial(BMUFGTCStrategy, group_size=2, density=0.1, dense_below=200, block_size=7),
+        strategy=partial(
+            BMUFGTCStrategy,
+            group_size=2,
+            density=0.1,
+            dense_below=200,
+            block_size=7,
+            warmup_steps=0,
+        ),
         net="wide",
         batches=STEPS,
     )

@@ -42,7 +42,7 @@ def _across(name: str, group: int, across: str) -> Case:
     sync = BMUF(block_size=3, block_momentum=0.6, local_momentum="average", across=across)
     gtc = GTC(threshold=0.02, dense_below=0)
     options = {"group_size": group, "gradient_sync": gtc, "block_sync": sync}
-    return _case(name, HierarchicalStrategy, net="batch_norm", **options)
+    return _case(name, HierarchicalStrategy, net="batch_norm", **options, warmup_steps=0)
 
 
 _GTC = {"threshold": 0.02, "dense_below": 20}
@@ -51,35 +51,57 @@ _AUTO = {"density": 0.1, "dense_below": 20}
 # Pairs that agree to the last bit.
 IDENTICAL: list[tuple[Case, Case]] = [
     (
-        _case("BMUF, eta = 0", BMUFStrategy, block_size=3, block_momentum=0.0),
-        _case("MA", ModelAveragingStrategy, block_size=3),
+        _case("BMUF, eta = 0", BMUFStrategy, block_size=3, block_momentum=0.0, warmup_steps=0),
+        _case("MA", ModelAveragingStrategy, block_size=3, warmup_steps=0),
     ),
     (
-        _case("BMUF-CBM, eta = 0", BMUFStrategy, block_size=3, block_momentum=0.0, nesterov=False),
-        _case("MA again", ModelAveragingStrategy, block_size=3),
+        _case(
+            "BMUF-CBM, eta = 0",
+            BMUFStrategy,
+            block_size=3,
+            block_momentum=0.0,
+            nesterov=False,
+            warmup_steps=0,
+        ),
+        _case("MA again", ModelAveragingStrategy, block_size=3, warmup_steps=0),
     ),
     (
-        _case("BMUF_GTC, P = 1", BMUFGTCStrategy, group_size=1, block_size=3, **_GTC),
-        _case("BMUF", BMUFStrategy, block_size=3),
+        _case(
+            "BMUF_GTC, P = 1", BMUFGTCStrategy, group_size=1, block_size=3, **_GTC, warmup_steps=0
+        ),
+        _case("BMUF", BMUFStrategy, block_size=3, warmup_steps=0),
     ),
     (
-        _case("BMUF_GTC, M = 1", BMUFGTCStrategy, group_size=4, block_size=3, **_GTC),
-        _case("GTC", GTCStrategy, **_GTC),
+        _case(
+            "BMUF_GTC, M = 1", BMUFGTCStrategy, group_size=4, block_size=3, **_GTC, warmup_steps=0
+        ),
+        _case("GTC", GTCStrategy, **_GTC, warmup_steps=0),
     ),
     (
-        _case("BMUF_GTC, M = 1, auto", BMUFGTCStrategy, group_size=4, block_size=3, **_AUTO),
-        _case("GTC, auto", GTCStrategy, **_AUTO),
+        _case(
+            "BMUF_GTC, M = 1, auto",
+            BMUFGTCStrategy,
+            group_size=4,
+            block_size=3,
+            **_AUTO,
+            warmup_steps=0,
+        ),
+        _case("GTC, auto", GTCStrategy, **_AUTO, warmup_steps=0),
     ),
     (
-        _case("GTC, everything exact", GTCStrategy, dense_below=10_000),
-        _case("AllReduce in one group", HierarchicalStrategy, group_size="world"),
+        _case(
+            "GTC, everything exact", GTCStrategy, dense_below=10_000, warmup_steps=0, density=0.01
+        ),
+        _case("AllReduce in one group", HierarchicalStrategy, group_size="world", warmup_steps=0),
     ),
 ]
 
 # Pairs that agree up to the order of additions.
 CLOSE: list[tuple[Case, Case]] = [
     (
-        replace(_case("MA, tau = 1", ModelAveragingStrategy, block_size=1), momentum=0.0),
+        replace(
+            _case("MA, tau = 1", ModelAveragingStrategy, block_size=1, warmup_steps=0), momentum=0.0
+        ),
         replace(_case("DDP", _plain_ddp), momentum=0.0),
     ),
     (
@@ -88,11 +110,12 @@ CLOSE: list[tuple[Case, Case]] = [
             ModelAveragingStrategy,
             block_size=1,
             local_momentum="average",
+            warmup_steps=0,
         ),
         _case("DDP, momentum", _plain_ddp),
     ),
     (
-        _case("AllReduce, one group", HierarchicalStrategy, group_size="world"),
+        _case("AllReduce, one group", HierarchicalStrategy, group_size="world", warmup_steps=0),
         _case("DDP again", _plain_ddp),
     ),
     (

@@ -36,7 +36,13 @@ def _case(name: str, rule: Rule = FAST, **more: Any) -> AdamCase:
 def _as_set(
     settings: dict[str, Any], case: AdamCase, *, tau: int = 3, eta: float = 0.6
 ) -> AdamCase:
-    strategy = partial(BMUFAdamStrategy, block_size=tau, block_momentum=eta, **settings)
+    strategy = partial(
+        BMUFAdamStrategy,
+        block_size=tau,
+        block_momentum=eta,
+        local_beta1="keep",
+        **{"warmup_steps": 0, **settings},
+    )
     recipe = AdamRecipe(
         tau=tau,
         eta=eta,
@@ -63,7 +69,7 @@ def _tiers(
         HierarchicalStrategy,
         group_size=group,
         gradient_sync=None if threshold is None else GTC(threshold=threshold, dense_below=10),
-        block_sync=BMUFAdam(block_size=2, across=across),
+        block_sync=BMUFAdam(block_size=2, across=across, local_beta1="keep"),
         warmup_steps=warmup,
         find_unused_parameters=True,
     )

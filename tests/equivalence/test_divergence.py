@@ -45,6 +45,7 @@ def _bmuf(name: str, *faults: Fault, nesterov: bool = True, **more: Any) -> Faul
         block_lr=0.9,
         nesterov=nesterov,
         **EXCLUDE,
+        warmup_steps=0,
     )
     recipe = Recipe(tau=3, eta=0.6, zeta=0.9, look_ahead=nesterov)
     settings = {"batches": 10, "momentum": 0.5} | more
@@ -63,7 +64,9 @@ def _overlapping(name: str, *faults: Fault) -> FaultyCase:
 def _two_tiers(name: str, *faults: Fault, across: str, **more: Any) -> FaultyCase:
     """Automatic eta: that of two groups, also for the blocks in which one of them is left out."""
     sync = BMUF(block_size=3, across=across, local_momentum=more.pop("local_momentum", "reset"))
-    strategy = partial(HierarchicalStrategy, group_size=2, block_sync=sync, **EXCLUDE)
+    strategy = partial(
+        HierarchicalStrategy, group_size=2, block_sync=sync, **EXCLUDE, warmup_steps=0
+    )
     recipe = Recipe(group=2, tau=3, eta=0.5, local_momentum=sync.local_momentum)
     settings = {"batches": 10, "momentum": 0.5} | more
     return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, **settings)
@@ -71,7 +74,13 @@ def _two_tiers(name: str, *faults: Fault, across: str, **more: Any) -> FaultyCas
 
 def _gtc(name: str, *faults: Fault) -> FaultyCase:
     strategy = partial(
-        BMUFGTCStrategy, group_size=2, threshold=0.02, dense_below=0, block_size=3, **EXCLUDE
+        BMUFGTCStrategy,
+        group_size=2,
+        threshold=0.02,
+        dense_below=0,
+        block_size=3,
+        **EXCLUDE,
+        warmup_steps=0,
     )
     recipe = Recipe(group=2, tau=3, eta=0.5, threshold=0.02)
     return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, batches=10)
@@ -79,10 +88,14 @@ def _gtc(name: str, *faults: Fault) -> FaultyCase:
 
 def _adam(name: str, *faults: Fault, rule: Rule | None = None, group: int = 1) -> FaultyAdamCase:
     recipe = AdamRecipe(group=group, tau=3, eta=1 - group / 4, local_momentum="keep")
-    strategy: Any = partial(BMUFAdamStrategy, block_size=3, **EXCLUDE)
+    strategy: Any = partial(
+        BMUFAdamStrategy, block_size=3, **EXCLUDE, warmup_steps=0, local_beta1="keep"
+    )
     if group > 1:
-        sync = BMUFAdam(block_size=3, across="sharded")
-        strategy = partial(HierarchicalStrategy, group_size=group, block_sync=sync, **EXCLUDE)
+        sync = BMUFAdam(block_size=3, across="sharded", local_beta1="keep")
+        strategy = partial(
+            HierarchicalStrategy, group_size=group, block_sync=sync, **EXCLUDE, warmup_steps=0
+        )
     return FaultyAdamCase(
         name=name,
         strategy=strategy,
@@ -94,7 +107,7 @@ def _adam(name: str, *faults: Fault, rule: Rule | None = None, group: int = 1) -
 
 
 def _averaging(name: str, *faults: Fault) -> FaultyCase:
-    strategy = partial(ModelAveragingStrategy, block_size=3, **EXCLUDE)
+    strategy = partial(ModelAveragingStrategy, block_size=3, **EXCLUDE, warmup_steps=0)
     recipe = Recipe(tau=3)
     return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, batches=10)
 
@@ -108,6 +121,7 @@ def _pair() -> FaultyCase:
         block_sync=sync,
         find_unused_parameters=True,
         **EXCLUDE,
+        warmup_steps=0,
     )
     return FaultyCase(
         name="two optimizers",
@@ -226,7 +240,7 @@ def test_in_the_last_block_the_count_is_made_at_the_end(
 def test_without_faults_both_settings_are_the_same() -> None:
     cases = [replace(case, faults=()) for case in CASES[:1]]
     strategies = [
-        partial(BMUFStrategy, block_size=3, block_momentum=0.6, on_nonfinite=o)
+        partial(BMUFStrategy, block_size=3, block_momentum=0.6, on_nonfinite=o, warmup_steps=0)
         for o in ("error", "exclude")
     ]
     cases = [replace(cases[0], name=str(i), strategy=s) for i, s in enumerate(strategies)]

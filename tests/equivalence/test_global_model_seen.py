@@ -28,7 +28,7 @@ VALIDATE_OFTEN = {"val_check_interval": 1}
 def _bmuf(name: str, **more: Any) -> Case:
     return Case(
         name=name,
-        strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.6),
+        strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.6, warmup_steps=0),
         recipe=Recipe(tau=3, eta=0.6),
         momentum=0.5,
         trainer=VALIDATE_OFTEN,
@@ -45,7 +45,7 @@ def _two_tiers(name: str, across: str, **more: Any) -> Case:
     )
     return Case(
         name=name,
-        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync),
+        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0),
         recipe=Recipe(group=2, tau=3, eta=0.6, local_momentum="average"),
         momentum=0.5,
         trainer=VALIDATE_OFTEN,
@@ -57,7 +57,11 @@ def _pair() -> Case:
     """Optimizer b stays at the end of a block while a goes on."""
     sync = BMUF(block_size=2, block_momentum=0.6)
     strategy = partial(
-        HierarchicalStrategy, group_size=2, block_sync=sync, find_unused_parameters=True
+        HierarchicalStrategy,
+        group_size=2,
+        block_sync=sync,
+        find_unused_parameters=True,
+        warmup_steps=0,
     )
     recipe = Recipe(group=2, tau=2, eta=0.6)
     return Case(
@@ -73,7 +77,7 @@ def _overlapping(across: str) -> Case:
     sync = BMUF(block_size=3, block_momentum=0.6, across=across, overlap=True)
     return Case(
         name=f"overlapping, {across}",
-        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync),
+        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0),
         recipe=Recipe(group=2, tau=3, eta=0.6, overlap=True),
         momentum=0.5,
         net="batch_norm",
@@ -108,7 +112,7 @@ CASES = [
     ),
     Case(
         name="GTC, BatchNorm",
-        strategy=partial(GTCStrategy, threshold=0.02, dense_below=0),
+        strategy=partial(GTCStrategy, threshold=0.02, dense_below=0, warmup_steps=0),
         recipe=Recipe(group=4, threshold=0.02),
         net="batch_norm",
         trainer=VALIDATE_OFTEN,

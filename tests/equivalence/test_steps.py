@@ -39,14 +39,14 @@ def _ma(name: str, tau: int, warmup: int = 0, **more: Any) -> Case:
 
 
 def _bmuf(name: str, tau: int, **more: Any) -> Case:
-    strategy = partial(BMUFStrategy, block_size=tau, block_momentum=0.6)
+    strategy = partial(BMUFStrategy, block_size=tau, block_momentum=0.6, warmup_steps=0)
     return Case(name=name, strategy=strategy, recipe=Recipe(tau=tau, eta=0.6), **more)
 
 
 def _pair() -> Case:
     sync = BMUF(block_size=2, block_momentum=0.5)
     options = {"group_size": 2, "gradient_sync": GTC(threshold=0.02), "block_sync": sync}
-    strategy = partial(HierarchicalStrategy, find_unused_parameters=True, **options)
+    strategy = partial(HierarchicalStrategy, find_unused_parameters=True, **options, warmup_steps=0)
     return Case(name="two optimizers", strategy=strategy, net="pair", batches=12)
 
 

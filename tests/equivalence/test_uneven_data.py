@@ -43,7 +43,7 @@ def _case(name: str, counts: tuple[int, ...], group: int = 1, **more: Any) -> Un
 
 
 def _averaging(counts: tuple[int, ...]) -> UnevenCase:
-    strategy = partial(lh.ModelAveragingStrategy, block_size=3, **JOIN)
+    strategy = partial(lh.ModelAveragingStrategy, block_size=3, **JOIN, warmup_steps=0)
     recipe = Recipe(world=len(counts), tau=3)
     return UnevenCase(
         name=f"model averaging {counts}", strategy=strategy, recipe=recipe, counts=counts, epochs=3
@@ -52,7 +52,13 @@ def _averaging(counts: tuple[int, ...]) -> UnevenCase:
 
 def _gtc() -> UnevenCase:
     strategy = partial(
-        lh.BMUFGTCStrategy, group_size=2, threshold=0.02, dense_below=0, block_size=3, **JOIN
+        lh.BMUFGTCStrategy,
+        group_size=2,
+        threshold=0.02,
+        dense_below=0,
+        block_size=3,
+        **JOIN,
+        warmup_steps=0,
     )
     recipe = Recipe(group=2, tau=3, eta=0.5, threshold=0.02)
     counts = (4, 4, 7, 7)
@@ -60,7 +66,14 @@ def _gtc() -> UnevenCase:
 
 
 def _adam(moments: str) -> UnevenAdamCase:
-    strategy = partial(lh.BMUFAdamStrategy, block_size=3, moments=moments, **JOIN)
+    strategy = partial(
+        lh.BMUFAdamStrategy,
+        block_size=3,
+        moments=moments,
+        **JOIN,
+        warmup_steps=0,
+        local_beta1="keep",
+    )
     recipe = AdamRecipe(tau=3, eta=0.75, corrected=moments == "corrected", local_momentum="keep")
     return UnevenAdamCase(
         name=f"Adam, {moments}",

@@ -57,7 +57,7 @@ def fit_on_this_rank(fraction: float, seed: int) -> tuple[list[tuple[int, int]],
         sleep=sleep, monotonic=time.monotonic
     )
     late = Straggler(rank=1, seconds=SECONDS, fraction=fraction, seed=seed)
-    trainer = tiny_trainer(HierarchicalStrategy(group_size="world"), [late])
+    trainer = tiny_trainer(HierarchicalStrategy(group_size="world", warmup_steps=0), [late])
     trainer.fit(ResNetClassifier(channels=(2,)), Images(batch_images=4))
     return late.late_batches, late.slept_s, measured
 

@@ -19,7 +19,7 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
     if kind == "two_stage":
         return _two_stage(dice, ranks, ranks_per_host, warmup), None, None
     workers = dice.choices((1, 2, 3), (82, 12, 6))[0]
-    own: dict[str, Any] = {"warmup_steps": warmup} if warmup else {}
+    own: dict[str, Any] = {"warmup_steps": warmup}
     if workers > 1:
         own["virtual_workers"] = workers
     elif dice.random() < 0.3:

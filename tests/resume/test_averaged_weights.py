@@ -21,11 +21,22 @@ from tests.trainer.fitting import make_trainer, weights
 
 DECAY = 0.7
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4), "SGD"),
-    "bmuf_adam": (2, partial(lh.BMUFAdamStrategy, block_size=4), "Adam"),
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "SGD"),
+    "bmuf_adam": (
+        2,
+        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
+        "Adam",
+    ),
     "bmuf_gtc": (
         4,
-        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=4,
+            density=0.2,
+            dense_below=10,
+            warmup_steps=0,
+        ),
         "SGD",
     ),
 }
@@ -179,7 +190,7 @@ def _but_the_mask(module: Any) -> Tensor:
 def _sick(make_model: Any) -> tuple[list[Tensor], Tensor]:
     model, watch = make_model(), _SeesAll()
     trainer = make_trainer(
-        lh.BMUFStrategy(block_size=4, on_nonfinite="exclude"),
+        lh.BMUFStrategy(block_size=4, on_nonfinite="exclude", warmup_steps=0),
         callbacks=[*_ema(), watch],
         max_epochs=2,
         num_sanity_val_steps=0,

@@ -19,11 +19,22 @@ from tests.resume.runs import DropoutNet, NoisyData, shuffled
 from tests.trainer.fitting import make_trainer, weights
 
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4), "SGD"),
-    "bmuf_adam": (2, partial(lh.BMUFAdamStrategy, block_size=4), "Adam"),
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "SGD"),
+    "bmuf_adam": (
+        2,
+        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
+        "Adam",
+    ),
     "bmuf_gtc": (
         4,
-        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=4,
+            density=0.2,
+            dense_below=10,
+            warmup_steps=0,
+        ),
         "SGD",
     ),
 }

@@ -76,7 +76,7 @@ def _go_on(
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1)])
 def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
     """In the middle of a block: it ends there, and eta follows the number of models."""
-    bmuf = partial(lh.BMUFStrategy, block_size=4)
+    bmuf = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf))
     shares = [
         torch.load(next(tmp_path.glob(f"*.ranks/*/rank_{0:05d}.pt")), weights_only=True)["blocks"]
@@ -102,7 +102,7 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
     before: int, after: int, tmp_path: Path
 ) -> None:
     """Two blocks and three steps: one block is in W, one on its way, and the steps follow it."""
-    bmuf = partial(lh.BMUFStrategy, block_size=4, overlap=True)
+    bmuf = partial(lh.BMUFStrategy, block_size=4, overlap=True, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf), steps=11)
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     [[part]] = torch.load(file, weights_only=True)["blocks"]
@@ -125,7 +125,7 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
 )
 def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
     """The same ranks: the block under way ends, and one message says what is different."""
-    before = partial(lh.BMUFStrategy, block_size=4)
+    before = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (2, before), (2, partial(before, **after)))
     ((name, value),) = after.items()
     assert f"{name} is {value} instead of " in resumed[0]["said"][0]
@@ -135,7 +135,9 @@ def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
 
 def test_other_state_that_travels(tmp_path: Path) -> None:
     """Momentum lies behind the model in its shares, which are then cut elsewhere."""
-    before = partial(lh.HierarchicalStrategy, group_size=2, block_sync=lh.BMUF(block_size=4))
+    before = partial(
+        lh.HierarchicalStrategy, group_size=2, block_sync=lh.BMUF(block_size=4), warmup_steps=0
+    )
     sync = lh.BMUF(block_size=4, local_momentum="average")
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
     assert "optimizer_state is averaged instead of local" in resumed[0]["said"][0]
@@ -149,7 +151,7 @@ def test_other_state_that_travels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
 def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
-    gtc = partial(lh.GTCStrategy, **GTC)
+    gtc = partial(lh.GTCStrategy, **GTC, warmup_steps=0)
     _, _, resumed = _go_on(tmp_path, (before, gtc), (after, gtc))
     files = sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))
     assert len(files) == before
@@ -165,7 +167,7 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
 def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:
     """It sends nothing, so its gradient is exact: what was not sent before is in the first one."""
     path = tmp_path / "stopped.ckpt"
-    gtc = partial(lh.GTCStrategy, **GTC)
+    gtc = partial(lh.GTCStrategy, **GTC, warmup_steps=0)
     run_ranks(_train, 2, gtc, None, path, 7)
     [left] = run_ranks(_first_step, 1, path)
     old = [
@@ -199,7 +201,7 @@ def _first_step(path: Path) -> dict[str, Any]:
     """The first gradient of a resumed run, less that of the same run without residuals."""
     found, residuals = [], {}
     for forgets in (True, False):
-        strategy = lh.GTCStrategy(**GTC)
+        strategy = lh.GTCStrategy(warmup_steps=0, **GTC)
         trainer = make_trainer(strategy, max_epochs=-1, max_steps=8)
         model = _Gradients(forgets=forgets)
         torch.manual_seed(3)
@@ -213,8 +215,8 @@ def _first_step(path: Path) -> dict[str, Any]:
 
 def test_other_groups_and_another_carrier(tmp_path: Path) -> None:
     """2 groups of 2 become 4 of 1: the shares of a group are put together."""
-    before = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, **GTC)
-    after = partial(lh.BMUFGTCStrategy, group_size=1, block_size=4, **GTC)
+    before = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, **GTC, warmup_steps=0)
+    after = partial(lh.BMUFGTCStrategy, group_size=1, block_size=4, **GTC, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, after), steps=8)
     now = _flat(saved["state_dict"])
     for own in resumed:
@@ -223,8 +225,8 @@ def test_other_groups_and_another_carrier(tmp_path: Path) -> None:
 
 
 def test_another_system(tmp_path: Path) -> None:
-    before = partial(lh.BMUFStrategy, block_size=4)
-    after = partial(lh.ModelAveragingStrategy, block_size=4)
+    before = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+    after = partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0)
     saved, _, resumed = _go_on(tmp_path, (2, before), (2, after))
     for own in resumed:
         assert torch.equal(own["start"]["weights"], _flat(saved["state_dict"]))
@@ -234,8 +236,8 @@ def test_another_system(tmp_path: Path) -> None:
 def test_smaller_blocks_end_at_the_next_step(tmp_path: Path) -> None:
     """Four steps into a block of five, resumed with blocks of two: nothing else changes."""
     path = tmp_path / "stopped.ckpt"
-    run_ranks(_train, 2, partial(lh.BMUFStrategy, block_size=5), None, path, 4)
-    small = partial(lh.BMUFStrategy, block_size=2)
+    run_ranks(_train, 2, partial(lh.BMUFStrategy, block_size=5, warmup_steps=0), None, path, 4)
+    small = partial(lh.BMUFStrategy, block_size=2, warmup_steps=0)
     resumed = run_ranks(_train, 2, small, path, None, 5)
     assert resumed[0]["start"]["steps"][0]["in_block"] == 4
     assert resumed[0]["said"] == []

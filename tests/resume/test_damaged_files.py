@@ -22,7 +22,7 @@ from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer, weights
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 
 
 def _cut(path: Path) -> None:
@@ -87,7 +87,8 @@ def _cosine(strategy: str, folder: Path) -> Any:
         newest = lh.newest_checkpoint(folder / "1False") if resumes else None
         assert (newest is not None) == resumes
         model = _Cosine()
-        trainer, fit = _fit(strategy, model, own, newest, max_epochs=epochs)
+        made = BMUF() if strategy == "bmuf" else strategy
+        trainer, fit = _fit(made, model, own, newest, max_epochs=epochs)
         fit()
         ends.append(weights(model))
     return ends[0], ends[2], trainer.global_step

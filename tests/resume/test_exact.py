@@ -14,23 +14,50 @@ from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, SaveAt, differences, outcome, shuffled, stop_and_go_on
 from tests.trainer.fitting import make_trainer
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
-    "averaging": (2, partial(lh.ModelAveragingStrategy, block_size=4), "SGD"),
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4), "SGD"),
-    "bmuf_keep": (3, partial(lh.BMUFStrategy, block_size=4, local_momentum="keep"), "SGD"),
-    "bmuf_average": (2, partial(lh.BMUFStrategy, block_size=4, local_momentum="average"), "SGD"),
-    "bmuf_with_adam": (2, partial(lh.BMUFStrategy, block_size=4), "Adam"),
-    "bmuf_adam": (4, partial(lh.BMUFAdamStrategy, block_size=4), "Adam"),
-    "bmuf_nadam": (2, partial(lh.BMUFAdamStrategy, block_size=4), "NAdam"),
-    "gtc": (3, partial(lh.GTCStrategy, density=0.2, dense_below=10), "SGD"),
-    "bmuf_gtc": (
-        4,
-        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+    "averaging": (2, partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0), "SGD"),
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "SGD"),
+    "bmuf_keep": (
+        3,
+        partial(lh.BMUFStrategy, block_size=4, local_momentum="keep", warmup_steps=0),
         "SGD",
     ),
-    "bmuf_overlap": (2, partial(lh.BMUFStrategy, block_size=4, overlap=True), "SGD"),
+    "bmuf_average": (
+        2,
+        partial(lh.BMUFStrategy, block_size=4, local_momentum="average", warmup_steps=0),
+        "SGD",
+    ),
+    "bmuf_with_adam": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "Adam"),
+    "bmuf_adam": (
+        4,
+        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
+        "Adam",
+    ),
+    "bmuf_nadam": (
+        2,
+        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
+        "NAdam",
+    ),
+    "gtc": (3, partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0), "SGD"),
+    "bmuf_gtc": (
+        4,
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=4,
+            density=0.2,
+            dense_below=10,
+            warmup_steps=0,
+        ),
+        "SGD",
+    ),
+    "bmuf_overlap": (
+        2,
+        partial(lh.BMUFStrategy, block_size=4, overlap=True, warmup_steps=0),
+        "SGD",
+    ),
     "bmuf_gtc_overlap_int8": (
         4,
         partial(
@@ -42,20 +69,35 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
             across="sharded",
             across_dtype="int8",
             overlap=True,
+            warmup_steps=0,
         ),
         "SGD",
     ),
     "bmuf_adam_bfloat16": (
         2,
-        partial(lh.BMUFAdamStrategy, block_size=4, across_dtype="bfloat16"),
+        partial(
+            lh.BMUFAdamStrategy,
+            block_size=4,
+            across_dtype="bfloat16",
+            warmup_steps=0,
+            local_beta1="keep",
+        ),
         "Adam",
     ),
     "bmuf_virtual": (
         2,
-        partial(lh.BMUFStrategy, block_size=4, local_momentum="keep", virtual_workers=2),
+        partial(
+            lh.BMUFStrategy, block_size=4, local_momentum="keep", virtual_workers=2, warmup_steps=0
+        ),
         "SGD",
     ),
-    "bmuf_adam_virtual": (2, partial(lh.BMUFAdamStrategy, block_size=4, virtual_workers=3), "Adam"),
+    "bmuf_adam_virtual": (
+        2,
+        partial(
+            lh.BMUFAdamStrategy, block_size=4, virtual_workers=3, warmup_steps=0, local_beta1="keep"
+        ),
+        "Adam",
+    ),
     "bmuf_gtc_virtual": (  # two models on a rank, two workers each
         2,
         partial(
@@ -65,17 +107,18 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
             density=0.2,
             dense_below=10,
             virtual_workers=4,
+            warmup_steps=0,
         ),
         "SGD",
     ),
     "bmuf_overlap_virtual": (
         2,
-        partial(lh.BMUFStrategy, block_size=4, overlap=True, virtual_workers=3),
+        partial(lh.BMUFStrategy, block_size=4, overlap=True, virtual_workers=3, warmup_steps=0),
         "SGD",
     ),
     "gtc_virtual": (
         2,
-        partial(lh.GTCStrategy, density=0.2, dense_below=10, virtual_workers=2),
+        partial(lh.GTCStrategy, density=0.2, dense_below=10, virtual_workers=2, warmup_steps=0),
         "SGD",
     ),
     "bmuf_all_reduce": (
@@ -85,6 +128,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
             group_size=3,
             gradient_sync=lh.AllReduce(),
             block_sync=lh.BMUF(block_size=4),
+            warmup_steps=0,
         ),
         "SGD",
     ),
@@ -207,7 +251,9 @@ def test_during_the_warm_up_and_at_its_end(number: int, ranks: int, tmp_path: Pa
 
 def test_buckets_that_ddp_forms_anew(tmp_path: Path) -> None:
     """Many small buckets in another order than that of the parameters, summed over three ranks."""
-    strategy = partial(lh.HierarchicalStrategy, group_size="world", bucket_cap_mb=0.0001)
+    strategy = partial(
+        lh.HierarchicalStrategy, group_size="world", bucket_cap_mb=0.0001, warmup_steps=0
+    )
     found = run_ranks(stop_and_go_on, 3, strategy, "on_train_batch_end", 1, tmp_path)
     assert found == [[]] * 3
 
@@ -273,6 +319,7 @@ def test_buffer_that_was_infinite_at_the_start_is_still_kept_equal(tmp_path: Pat
         lh.HierarchicalStrategy,
         group_size=2,
         block_sync=lh.BMUF(block_size=4, local_momentum="average", across="sharded"),
+        warmup_steps=0,
     )
     arguments = (make, "on_train_batch_end", 7, tmp_path)
     for found in run_ranks(stop_and_go_on, 4, *arguments, make_model=_WithBest):

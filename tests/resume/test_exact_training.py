@@ -18,9 +18,11 @@ from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, Unfreeze, shuffled, stop_and_go_on
 from tests.trainer.fitting import make_trainer
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
-ADAM = partial(lh.BMUFAdamStrategy, block_size=4)
-TWO_TIERS = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep")
+TWO_TIERS = partial(
+    lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10, warmup_steps=0
+)
 
 
 class OverflowingNet(DropoutNet):
@@ -104,7 +106,9 @@ def test_two_optimizers_by_hand(strategy: Any, tmp_path: Path) -> None:
 
 def test_with_parameters_that_may_be_unused(tmp_path: Path) -> None:
     """DDP never forms new buckets then, so there are none to go back to."""
-    strategy = partial(lh.GTCStrategy, density=0.2, dense_below=10, find_unused_parameters=True)
+    strategy = partial(
+        lh.GTCStrategy, density=0.2, dense_below=10, find_unused_parameters=True, warmup_steps=0
+    )
     found = run_ranks(stop_and_go_on, 2, strategy, "on_train_batch_end", 3, tmp_path)
     assert found == [[]] * 2
 
@@ -136,6 +140,7 @@ def test_a_layer_that_the_module_unfreezes(
         group_size=2,
         block_sync=lh.ModelAveraging(block_size=7),
         find_unused_parameters=True,
+        warmup_steps=0,
     )
     make_model = partial(ThawsItself, turns=turns)
     found = run_ranks(

@@ -15,7 +15,7 @@ from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 
 
 def _full_disk(folder: Path) -> None:
@@ -76,7 +76,7 @@ class _NotForBMUFAdam(DropoutNet):
 
 def _mistake_with_saver(folder: Path) -> None:
     saver = OnExceptionCheckpoint(folder)
-    strategy = lh.BMUFAdamStrategy(block_size=4)
+    strategy = lh.BMUFAdamStrategy(block_size=4, warmup_steps=0, local_beta1="keep")
     trainer = make_trainer(strategy, callbacks=[saver], enable_checkpointing=True)
     trainer.fit(_NotForBMUFAdam(), shuffled(5))
 

@@ -24,7 +24,7 @@ from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer, weights
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 
 
 def test_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -93,7 +93,11 @@ def test_killed_while_writing(tmp_path: Path) -> None:
 def _model_checkpoint(folder: Path, plugins: Any = None, **settings: Any) -> list[str]:
     callback = ModelCheckpoint(folder, **settings)
     trainer = make_trainer(
-        BMUF(), callbacks=[callback], enable_checkpointing=True, max_epochs=2, plugins=plugins
+        BMUF(),
+        callbacks=[callback],
+        enable_checkpointing=True,
+        max_epochs=2,
+        plugins=plugins,
     )
     trainer.fit(DropoutNet(), shuffled(5))
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

@@ -26,9 +26,9 @@ from tests.resume.runs import (
 )
 from tests.trainer.fitting import make_trainer, weights
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
-AVERAGING = partial(lh.ModelAveragingStrategy, block_size=7)
-VIRTUAL = partial(lh.BMUFStrategy, block_size=4, virtual_workers=2)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+AVERAGING = partial(lh.ModelAveragingStrategy, block_size=7, warmup_steps=0)
+VIRTUAL = partial(lh.BMUFStrategy, block_size=4, virtual_workers=2, warmup_steps=0)
 
 
 class _Starts(Callback):

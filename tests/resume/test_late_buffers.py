@@ -18,8 +18,8 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
-    "bmuf": partial(lh.BMUFStrategy, block_size=3),
-    "gtc": partial(lh.GTCStrategy, dense_below=1),
+    "bmuf": partial(lh.BMUFStrategy, block_size=3, warmup_steps=0),
+    "gtc": partial(lh.GTCStrategy, dense_below=1, warmup_steps=0, density=0.01),
 }
 
 
@@ -66,7 +66,7 @@ def _prune(folder: Path) -> list[str]:
     )
     saving = ModelCheckpoint(folder, save_last=True)
     make_trainer(
-        lh.BMUFStrategy(block_size=3),
+        lh.BMUFStrategy(block_size=3, warmup_steps=0),
         max_epochs=2,
         enable_checkpointing=True,
         callbacks=[pruning, saving],

@@ -18,7 +18,7 @@ from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer
 
-BEFORE = partial(lh.GTCStrategy, threshold=0.02, dense_below=10)
+BEFORE = partial(lh.GTCStrategy, threshold=0.02, dense_below=10, warmup_steps=0)
 
 
 def _memories(strategy: Any) -> dict[int, tuple[float, float | None]]:

@@ -21,10 +21,17 @@ from tests.trainer.fitting import make_trainer, weights
 STRATEGIES: dict[str, tuple[int, Any]] = {
     "psp": (2, lh.PSPStrategy),
     "two_stage_asgd": (2, lh.TwoStageASGDStrategy),
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=7)),
+    "bmuf": (2, partial(lh.BMUFStrategy, block_size=7, warmup_steps=0)),
     "bmuf_gtc": (
         4,
-        partial(lh.BMUFGTCStrategy, group_size=2, block_size=7, density=0.2, dense_below=10),
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=7,
+            density=0.2,
+            dense_below=10,
+            warmup_steps=0,
+        ),
     ),
 }
 

@@ -25,7 +25,7 @@ GTC = partial(
     dense_below=10,
     warmup_steps=3,
 )
-BMUF = partial(lh.BMUFStrategy, block_size=4)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 RATE = 0.03
 
 

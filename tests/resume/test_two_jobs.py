@@ -21,7 +21,7 @@ from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer
 from tests.waiting import leave_mark, wait_for_marks
 
-BMUF = partial(lh.BMUFStrategy, block_size=4)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 
 
 def _trained(width: int = 8, **settings: Any) -> Any:

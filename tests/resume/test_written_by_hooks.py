@@ -17,11 +17,13 @@ from tests.resume.runs import differences
 from tests.trainer.fitting import Net, loader, make_trainer
 
 STRATEGIES = {
-    "averaging": partial(lh.ModelAveragingStrategy, block_size=4),
-    "nesterov": partial(lh.BMUFStrategy, block_size=4, block_momentum=0.5, block_lr=0.7),
-    "overlap": partial(lh.BMUFStrategy, block_size=4, nesterov=False, overlap=True),
-    "one model": partial(lh.GTCStrategy, density=0.2, dense_below=10),
-    "virtual": partial(lh.BMUFStrategy, block_size=4, virtual_workers=2),
+    "averaging": partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0),
+    "nesterov": partial(
+        lh.BMUFStrategy, block_size=4, block_momentum=0.5, block_lr=0.7, warmup_steps=0
+    ),
+    "overlap": partial(lh.BMUFStrategy, block_size=4, nesterov=False, overlap=True, warmup_steps=0),
+    "one model": partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0),
+    "virtual": partial(lh.BMUFStrategy, block_size=4, virtual_workers=2, warmup_steps=0),
 }
 
 

@@ -50,7 +50,9 @@ def main() -> None:
     """Train two blocks and one step more; arguments: folder and group size."""
     group_size: Any = sys.argv[2] if sys.argv[2] == "node" else int(sys.argv[2])
     model = Watched(Path(sys.argv[1]))
-    strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=BLOCK, density=0.1)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=group_size, block_size=BLOCK, density=0.1, warmup_steps=0
+    )
     fit(strategy, 2 * BLOCK + 1, model)
     if os.environ["LOCAL_RANK"] == "0":
         found = {

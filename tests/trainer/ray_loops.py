@@ -79,7 +79,7 @@ def fit_three_epochs(
     make: MakeTrainer = make_trainer, *callbacks: Callback, ckpt_path: Path | None = None
 ) -> dict[str, Any]:
     """A run whose every bit of state matters; see `tests.resume.runs`."""
-    strategy = lh.BMUFGTCStrategy(block_size=4, density=0.2, dense_below=10)
+    strategy = lh.BMUFGTCStrategy(block_size=4, density=0.2, dense_below=10, warmup_steps=0)
     trainer = make(strategy, max_epochs=3, callbacks=list(callbacks))
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(100 + trainer.global_rank)
@@ -140,7 +140,9 @@ def mistakes(config: dict[str, Any]) -> None:
         prepare_trainer(pl.Trainer(accelerator="cpu", strategy="bmuf", logger=False))
 
     def groups_of_uneven_hosts() -> None:
-        ray_trainer(lh.BMUFGTCStrategy(), max_epochs=1).fit(Net(), loader(2))
+        ray_trainer(
+            lh.BMUFGTCStrategy(warmup_steps=0, density=0.01, block_size=50), max_epochs=1
+        ).fit(Net(), loader(2))
 
     world = os.environ["WORLD_SIZE"]
     found = {}

@@ -58,8 +58,8 @@ def _in_precisions() -> dict[str, list[Any]]:
     for precision in PRECISIONS:
         for kind in ("Adam", "NAdam"):
             model = _AdamNet(kind)
-            sync = lh.BMUFAdam(block_size=3)
-            strategy = lh.HierarchicalStrategy(group_size=2, block_sync=sync)
+            sync = lh.BMUFAdam(block_size=3, local_beta1="keep")
+            strategy = lh.HierarchicalStrategy(group_size=2, block_sync=sync, warmup_steps=0)
             fit(strategy, 7, model, precision=precision)
             found[f"{precision} {kind}"] = [model.moments, weights(model)]
     return found
@@ -93,7 +93,7 @@ def _scaled() -> tuple[list[float], Tensor]:
             counts.append(float(trainer.optimizers[0].state[model.layers[0].weight]["step"]))
 
     fit(
-        lh.BMUFAdamStrategy(block_size=4, block_momentum=0.5),
+        lh.BMUFAdamStrategy(block_size=4, block_momentum=0.5, warmup_steps=0, local_beta1="keep"),
         9,
         model,
         plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)],
@@ -118,8 +118,8 @@ LOOKS = {"P=1": (1, "corrected"), "P=2": (2, "corrected"), "averaged": (1, "aver
 
 def _looks(folder: Path, group_size: int, moments: Any, looking: bool) -> list[Any]:
     model = _AdamNet("NAdam")
-    sync = lh.BMUFAdam(block_size=3, moments=moments)
-    strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=sync)
+    sync = lh.BMUFAdam(block_size=3, moments=moments, local_beta1="keep")
+    strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=sync, warmup_steps=0)
     saves = ModelCheckpoint(dirpath=folder, every_n_train_steps=1, save_top_k=-1)
     settings: dict[str, Any] = (
         {"val_check_interval": 1, "enable_checkpointing": True, "callbacks": [saves]}
@@ -152,14 +152,14 @@ SIZE = 4 * 8 + 8 + 8 * 2 + 2
 
 
 def _sent(block_sync: lh.BMUFAdam | lh.BMUF, group_size: int) -> dict[str, tuple[int, float]]:
-    strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=block_sync)
+    strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=block_sync, warmup_steps=0)
     fit(strategy, 6, _AdamNet())
     counts = {kind: strategy.traffic.of("across", kind) for kind in ("models", "steps")}
     return {kind: (count.calls, count.payload_bytes) for kind, count in counts.items()}
 
 
 def _sent_by_all(group_size: int) -> tuple[dict[str, tuple[int, float]], ...]:
-    adam = lh.BMUFAdam(block_size=3, across="leader")
+    adam = lh.BMUFAdam(block_size=3, across="leader", local_beta1="keep")
     return _sent(adam, group_size), _sent(lh.BMUF(block_size=3, across="leader"), group_size)
 
 
@@ -180,7 +180,7 @@ def test_one_collective_a_block_carries_model_and_moments(group_size: int) -> No
 
 
 def _logged() -> None:
-    strategy = lh.BMUFAdamStrategy(block_size=2)
+    strategy = lh.BMUFAdamStrategy(block_size=2, warmup_steps=0, local_beta1="keep")
     logger = CSVLogger(os.environ["FOLDER"], name="run", version=0)
     fit(strategy, 6, _AdamNet(), logger=logger, log_every_n_steps=2)
 
@@ -205,13 +205,19 @@ def test_columns_of_a_run(tmp_path: Path) -> None:
 def _told(block_sync: lh.BMUFAdam | lh.BMUF, group_size: int) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=block_sync)
+        strategy = lh.HierarchicalStrategy(
+            group_size=group_size, block_sync=block_sync, warmup_steps=0
+        )
         fit(strategy, 1, _AdamNet("AdamW", betas=(0.9, 0.999)))
     return [str(warning.message) for warning in caught if "BMUF" in str(warning.message)]
 
 
 def _warnings() -> list[list[str]]:
-    return [_told(lh.BMUF(), 1), _told(lh.BMUF(), 2), _told(lh.BMUFAdam(), 1)]
+    return [
+        _told(lh.BMUF(block_size=50), 1),
+        _told(lh.BMUF(block_size=50), 2),
+        _told(lh.BMUFAdam(local_beta1="keep", block_size=50), 1),
+    ]
 
 
 def test_bmuf_with_adam_is_warned_of_where_models_are_averaged() -> None:
@@ -242,8 +248,8 @@ class _Poisoned(_AdamNet):
 
 
 def _poison(group_size: int, moment: str, value: float) -> None:
-    sync = lh.BMUFAdam(block_size=3, across="leader")
-    strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=sync)
+    sync = lh.BMUFAdam(block_size=3, across="leader", local_beta1="keep")
+    strategy = lh.HierarchicalStrategy(group_size=group_size, block_sync=sync, warmup_steps=0)
     fit(strategy, 6, _Poisoned(moment, value))
 
 

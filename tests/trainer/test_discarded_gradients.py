@@ -56,7 +56,9 @@ class _Adversaries(pl.LightningModule):
 
 def _train(toggles: bool) -> tuple[int, list[bool], float]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    strategy = lh.GTCStrategy(density=0.3, dense_below=0, find_unused_parameters=True)
+    strategy = lh.GTCStrategy(
+        density=0.3, dense_below=0, find_unused_parameters=True, warmup_steps=0
+    )
     plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
     model = _Adversaries(toggles=toggles)
     with warnings.catch_warnings(record=True) as caught:

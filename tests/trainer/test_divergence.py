@@ -32,7 +32,11 @@ def _warned(group_size: int, *broken: Any) -> tuple[list[str], bool]:
     """Also whether the model is finite after all."""
     sync = lh.BMUF(block_size=3)
     make = partial(
-        lh.HierarchicalStrategy, group_size=group_size, block_sync=sync, on_nonfinite="exclude"
+        lh.HierarchicalStrategy,
+        group_size=group_size,
+        block_sync=sync,
+        on_nonfinite="exclude",
+        warmup_steps=0,
     )
     said, model = caught_in(make, *broken)
     return said, bool(weights(model).isfinite().all())
@@ -71,7 +75,7 @@ def test_several_groups_are_named_in_one_warning() -> None:
 
 ONE_MODEL: dict[str, tuple[Make, str]] = {
     "all groups": (
-        partial(lh.BMUFStrategy, block_size=3, on_nonfinite="exclude"),
+        partial(lh.BMUFStrategy, block_size=3, on_nonfinite="exclude", warmup_steps=0),
         r"model of ranks 0, 1 holds NaN or inf after 3 steps \(parameters.*no group is healthy",
     ),
     "in the warm-up": (
@@ -79,7 +83,7 @@ ONE_MODEL: dict[str, tuple[Make, str]] = {
         r"model of ranks 0, 1 holds NaN or inf after 2 steps \(parameters.*all ranks train it",
     ),
     "a single group": (
-        partial(lh.GTCStrategy, on_nonfinite="exclude"),
+        partial(lh.GTCStrategy, on_nonfinite="exclude", warmup_steps=0, density=0.01),
         r"model of ranks 0, 1 holds NaN or inf after 6 steps \(parameters.*all ranks train it",
     ),
 }
@@ -115,7 +119,9 @@ def test_of_the_warm_up_s_buffers_those_that_last_must_be_finite() -> None:
 
 def _look_in_the_warm_up() -> None:
     trainer = make_trainer(
-        lh.BMUFStrategy(warmup_steps=50), val_check_interval=2, num_sanity_val_steps=0
+        lh.BMUFStrategy(warmup_steps=50, block_size=50),
+        val_check_interval=2,
+        num_sanity_val_steps=0,
     )
     trainer.fit(Breaks(1, (0,), "loss"), loader(6), loader(1))
 
@@ -128,7 +134,7 @@ def test_model_of_the_warm_up_that_is_not_finite_is_not_shown() -> None:
 def _failing_look() -> tuple[bool, bool]:
     """Whether the global model is said to be shown after a look that failed, and NaN is back."""
     model = Breaks(1, (1,), "layers.2.weight")
-    strategy = lh.BMUFStrategy(block_size=50)
+    strategy = lh.BMUFStrategy(block_size=50, warmup_steps=0)
     trainer = make_trainer(strategy, val_check_interval=3, num_sanity_val_steps=0)
     with pytest.raises(NonFiniteModelError):
         trainer.fit(model, loader(6), loader(1))
@@ -177,7 +183,7 @@ class _Far(Net):
 
 
 def _beyond_the_range() -> None:
-    strategy = lh.ModelAveragingStrategy(block_size=2, find_unused_parameters=True)
+    strategy = lh.ModelAveragingStrategy(block_size=2, find_unused_parameters=True, warmup_steps=0)
     fit(strategy, 8, _Far())
 
 
@@ -190,7 +196,7 @@ def test_update_beyond_the_range_is_an_error_too() -> None:
 
 def _logged() -> None:
     logger = CSVLogger(os.environ["FOLDER"], name="run", version=0)
-    make = partial(lh.BMUFStrategy, block_size=2, on_nonfinite="exclude")
+    make = partial(lh.BMUFStrategy, block_size=2, on_nonfinite="exclude", warmup_steps=0)
     caught_in(make, 2, (0, 1), "loss", batches=8, logger=logger, log_every_n_steps=2)
 
 
@@ -225,7 +231,11 @@ def test_every_synchronous_strategy_takes_the_choice(preset: Any) -> None:
 
 
 def _choices_differ() -> None:
-    fit(lh.BMUFStrategy(on_nonfinite="exclude" if _rank() else "error"))
+    fit(
+        lh.BMUFStrategy(
+            on_nonfinite="exclude" if _rank() else "error", warmup_steps=0, block_size=50
+        )
+    )
 
 
 def test_choice_must_be_the_same_on_all_ranks() -> None:

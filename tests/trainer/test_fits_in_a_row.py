@@ -22,9 +22,9 @@ from tests.trainer.fitting import Net, fit, loader, weights
 MakeStrategy = Callable[..., Any]
 
 STRATEGIES: dict[str, MakeStrategy] = {
-    "bmuf, overlap": partial(lh.BMUFStrategy, block_size=2, overlap=True),
+    "bmuf, overlap": partial(lh.BMUFStrategy, block_size=2, overlap=True, warmup_steps=0),
     "bmuf_gtc": partial(
-        lh.BMUFGTCStrategy, group_size=2, block_size=2, density=0.2, dense_below=10
+        lh.BMUFGTCStrategy, group_size=2, block_size=2, density=0.2, dense_below=10, warmup_steps=0
     ),
     "psp": lh.PSPStrategy,
     "two_stage_asgd": partial(lh.TwoStageASGDStrategy, group_size=2, push_period=2),
@@ -112,7 +112,13 @@ def test_the_same_trainer_has_other_groups_after_a_failure(name: str) -> None:
 def _with_others() -> list[Any]:
     groups = []
     for size, minutes in ((2, 5), (1, 5), (2, 5), (2, 4)):
-        strategy = lh.BMUFGTCStrategy(group_size=size, timeout=timedelta(minutes=minutes))
+        strategy = lh.BMUFGTCStrategy(
+            group_size=size,
+            timeout=timedelta(minutes=minutes),
+            warmup_steps=0,
+            density=0.01,
+            block_size=50,
+        )
         fit(strategy)
         groups.append(strategy.communicators.group.group)
     return [groups.index(group) for group in groups]
@@ -130,12 +136,12 @@ def _same_hook_on_other_ranks() -> list[tuple[bool, Any]]:
     for group_size in (2, 4):
         block_sync = lh.ModelAveraging(block_size=3) if group_size == 2 else None
         strategy = lh.HierarchicalStrategy(
-            group_size=group_size, gradient_sync=sync, block_sync=block_sync
+            group_size=group_size, gradient_sync=sync, block_sync=block_sync, warmup_steps=0
         )
         trainer = fit(strategy)
         own = strategy.communicators.group.group
         found.append((state.process_group is own, weights(trainer.lightning_module)))
-    plain = fit(lh.HierarchicalStrategy(group_size=4))
+    plain = fit(lh.HierarchicalStrategy(group_size=4, warmup_steps=0))
     return [*found, (True, weights(plain.lightning_module))]
 
 

@@ -13,10 +13,12 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer, weights
 
 STRATEGIES: dict[str, Any] = {
-    "adam": partial(lh.BMUFAdamStrategy, block_size=2),
-    "overlap": partial(lh.BMUFStrategy, block_size=2, overlap=True),
-    "momentum": partial(lh.BMUFStrategy, block_size=2, local_momentum="average"),
-    "virtual": partial(lh.BMUFAdamStrategy, block_size=2, virtual_workers=2),
+    "adam": partial(lh.BMUFAdamStrategy, block_size=2, warmup_steps=0, local_beta1="keep"),
+    "overlap": partial(lh.BMUFStrategy, block_size=2, overlap=True, warmup_steps=0),
+    "momentum": partial(lh.BMUFStrategy, block_size=2, local_momentum="average", warmup_steps=0),
+    "virtual": partial(
+        lh.BMUFAdamStrategy, block_size=2, virtual_workers=2, warmup_steps=0, local_beta1="keep"
+    ),
 }
 
 

@@ -47,7 +47,11 @@ def _slow_group(folder: Path, patience_s: float, quiet: bool) -> tuple[bool, tor
     if not quiet:
         QuietTermination.install = lambda self: None  # type: ignore[method-assign]
     model = _SlowFirstGroup(folder, patience_s)
-    fit(lh.BMUFGTCStrategy(group_size=2, block_size=6, dense_below=0), 9, model)
+    fit(
+        lh.BMUFGTCStrategy(group_size=2, block_size=6, dense_below=0, warmup_steps=0, density=0.01),
+        9,
+        model,
+    )
     return model.others_came, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 

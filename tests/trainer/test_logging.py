@@ -19,7 +19,9 @@ from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
 
 
 def _logged() -> dict[str, float]:
-    strategy = lh.BMUFGTCStrategy(group_size=2, block_size=3, dense_below=9, density=0.2)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=2, block_size=3, dense_below=9, density=0.2, warmup_steps=0
+    )
     fit(
         strategy,
         10,
@@ -107,7 +109,7 @@ class _Remembers(CSVLogger):
 
 def _two_loggers() -> list[list[dict[str, float]]]:
     loggers = [_Remembers(os.environ["FOLDER"]), _Remembers(os.environ["FOLDER"])]
-    strategy = lh.GTCStrategy(dense_below=9, density=0.2)
+    strategy = lh.GTCStrategy(dense_below=9, density=0.2, warmup_steps=0)
     fit(strategy, 6, logger=loggers, log_every_n_steps=2)
     return [logger.given for logger in loggers]
 
@@ -122,7 +124,9 @@ def test_every_logger_gets_the_same_numbers(tmp_path: Path) -> None:
 
 
 def _checkpoint(folder: Path) -> dict[str, Any]:
-    strategy = lh.BMUFGTCStrategy(group_size=2, block_size=4, dense_below=9, density=0.2)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=2, block_size=4, dense_below=9, density=0.2, warmup_steps=0
+    )
     model = Net()
     fit(
         strategy,
@@ -136,7 +140,9 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
 
 def _resume(path: str) -> tuple[int, torch.Tensor]:
     model = Net()
-    strategy = lh.BMUFGTCStrategy(group_size=2, block_size=4, dense_below=9, density=0.2)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=2, block_size=4, dense_below=9, density=0.2, warmup_steps=0
+    )
     trainer = make_trainer(strategy, max_epochs=2)
     trainer.fit(model, loader(6), ckpt_path=path)
     return trainer.global_step, weights(model)

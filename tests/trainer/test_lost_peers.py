@@ -89,8 +89,16 @@ def _check(
 
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-bmuf = partial(lh.BMUFStrategy, block_size=4, timeout=LIMIT)
-tiers = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, dense_below=0, timeout=LIMIT)
+bmuf = partial(lh.BMUFStrategy, block_size=4, timeout=LIMIT, warmup_steps=0)
+tiers = partial(
+    lh.BMUFGTCStrategy,
+    group_size=2,
+    block_size=4,
+    dense_below=0,
+    timeout=LIMIT,
+    warmup_steps=0,
+    density=0.01,
+)
 
 
 @pytest.mark.parametrize("number", [KILL, STOP])
@@ -107,13 +115,15 @@ def test_in_a_step_of_a_group(tmp_path: Path) -> None:
 
 def test_at_the_end_of_a_block(tmp_path: Path) -> None:
     """In groups of two; the ranks that exchange between groups are not the only ones to know."""
-    make = partial(lh.BMUFGTCStrategy, group_size=2, block_size=2, timeout=LIMIT)
+    make = partial(
+        lh.BMUFGTCStrategy, group_size=2, block_size=2, timeout=LIMIT, warmup_steps=0, density=0.01
+    )
     for error in _check(tmp_path, make, 4, 3, "on_before_zero_grad", STOP).values():
         assert "because rank 3 did not take part" in error
 
 
 def test_while_blocks_overlap(tmp_path: Path) -> None:
-    make = partial(lh.BMUFStrategy, block_size=1, overlap=True, timeout=LIMIT)
+    make = partial(lh.BMUFStrategy, block_size=1, overlap=True, timeout=LIMIT, warmup_steps=0)
     _check(tmp_path, make, 3, 1, "training_step", KILL)
 
 
@@ -179,7 +189,9 @@ def _refuse_on_rank_one() -> None:
         return reduce(*args, **kwargs)
 
     dist.all_reduce = refuse
-    make_trainer(lh.HierarchicalStrategy(group_size="world", timeout=LIMIT)).fit(Net(), loader(4))
+    make_trainer(lh.HierarchicalStrategy(group_size="world", timeout=LIMIT, warmup_steps=0)).fit(
+        Net(), loader(4)
+    )
 
 
 def test_error_of_one_rank_is_raised_as_it_is_and_names_it_on_the_others() -> None:

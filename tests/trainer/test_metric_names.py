@@ -77,16 +77,20 @@ class _Adam(Net):
 def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
     """Every strategy, with what makes it send every kind of message."""
     limit = timedelta(seconds=120)
-    gtc = {"dense_below": 9, "density": 0.2}
+    gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "warmup_steps": 0}
     average: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
     return [
         (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
-        (lh.ModelAveragingStrategy(block_size=2), Net(batchnorm=True), average),
+        (lh.ModelAveragingStrategy(block_size=2, warmup_steps=0), Net(batchnorm=True), average),
         (lh.BMUFStrategy(block_size=2, warmup_steps=1), Net(), {}),
-        (lh.BMUFAdamStrategy(block_size=2), _Adam(), {}),
+        (lh.BMUFAdamStrategy(block_size=2, warmup_steps=0, local_beta1="keep"), _Adam(), {}),
         (lh.BMUFGTCStrategy(group_size=2, block_size=2, **gtc), Net(batchnorm=True), average),
         (
-            lh.HierarchicalStrategy(group_size=2, block_sync=lh.BMUFAdam(block_size=2)),
+            lh.HierarchicalStrategy(
+                group_size=2,
+                block_sync=lh.BMUFAdam(block_size=2, local_beta1="keep"),
+                warmup_steps=0,
+            ),
             _Adam(),
             {},
         ),
@@ -97,7 +101,11 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
             _TwoOptimizers(),
             {},
         ),
-        (lh.BMUFStrategy(block_size=2, find_unused_parameters=True), _TwoOptimizers(), {}),
+        (
+            lh.BMUFStrategy(block_size=2, find_unused_parameters=True, warmup_steps=0),
+            _TwoOptimizers(),
+            {},
+        ),
         (lh.PSPStrategy(timeout=limit), Net(batchnorm=True), {"enable_checkpointing": True}),
         (lh.TwoStageASGDStrategy(group_size=2, timeout=limit), Net(batchnorm=True), {}),
     ]

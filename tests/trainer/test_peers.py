@@ -46,7 +46,14 @@ class _Disturbed(Net):
 
 
 def _run(marks: Path, disturbance: str, group_size: int, rank: int, batch: int) -> None:
-    strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=4, dense_below=0, timeout=LIMIT)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=group_size,
+        block_size=4,
+        dense_below=0,
+        timeout=LIMIT,
+        warmup_steps=0,
+        density=0.01,
+    )
     try:
         fit(strategy, 12, _Disturbed(rank, batch, disturbance, marks))
     finally:
@@ -102,7 +109,11 @@ class _Stream(IterableDataset):
 
 def _uneven(block_size: int, group_size: int, limit_s: float) -> None:
     strategy = lh.BMUFGTCStrategy(
-        group_size=group_size, block_size=block_size, timeout=timedelta(seconds=limit_s)
+        group_size=group_size,
+        block_size=block_size,
+        timeout=timedelta(seconds=limit_s),
+        warmup_steps=0,
+        density=0.01,
     )
     trainer = make_trainer(strategy)
     trainer.fit(Net(), DataLoader(_Stream(5 if _rank() == 1 else 9), batch_size=1))
@@ -129,7 +140,7 @@ def test_rank_that_ran_out_inside_a_group_is_named_in_limited_time() -> None:
 
 def _second_fit_with_a_late_rank(marks: Path) -> None:
     """The first fit's notes must not hide who is missing in the second."""
-    fit(lh.BMUFStrategy(block_size=2, timeout=LIMIT), 12)
+    fit(lh.BMUFStrategy(block_size=2, timeout=LIMIT, warmup_steps=0), 12)
     _run(marks, "raises", 1, 1, 2)
 
 

@@ -25,18 +25,18 @@ HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
 NET = Workload(parameters=58, tensors=4, step_s=1.0)
 
 BLOCKS: dict[str, tuple[BlockSettings, Any]] = {
-    "bmuf": (BlockSettings(), lambda: lh.BMUFStrategy(block_size=BLOCK)),
+    "bmuf": (BlockSettings(), lambda: lh.BMUFStrategy(block_size=BLOCK, warmup_steps=0)),
     "bmuf, int8": (
         BlockSettings(across_dtype="int8"),
-        lambda: lh.BMUFStrategy(block_size=BLOCK, across_dtype="int8"),
+        lambda: lh.BMUFStrategy(block_size=BLOCK, across_dtype="int8", warmup_steps=0),
     ),
     "bmuf, overlap": (
         BlockSettings(overlap=True),
-        lambda: lh.BMUFStrategy(block_size=BLOCK, overlap=True),
+        lambda: lh.BMUFStrategy(block_size=BLOCK, overlap=True, warmup_steps=0),
     ),
     "bmuf_adam": (
         BlockSettings(carried="moments"),
-        lambda: lh.BMUFAdamStrategy(block_size=BLOCK),
+        lambda: lh.BMUFAdamStrategy(block_size=BLOCK, warmup_steps=0, local_beta1="keep"),
     ),
     "leader": (BlockSettings(group_size=2), lambda: _groups("leader")),
     "sharded": (BlockSettings(group_size=2, sharded=True), lambda: _groups("sharded")),
@@ -48,6 +48,7 @@ def _groups(across: Any) -> lh.HierarchicalStrategy:
         group_size=2,
         gradient_sync=lh.AllReduce(),
         block_sync=lh.BMUF(block_size=BLOCK, across=across),
+        warmup_steps=0,
     )
 
 
@@ -78,7 +79,9 @@ def _train() -> dict[str, dict[str, int]]:
         kinds = ("models", "steps")
         found[name] = {kind: traffic.of("across", kind).payload_bytes for kind in kinds}
     for name, used in SENT.items():
-        trainer = fit(lh.GTCStrategy(threshold=1e-9, dense_below=0), STEPS, _Sparse(used))
+        trainer = fit(
+            lh.GTCStrategy(threshold=1e-9, dense_below=0, warmup_steps=0), STEPS, _Sparse(used)
+        )
         traffic = trainer.strategy.traffic
         kinds = ("gradients", "gradient_counts")
         found[name] = {kind: traffic.of("group", kind).payload_bytes for kind in kinds}

@@ -22,7 +22,9 @@ def _equal(tensors: list[Tensor]) -> bool:
 
 def _precision(precision: Any) -> tuple[Tensor, str]:
     model = Net(batchnorm=True)
-    strategy = lh.BMUFGTCStrategy(group_size=2, block_size=3, dense_below=9, density=0.2)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=2, block_size=3, dense_below=9, density=0.2, warmup_steps=0
+    )
     fit(strategy, 8, model, precision=precision)
     state = torch.cat([v.double().reshape(-1) for v in model.state_dict().values()])
     return state, str(model.layers[0].weight.dtype)
@@ -61,7 +63,9 @@ class _Overflows(Net):
 def _scaled(group_size: int) -> tuple[list[Tensor], float, float, Tensor]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     model = _Overflows()
-    strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=4, density=0.2, dense_below=9)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=group_size, block_size=4, density=0.2, dense_below=9, warmup_steps=0
+    )
     fit(strategy, 9, model, plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
     return model.seen, scaler.get_scale(), model.residual_norm, weights(model)
 
@@ -107,7 +111,12 @@ def _clipped() -> tuple[float, Tensor]:
             )
 
     model = Clipped()
-    fit(lh.GTCStrategy(threshold=0.05, dense_below=0), 6, model, gradient_clip_val=0.01)
+    fit(
+        lh.GTCStrategy(threshold=0.05, dense_below=0, warmup_steps=0),
+        6,
+        model,
+        gradient_clip_val=0.01,
+    )
     return max(norms[1::2]), weights(model)
 
 
@@ -119,7 +128,7 @@ def test_clipping_acts_on_what_the_group_reconstructed() -> None:
 
 def _batchnorm() -> tuple[Tensor, int, Tensor]:
     model = Net(batchnorm=True)
-    fit(lh.BMUFGTCStrategy(group_size=2, block_size=3), 7, model)
+    fit(lh.BMUFGTCStrategy(group_size=2, block_size=3, warmup_steps=0, density=0.01), 7, model)
     norm = model.layers[1]
     return norm.running_var.clone(), int(norm.num_batches_tracked), weights(model)
 
@@ -144,7 +153,12 @@ def _converted() -> list[int]:
             found.extend(torch.distributed.get_process_group_ranks(self.layers[1].process_group))
 
     model = Looks(batchnorm=True)
-    fit(lh.BMUFGTCStrategy(group_size=2), 0, model, sync_batchnorm=True)
+    fit(
+        lh.BMUFGTCStrategy(group_size=2, warmup_steps=0, density=0.01, block_size=50),
+        0,
+        model,
+        sync_batchnorm=True,
+    )
     return found
 
 

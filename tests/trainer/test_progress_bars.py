@@ -16,8 +16,10 @@ from tests.trainer.test_metric_names import Keeps
 
 TIMEOUT = timedelta(seconds=120)
 STRATEGIES = {
-    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(group_size=2, block_size=3, dense_below=9),
-    "gtc": lambda: lh.GTCStrategy(dense_below=9),
+    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(
+        group_size=2, block_size=3, dense_below=9, warmup_steps=0, density=0.01
+    ),
+    "gtc": lambda: lh.GTCStrategy(dense_below=9, warmup_steps=0, density=0.01),
     "psp": lambda: lh.PSPStrategy(timeout=TIMEOUT),
     "two_stage_asgd": lambda: lh.TwoStageASGDStrategy(group_size=2, timeout=TIMEOUT),
 }
@@ -79,7 +81,9 @@ def _show_rich() -> str:
     bar = RichProgressBar(
         console_kwargs={"file": screen, "force_terminal": True, "width": 160, "color_system": None}
     )
-    trainer = make_trainer(lh.BMUFStrategy(block_size=3), enable_progress_bar=True, callbacks=[bar])
+    trainer = make_trainer(
+        lh.BMUFStrategy(block_size=3, warmup_steps=0), enable_progress_bar=True, callbacks=[bar]
+    )
     trainer.fit(Net(), loader(4))
     return screen.getvalue()
 

@@ -20,7 +20,7 @@ from tests.trainer.fitting import fit, loader, make_trainer, weights
 def _scaled(where: str, value: float) -> tuple[float, float, list[str], Tensor]:
     """Ten steps in fp16, blocks of five; the scale and what was excluded."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    make = partial(lh.BMUFStrategy, block_size=5, on_nonfinite="exclude")
+    make = partial(lh.BMUFStrategy, block_size=5, on_nonfinite="exclude", warmup_steps=0)
     said, model = caught_in(
         make,
         *(1, (1,), where, value),
@@ -61,7 +61,12 @@ def _thresholds() -> tuple[list[float | None], list[float | None], float, Tensor
 
     model = Notes(3, (2,), "loss")
     strategy = lh.BMUFGTCStrategy(
-        group_size=2, block_size=5, density=0.2, dense_below=0, on_nonfinite="exclude"
+        group_size=2,
+        block_size=5,
+        density=0.2,
+        dense_below=0,
+        on_nonfinite="exclude",
+        warmup_steps=0,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -87,7 +92,7 @@ def _in_parts(folder: Path) -> list[tuple[Tensor, float, float, float | None]]:
     def train(epochs: int, **more: Any) -> Any:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
         trainer = make_trainer(
-            lh.BMUFStrategy(block_size=5, on_nonfinite="exclude"),
+            lh.BMUFStrategy(block_size=5, on_nonfinite="exclude", warmup_steps=0),
             max_epochs=epochs,
             plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)],
         )

@@ -63,7 +63,7 @@ def _shuffled() -> None:
 
 def _virtual() -> None:
     os.environ["PL_GLOBAL_SEED"] = str(_rank())
-    _fit(_data(shuffle=True), lh.BMUFStrategy(virtual_workers=2))
+    _fit(_data(shuffle=True), lh.BMUFStrategy(virtual_workers=2, warmup_steps=0, block_size=50))
 
 
 def _under_servers() -> None:

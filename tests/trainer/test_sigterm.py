@@ -26,10 +26,20 @@ from tests.trainer.fitting import Net, fit, make_trainer
 MakeStrategy = Callable[[], Any]
 
 STRATEGIES: dict[str, tuple[MakeStrategy, int]] = {
-    "bmuf": (partial(lh.BMUFStrategy, block_size=4), 2),
-    "bmuf_adam": (partial(lh.BMUFAdamStrategy, block_size=4), 2),
+    "bmuf": (partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), 2),
+    "bmuf_adam": (
+        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
+        2,
+    ),
     "bmuf_gtc": (
-        partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10),
+        partial(
+            lh.BMUFGTCStrategy,
+            group_size=2,
+            block_size=4,
+            density=0.2,
+            dense_below=10,
+            warmup_steps=0,
+        ),
         4,
     ),
 }
@@ -53,7 +63,9 @@ class _Signalled(DropoutNet):
 
 
 def _signalled(group_size: int) -> tuple[int, torch.Tensor, bool]:
-    strategy = lh.BMUFGTCStrategy(group_size=group_size, block_size=4, nesterov=False)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=group_size, block_size=4, nesterov=False, warmup_steps=0, density=0.01
+    )
     model = _Terminated()
     raised = False
     try:

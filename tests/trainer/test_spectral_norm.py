@@ -15,7 +15,7 @@ from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer
 
 STRATEGIES = {
-    "bmuf": partial(lh.BMUFStrategy, block_size=4),
+    "bmuf": partial(lh.BMUFStrategy, block_size=4, warmup_steps=0),
     "psp": lh.PSPStrategy,
 }
 

@@ -18,7 +18,9 @@ def _equal(tensors: list[Tensor]) -> bool:
 
 def _all_stages() -> dict[str, Any]:
     model = Net()
-    strategy = lh.BMUFGTCStrategy(group_size=2, block_size=3, dense_below=0)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=2, block_size=3, dense_below=0, warmup_steps=0, density=0.01
+    )
     trainer = make_trainer(strategy)
     seen: dict[str, Any] = {}
     seen["before"] = trainer.validate(model, loader(2), verbose=False)[0]["val_loss"]
@@ -80,7 +82,9 @@ class _Recurrent(Net):
 def _validate_in_mid_block() -> tuple[list[Tensor], list[float], bool]:
     model = _Recurrent()
     places = [p.data_ptr() for p in model.parameters()]
-    trainer = make_trainer(lh.BMUFStrategy(block_size=4), val_check_interval=3, max_epochs=2)
+    trainer = make_trainer(
+        lh.BMUFStrategy(block_size=4, warmup_steps=0), val_check_interval=3, max_epochs=2
+    )
     losses: list[float] = []
     model.on_validation_epoch_end = lambda: losses.append(  # type: ignore[method-assign]
         float(weights(model).double().sum())

@@ -15,7 +15,8 @@ from tests.trainer.fitting import Net, fit
 
 def _seen(strategy_arguments: dict[str, Any], batches: int, **settings: Any) -> list[Tensor]:
     model = Net()
-    fit(lh.HierarchicalStrategy(**strategy_arguments), batches, model, **settings)
+    strategy = lh.HierarchicalStrategy(**{"warmup_steps": 0, **strategy_arguments})
+    fit(strategy, batches, model, **settings)
     return model.seen
 
 
@@ -53,7 +54,7 @@ def test_accumulated_batches_are_one_step() -> None:
 
 def _gtc_on_cpu(accumulate: int) -> tuple[int, int, int, float]:
     """Calls and bytes of the gradients' tier."""
-    strategy = lh.GTCStrategy(dense_below=20, density=0.1)
+    strategy = lh.GTCStrategy(dense_below=20, density=0.1, warmup_steps=0)
     trainer = fit(strategy, 6, accumulate_grad_batches=accumulate)
     counts = strategy.traffic.of("group", "gradient_counts")
     across = strategy.traffic.total("across").payload_bytes
@@ -81,7 +82,7 @@ class _Scheduled(Net):
 def _optimizer_is_the_users() -> None:
     model = _Scheduled()
     places = [p.data_ptr() for p in model.parameters()]
-    trainer = fit(lh.BMUFStrategy(block_size=2), 5, model)
+    trainer = fit(lh.BMUFStrategy(block_size=2, warmup_steps=0), 5, model)
     (optimizer,) = trainer.optimizers
     assert type(optimizer) is torch.optim.SGD
     (schedule,) = trainer.lr_scheduler_configs
@@ -122,7 +123,7 @@ class _TwoOptimizers(Net):
 
 def _two_optimizers() -> tuple[list[Tensor], list[Tensor]]:
     model = _TwoOptimizers()
-    fit(lh.ModelAveragingStrategy(block_size=4), 14, model)
+    fit(lh.ModelAveragingStrategy(block_size=4, warmup_steps=0), 14, model)
     first = model.layers[0].weight.numel() + model.layers[0].bias.numel()
     return [w[:first] for w in model.seen], [w[first:] for w in model.seen]
 

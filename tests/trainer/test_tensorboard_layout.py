@@ -17,7 +17,9 @@ pytest.importorskip("tensorboard")
 
 def _fit_twice(folder: str) -> None:
     loggers: list[Any] = [TensorBoardLogger(folder, name=name, version=0) for name in ("a", "b")]
-    strategy = lh.BMUFGTCStrategy(group_size=1, block_size=2, dense_below=9)
+    strategy = lh.BMUFGTCStrategy(
+        group_size=1, block_size=2, dense_below=9, warmup_steps=0, density=0.01
+    )
     trainer = make_trainer(strategy, logger=[*loggers, CSVLogger(folder)], log_every_n_steps=1)
     for epochs in (1, 2):
         trainer.fit_loop.max_epochs = epochs

@@ -22,7 +22,9 @@ from tests.trainer.traces import check_form, check_nesting, read_open_array
 
 TIMEOUT = timedelta(seconds=120)
 STRATEGIES: dict[str, Any] = {
-    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(group_size=2, block_size=3, dense_below=9),
+    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(
+        group_size=2, block_size=3, dense_below=9, warmup_steps=0, density=0.01
+    ),
     "overlap": lambda: lh.BMUFStrategy(block_size=2, overlap=True, warmup_steps=1),
     "psp": lambda: lh.PSPStrategy(timeout=TIMEOUT),
     "two_stage_asgd": lambda: lh.TwoStageASGDStrategy(group_size=2, timeout=TIMEOUT),
@@ -132,7 +134,7 @@ class _Dies(Net):
 
 
 def _fit_and_die(folder: str) -> None:
-    strategy = lh.BMUFStrategy(block_size=2, timeout=timedelta(seconds=5))
+    strategy = lh.BMUFStrategy(block_size=2, timeout=timedelta(seconds=5), warmup_steps=0)
     trainer = make_trainer(strategy, callbacks=[Timeline(folder)])
     trainer.fit(_Dies(), loader(6))
 

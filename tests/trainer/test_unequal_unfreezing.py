@@ -112,7 +112,11 @@ def _finetune(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [partial(lh.GTCStrategy, dense_below=10), partial(lh.BMUFStrategy, block_size=50)]
+    "kind",
+    [
+        partial(lh.GTCStrategy, dense_below=10, warmup_steps=0, density=0.01),
+        partial(lh.BMUFStrategy, block_size=50, warmup_steps=0),
+    ],
 )
 def test_finetuning_of_one_rank_alone(kind: Any) -> None:
     """At once in the gradients of a group; else where models meet next, or at the end."""

@@ -136,11 +136,11 @@ def _fit(strategy: Any, batches: tuple[int, ...], **settings: Any) -> None:
 
 
 def _plain() -> None:
-    _fit(lh.BMUFStrategy(), (5, 3, 5, 5))
+    _fit(lh.BMUFStrategy(warmup_steps=0, block_size=50), (5, 3, 5, 5))
 
 
 def _one_group() -> None:
-    _fit(lh.GTCStrategy(), (5, 3, 5, 5))
+    _fit(lh.GTCStrategy(warmup_steps=0, density=0.01), (5, 3, 5, 5))
 
 
 def _inside_a_group() -> None:
@@ -231,6 +231,7 @@ def _streams(counts: tuple[int, ...], group_size: int, uneven: Any, limit_s: flo
         block_sync=lh.BMUF(block_size=4),
         uneven_batches=uneven,
         timeout=timedelta(seconds=limit_s),
+        warmup_steps=0,
     )
     trainer = make_trainer(strategy)
     data = torch.utils.data.DataLoader(_Stream(counts[_rank()]), batch_size=1)

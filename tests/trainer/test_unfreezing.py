@@ -59,7 +59,7 @@ class _RaiseRate(Callback):
 def _weights(group_size: int, overlap: bool, frozen: bool) -> tuple[Tensor, Tensor]:
     model = _Net(frozen=frozen)
     block_sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5, overlap=overlap)
-    strategy = HierarchicalStrategy(group_size=group_size, block_sync=block_sync)
+    strategy = HierarchicalStrategy(group_size=group_size, block_sync=block_sync, warmup_steps=0)
     _fit(model, strategy, _Unfreeze() if frozen else _RaiseRate())
     return model.body.weight.detach(), model.head.weight.detach()
 
@@ -144,6 +144,7 @@ def _with_adam(group_size: int, moments: str, across: str) -> list[list[dict[str
             group_size=group_size,
             block_sync=BMUFAdam(block_momentum=0.5, **sync),
             find_unused_parameters=True,
+            warmup_steps=0,
         )
         _fit(_AdamNet(frozen=frozen), strategy, notes, *([_UnfreezeAtTheSameRate()] * frozen))
         found.append(notes.seen)

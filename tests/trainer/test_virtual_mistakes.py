@@ -92,8 +92,8 @@ class _Unlike(_ByHand):
             super().training_step(batch, batch_idx)
 
 
-_BMUF = partial(lh.BMUFStrategy, virtual_workers=2)
-_GTC = partial(lh.GTCStrategy, virtual_workers=2)
+_BMUF = partial(lh.BMUFStrategy, virtual_workers=2, warmup_steps=0)
+_GTC = partial(lh.GTCStrategy, virtual_workers=2, warmup_steps=0, density=0.01)
 _SCALED = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
 
 # Strategy, model and settings of the Trainer.
@@ -116,7 +116,11 @@ MISTAKES: dict[str, tuple[Any, Callable[[], Net], dict[str, Any]]] = {
     "by_hand": (_GTC, _ByHand, {}),
     "by_hand_warm": (partial(_BMUF, warmup_steps=2), _ByHand, {}),
     "sync_batchnorm": (_GTC, Net, {"sync_batchnorm": True}),
-    "group_size": (partial(lh.BMUFGTCStrategy, group_size=8, virtual_workers=2), Net, {}),
+    "group_size": (
+        partial(lh.BMUFGTCStrategy, group_size=8, virtual_workers=2, warmup_steps=0, density=0.01),
+        Net,
+        {},
+    ),
 }
 
 
@@ -192,22 +196,41 @@ def test_what_cannot_be_trained_is_an_error_on_every_rank(what: str, says: str) 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: lh.BMUFStrategy(virtual_workers=0), "at least 1, got 0"),
-        (lambda: lh.BMUFStrategy(virtual_workers=2, on_nonfinite="exclude"), "'exclude'"),
-        (lambda: lh.BMUFStrategy(virtual_workers=2, uneven_batches="join"), "'join'"),
         (
-            lambda: lh.BMUFGTCStrategy(group_size=2, virtual_workers=3),
+            lambda: lh.BMUFStrategy(virtual_workers=0, warmup_steps=0, block_size=50),
+            "at least 1, got 0",
+        ),
+        (
+            lambda: lh.BMUFStrategy(
+                virtual_workers=2, on_nonfinite="exclude", warmup_steps=0, block_size=50
+            ),
+            "'exclude'",
+        ),
+        (
+            lambda: lh.BMUFStrategy(
+                virtual_workers=2, uneven_batches="join", warmup_steps=0, block_size=50
+            ),
+            "'join'",
+        ),
+        (
+            lambda: lh.BMUFGTCStrategy(
+                group_size=2, virtual_workers=3, warmup_steps=0, density=0.01, block_size=50
+            ),
             "must divide group_size or be a multiple of it, got virtual_workers=3",
         ),
         (
             lambda: lh.HierarchicalStrategy(
-                group_size=2, block_sync=lh.BMUF(), virtual_workers=2, broadcast_buffers=False
+                group_size=2,
+                block_sync=lh.BMUF(block_size=50),
+                virtual_workers=2,
+                broadcast_buffers=False,
+                warmup_steps=0,
             ),
             "broadcast_buffers=False",
         ),
         (
             lambda: lh.HierarchicalStrategy(
-                group_size=2, gradient_sync=lh.CommHook(print), virtual_workers=2
+                group_size=2, gradient_sync=lh.CommHook(print), virtual_workers=2, warmup_steps=0
             ),
             "CommHook",
         ),
@@ -231,7 +254,9 @@ class _Thaws(Net):
 
 
 def _thaw(epoch: int) -> None:
-    strategy = lh.BMUFStrategy(virtual_workers=2, find_unused_parameters=True)
+    strategy = lh.BMUFStrategy(
+        virtual_workers=2, find_unused_parameters=True, warmup_steps=0, block_size=50
+    )
     make_trainer(strategy, max_epochs=2).fit(_Thaws(epoch), loader(3, ranks=4))
 
 

@@ -26,7 +26,8 @@ def _per_rank() -> int:
 
 
 def _bmuf(**settings: Any) -> lh.BMUFStrategy:
-    return lh.BMUFStrategy(block_size=3, virtual_workers=_per_rank(), **settings)
+    settings = {"warmup_steps": 0, "virtual_workers": _per_rank(), **settings}
+    return lh.BMUFStrategy(block_size=3, **settings)
 
 
 def _bmuf_gtc(group_size: Any = 2, warmup_steps: int = 0) -> lh.BMUFGTCStrategy:
@@ -41,7 +42,7 @@ def _bmuf_gtc(group_size: Any = 2, warmup_steps: int = 0) -> lh.BMUFGTCStrategy:
 
 
 def _gtc() -> lh.GTCStrategy:
-    return lh.GTCStrategy(density=0.1, dense_below=0, virtual_workers=_per_rank())
+    return lh.GTCStrategy(density=0.1, dense_below=0, virtual_workers=_per_rank(), warmup_steps=0)
 
 
 STRATEGIES: dict[str, Any] = {
@@ -197,6 +198,7 @@ def _averaging_momentum() -> lh.BMUFGTCStrategy:
         local_momentum="average",
         across="leader" if _per_rank() == 1 else "sharded",
         virtual_workers=_per_rank(),
+        warmup_steps=0,
     )
 
 
@@ -262,7 +264,7 @@ class _Counting(Net):
 
 def _count() -> tuple[list[int], int]:
     model = _Counting()
-    strategy = lh.ModelAveragingStrategy(block_size=2, virtual_workers=_per_rank())
+    strategy = lh.ModelAveragingStrategy(block_size=2, virtual_workers=_per_rank(), warmup_steps=0)
     make_trainer(strategy).fit(model, loader(5, ranks=WORKERS))
     return model.found, int(model.count)
 

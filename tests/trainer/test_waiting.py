@@ -62,7 +62,9 @@ def _step(kind: str, folder: Path) -> float:
     choices = {"all_reduce": lh.AllReduce(), "hook": lh.CommHook(allreduce_hook)}
     mark = folder / "handed_over"
     _mark_what_is_handed_over(mark)
-    strategy = lh.HierarchicalStrategy(group_size="world", gradient_sync=choices[kind])
+    strategy = lh.HierarchicalStrategy(
+        group_size="world", gradient_sync=choices[kind], warmup_steps=0
+    )
     fit(strategy, 1, _Late(mark))
     return strategy.traffic.waited_seconds("group")
 

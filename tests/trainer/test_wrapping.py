@@ -116,6 +116,7 @@ class _Wrapped(Net):
 
 def _wrapped(**settings: Any) -> tuple[list[int | None], int]:
     model = _Wrapped()
+    settings = {"warmup_steps": 0, **settings}
     fit(lh.HierarchicalStrategy(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
     gc.collect()
     return model.over, sum(own() is not None for own in model.wrappers)

@@ -20,11 +20,13 @@ from tests.trainer.fitting import Net, fit, loader, make_trainer
 
 CLASSICAL = {"block_size": 4, "block_momentum": 0.5, "nesterov": False}
 STRATEGIES: dict[str, Callable[..., Any]] = {
-    "averaging": partial(lh.ModelAveragingStrategy, block_size=4),
-    "nesterov": partial(lh.BMUFStrategy, block_size=4, block_momentum=0.5, block_lr=0.7),
-    "overlap": partial(lh.BMUFStrategy, **CLASSICAL, overlap=True),
-    "virtual": partial(lh.BMUFStrategy, **CLASSICAL, virtual_workers=2),
-    "one model": partial(lh.GTCStrategy, density=0.2, dense_below=10),
+    "averaging": partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0),
+    "nesterov": partial(
+        lh.BMUFStrategy, block_size=4, block_momentum=0.5, block_lr=0.7, warmup_steps=0
+    ),
+    "overlap": partial(lh.BMUFStrategy, **CLASSICAL, overlap=True, warmup_steps=0),
+    "virtual": partial(lh.BMUFStrategy, **CLASSICAL, virtual_workers=2, warmup_steps=0),
+    "one model": partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0),
 }
 
 
@@ -124,7 +126,13 @@ def _write_weights(name: str, hook: str, write: Callable[[Net], None], **setting
 
 def _write_in_a_save(write: Callable[[Net], None], folder: str) -> None:
     model = _WritingWeights("on_train_epoch_end", write)
-    fit(lh.BMUFStrategy(block_size=4), 6, model, enable_checkpointing=True, default_root_dir=folder)
+    fit(
+        lh.BMUFStrategy(block_size=4, warmup_steps=0),
+        6,
+        model,
+        enable_checkpointing=True,
+        default_root_dir=folder,
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,7 @@ def test_what_is_put_back_and_what_all_ranks_train_is_no_error() -> None:
 
 def _clip_batches() -> float:
     model = _WritingWeights("on_train_batch_end", _clip_on_all)
-    fit(lh.ModelAveragingStrategy(block_size=4), 6, model)
+    fit(lh.ModelAveragingStrategy(block_size=4, warmup_steps=0), 6, model)
     return float(_weight(model).detach().abs().max())
 
 

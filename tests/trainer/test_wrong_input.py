@@ -29,25 +29,33 @@ class _Untrained(Net):
 
 
 def _group_size() -> None:
-    fit(lh.BMUFGTCStrategy(group_size=3), model=_Untrained())
+    fit(
+        lh.BMUFGTCStrategy(group_size=3, warmup_steps=0, density=0.01, block_size=50),
+        model=_Untrained(),
+    )
 
 
 def _groups_that_never_meet() -> None:
-    strategy = lh.HierarchicalStrategy(group_size=2, gradient_sync=lh.GTC())
+    strategy = lh.HierarchicalStrategy(
+        group_size=2, gradient_sync=lh.GTC(density=0.01), warmup_steps=0
+    )
     fit(strategy, model=_Untrained())
 
 
 def _momentum_for_no_number_of_models() -> None:
-    fit(lh.BMUFStrategy(block_lr=5.0), model=_Untrained())
+    fit(lh.BMUFStrategy(block_lr=5.0, warmup_steps=0, block_size=50), model=_Untrained())
 
 
 def _settings_differ() -> None:
-    fit(lh.BMUFStrategy(block_size=4 if _rank() < 2 else 5), model=_Untrained())
+    fit(lh.BMUFStrategy(block_size=4 if _rank() < 2 else 5, warmup_steps=0), model=_Untrained())
 
 
 def _limits_differ() -> None:
     minutes = 20 if _rank() else 10
-    fit(lh.BMUFStrategy(timeout=timedelta(minutes=minutes)), model=_Untrained())
+    fit(
+        lh.BMUFStrategy(timeout=timedelta(minutes=minutes), warmup_steps=0, block_size=50),
+        model=_Untrained(),
+    )
 
 
 def _strategies_differ() -> None:
@@ -74,7 +82,7 @@ def _shapes_differ() -> None:
     if _rank() == 3:
         model.layers[0] = torch.nn.Linear(4, 9)
         model.layers[2] = torch.nn.Linear(9, 2)
-    fit(lh.BMUFGTCStrategy(group_size=2), model=model)
+    fit(lh.BMUFGTCStrategy(group_size=2, warmup_steps=0, density=0.01, block_size=50), model=model)
 
 
 class _OtherOptimizer(_Untrained):
@@ -93,7 +101,7 @@ class _Adam(_Untrained):
 
 
 def _no_momentum_to_average() -> None:
-    fit(lh.BMUFStrategy(local_momentum="average"), model=_Adam())
+    fit(lh.BMUFStrategy(local_momentum="average", warmup_steps=0, block_size=50), model=_Adam())
 
 
 class _NotThatAdam(_Untrained):
@@ -148,11 +156,11 @@ def _lottery_ticket() -> None:
 
 
 def _static_graph() -> None:
-    fit(lh.GTCStrategy(static_graph=True), model=_Untrained())
+    fit(lh.GTCStrategy(static_graph=True, warmup_steps=0, density=0.01), model=_Untrained())
 
 
 def _hook() -> None:
-    fit(lh.BMUFStrategy(ddp_comm_hook=print), model=_Untrained())
+    fit(lh.BMUFStrategy(ddp_comm_hook=print, warmup_steps=0, block_size=50), model=_Untrained())
 
 
 def _batches_differ() -> None:
@@ -202,7 +210,7 @@ def _poison_between_blocks(group_size: int) -> None:
                     self.layers[2].weight[0, 0] = float("nan")
 
     strategy = lh.HierarchicalStrategy(
-        group_size=group_size, block_sync=lh.BMUF(block_size=3, across="leader")
+        group_size=group_size, block_sync=lh.BMUF(block_size=3, across="leader"), warmup_steps=0
     )
     fit(strategy, 6, Poisoned())
 

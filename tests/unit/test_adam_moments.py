@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -168,11 +169,35 @@ def _adam(*beta1: float) -> torch.optim.Optimizer:
 
 
 def test_large_beta1_with_many_models_gets_the_papers_advice() -> None:
-    said = lh.BMUFAdam().advice(_adam(0.5, 0.9), 17)
+    kept = lh.BMUFAdam(local_beta1="keep")
+    said = kept.advice(_adam(0.5, 0.9), 17)
     assert said is not None
     assert "beta1=0.9 with 17 averaged models" in said and "betas=(0.5, 0.999)" in said
-    assert lh.BMUFAdam().advice(_adam(0.5, 0.9), 16) is None
-    assert lh.BMUFAdam().advice(_adam(0.5), 64) is None
+    assert kept.advice(_adam(0.5, 0.9), 16) is None
+    assert kept.advice(_adam(0.5), 64) is None
+    assert lh.BMUFAdam().advice(_adam(0.9), 64) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "models", "expected"),
+    [("auto", 2, 0.5), ("keep", 2, 0.9), (0.7, 2, 0.7), (0.95, 2, 0.9), ("auto", 1, 0.9)],
+)
+def test_local_beta1_holds_inside_the_step_alone(
+    setting: Any, models: int, expected: float
+) -> None:
+    optimizer, config = _adam(0.9, 0.3), lh.BMUFAdam(local_beta1=setting)
+    with config.stepping(optimizer, models):
+        assert [group["betas"] for group in optimizer.param_groups] == [
+            (expected, 0.999),
+            (0.3, 0.999),
+        ]
+    assert [group["betas"][0] for group in optimizer.param_groups] == [0.9, 0.3]
+
+
+@pytest.mark.parametrize("wrong", [1.0, -0.1, True, "lower", None])
+def test_wrong_local_beta1(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="local_beta1 must be 'auto', 'keep' or lie in .*got"):
+        lh.BMUFAdam(local_beta1=wrong)
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam"])

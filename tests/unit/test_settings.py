@@ -217,7 +217,7 @@ def test_presets_pass_their_arguments_on() -> None:
     assert lh.BMUFStrategy(block_size=3).block_sync == lh.BMUF(block_size=3)
     assert lh.BMUFAdamStrategy(moments="average").block_sync == lh.BMUFAdam(moments="average")
     assert lh.BMUFAdamStrategy().group_size == 1
-    assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size=50)
+    assert lh.ModelAveragingStrategy().block_sync == lh.ModelAveraging(block_size="auto")
 
 
 def test_hook_and_its_state_may_stand_without_names() -> None:

@@ -33,6 +33,7 @@ class ParameterSteps:
     Attributes:
         state: the optimizer's state of the parameter.
         group: its parameter group, which has betas and momentum_decay; schedulers may move them.
+        largest_beta1: with which the optimizer steps.
         start: Adam's step count when the block began, the same on all ranks.
         start_product: NAdam's ``mu_product`` then; 1 for the others.
         rho: rho_n, mini-batches that the global update stands for.
@@ -42,6 +43,7 @@ class ParameterSteps:
 
     state: dict[str, Any]
     group: dict[str, Any]
+    largest_beta1: float
     start: float
     start_product: float = 1.0
     rho: float = 0.0
@@ -49,7 +51,8 @@ class ParameterSteps:
 
     def beta(self, moment: int) -> float:
         """Decay rate of the first (0) or second (1) moment."""
-        return float(self.group["betas"][moment])
+        own = float(self.group["betas"][moment])
+        return min(own, self.largest_beta1) if moment == 0 else own
 
     def begin_block(self, before: BlockSteps) -> None:
         """Reckon where the next block starts, after what the one before stands for."""
@@ -85,6 +88,7 @@ class AdamMoments(LocalState):
         corrected: bool,
         eta: float,
         across: Channel,
+        largest_beta1: float = 1.0,
     ) -> None:
         """Make states where the optimizer will make them; the present moments start a block.
 
@@ -94,6 +98,7 @@ class AdamMoments(LocalState):
             corrected: whether moments follow the look-ahead (eq. 18) or are averaged (eq. 13).
             eta: block momentum.
             across: the ranks at this position in all groups.
+            largest_beta1: the largest first beta with which ``optimizer`` steps; 1 is its own.
 
         """
         self._eta = eta if corrected else 0.0
@@ -101,7 +106,7 @@ class AdamMoments(LocalState):
         self._across = across
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         self._steps = {
-            parameter: _steps(optimizer, parameter, groups[parameter])
+            parameter: _steps(optimizer, parameter, groups[parameter], largest_beta1)
             for parameter in parameters
             if parameter in groups
         }
@@ -194,7 +199,9 @@ class AdamMoments(LocalState):
             steps.begin_block(BlockSteps(local, ahead))
 
 
-def _steps(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> ParameterSteps:
+def _steps(
+    optimizer: Optimizer, parameter: Parameter, group: dict[str, Any], largest_beta1: float
+) -> ParameterSteps:
     state = optimizer.state[parameter]
     if not state:
         _make_state(state, parameter, group)
@@ -206,6 +213,7 @@ def _steps(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) ->
     return ParameterSteps(
         state=state,
         group=group,
+        largest_beta1=largest_beta1,
         start=float(state["step"]),
         start_product=float(state.get("mu_product", 1.0)),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from typing_extensions import Self
 
-from lightning_hier.algorithms.arguments import check_choice, check_flag, check_whole
+from lightning_hier.algorithms.arguments import check_choice, check_flag, check_whole_or_auto
+from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
@@ -23,17 +26,46 @@ class BlockSync:
     """Base of the choices for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:
-        block_size: tau, steps between two synchronisations of models.
+        block_size: tau, steps between two synchronisations of models, or ``"auto"``.
         across: who carries the model between groups.
         across_dtype: in what form it travels between hosts.
         overlap: whether it travels while the next block is trained.
 
     """
 
-    block_size: int
+    block_size: int | Auto
     across: Across
     across_dtype: AcrossDtype
     overlap: bool = False
+
+    @property
+    def steps(self) -> int:
+        """tau, as a number.
+
+        Raises:
+            RuntimeError: ``block_size`` is still ``"auto"``.
+
+        """
+        if self.block_size == "auto":
+            raise RuntimeError("block_size='auto' gets its number when a run begins: resolved(...)")
+        return self.block_size
+
+    def resolved(self, run_steps: float) -> Self:
+        """The same with a number in the place of each ``"auto"`` that depends on the run's length.
+
+        Args:
+            run_steps: steps of one optimizer in the run; infinity where that is not known.
+
+        """
+        if self.block_size != "auto":
+            return self
+        settings: Any = self  # the base class has no fields of its own
+        made: Self = replace(settings, block_size=auto_block_size(run_steps))
+        return made
+
+    def stepping(self, optimizer: Optimizer, num_models: int) -> AbstractContextManager[None]:
+        """What surrounds each step of ``optimizer`` while blocks run."""
+        return nullcontext()
 
     @property
     def averages_state(self) -> bool:
@@ -75,8 +107,12 @@ class BlockSync:
         """What to warn of once before training with so many models, or None."""
         return None
 
+    def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """What ``"auto"`` has chosen for ``optimizer``, to be logged once before training."""
+        return None
+
     def _check(self) -> None:
-        check_whole("block_size", self.block_size)
+        check_whole_or_auto("block_size", self.block_size)
         check_choice("across", self.across, get_args(Across))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
 
@@ -135,7 +171,8 @@ class ModelAveraging(LocalMomentumSync):
     """Replace the models of the groups by their mean after every block (MA).
 
     Attributes:
-        block_size: tau, steps between two synchronisations.
+        block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the run's
+            steps, at most 50, and 50 where the length is not known.
         local_momentum: ``"reset"`` truncates the momentum of the local SGD at the start of each
             block (bmuf eq. 8), ``"keep"`` leaves each group its own, ``"average"`` averages it
             with the models.
@@ -155,7 +192,7 @@ class ModelAveraging(LocalMomentumSync):
 
     """
 
-    block_size: int = 50
+    block_size: int | Auto = "auto"
     local_momentum: LocalMomentum = "reset"
     across: Across = "auto"
     across_dtype: AcrossDtype = "same"

@@ -13,6 +13,7 @@ from lightning_hier.algorithms.arguments import (
     check_positive,
     is_number,
 )
+from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import (
     BlockFilter,
     UpdateFrom,
@@ -33,7 +34,7 @@ class BlockMomentum(BlockSync):
     """Base of the choices that filter model updates by block momentum.
 
     Attributes:
-        block_size: tau, steps between two synchronisations.
+        block_size: as in :class:`ModelAveraging`.
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
             ``block_lr`` and ``c`` (bmuf eq. 10).
         block_lr: zeta, above 0.
@@ -47,7 +48,7 @@ class BlockMomentum(BlockSync):
 
     """
 
-    block_size: int = 50
+    block_size: int | Auto = "auto"
     block_momentum: float | Literal["auto"] = "auto"
     block_lr: float = 1.0
     c: float = 1.0
@@ -87,7 +88,7 @@ class BMUF(BlockMomentum, LocalMomentumSync):
     The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
 
     Attributes:
-        block_size: tau, steps between two synchronisations.
+        block_size: as in :class:`ModelAveraging`.
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
             ``block_lr`` and ``c`` (bmuf eq. 10).
         block_lr: zeta, above 0.

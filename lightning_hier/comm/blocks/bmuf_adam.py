@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import check_choice
+from lightning_hier.algorithms.arguments import check_choice, is_number
+from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel
 
 Moments = Literal["corrected", "average"]
+
+LocalBeta1 = float | Auto | Literal["keep"]
 
 # bmuf_adam 2.2, last paragraph.
 _ADVISED_BETA1 = 0.5
@@ -39,7 +44,10 @@ class BMUFAdam(BlockMomentum):
     same correction is applied, as the paper says for the former; for the latter nobody has derived
     it. ``docs/algorithms.md`` has what follows for NAdam and RAdam.
 
-    The paper advises ``betas=(0.5, 0.999)`` for the optimizer under BMUF.
+    The look-ahead and the moments that follow it act as momentum between blocks. The paper
+    therefore advises a first beta of 0.5 for the local optimizer (2.2, last paragraph), and
+    ``local_beta1="auto"`` steps with it while blocks run. The optimizer's ``param_groups`` hold the
+    user's value outside the step, so schedulers and checkpoints see that one.
 
     Attributes:
         block_size: tau, steps between two synchronisations.
@@ -49,6 +57,9 @@ class BMUFAdam(BlockMomentum):
         nesterov: as in :class:`BMUF`.
         moments: ``"corrected"`` as above, or ``"average"``: ``m_init = mbar``, ``v_init = vbar``
             and k unchanged (eq. 13), the paper's baseline.
+        local_beta1: first beta with which the local optimizer steps while blocks run and there is
+            more than one group: ``"auto"`` (at most 0.5), a number in [0, 1) (at most that), or
+            ``"keep"`` (the optimizer's own).
         across: as in :class:`ModelAveraging`.
         across_dtype: as in :class:`ModelAveraging`; moments travel as ``"bfloat16"`` with either
             short form, since second moments span too many orders of magnitude for ``"int8"``.
@@ -59,6 +70,7 @@ class BMUFAdam(BlockMomentum):
     """
 
     moments: Moments = "corrected"
+    local_beta1: LocalBeta1 = "auto"
 
     @property
     def averages_state(self) -> bool:
@@ -69,6 +81,23 @@ class BMUFAdam(BlockMomentum):
         """Check the values."""
         super().__post_init__()
         check_choice("moments", self.moments, get_args(Moments))
+        beta1: Any = self.local_beta1
+        if beta1 not in ("auto", "keep") and not (is_number(beta1) and 0.0 <= beta1 < 1.0):
+            raise ValueError(f"local_beta1 must be 'auto', 'keep' or lie in [0, 1), got {beta1!r}")
+
+    @property
+    def largest_beta1(self) -> float:
+        """The largest first beta with which a local optimizer steps while blocks run."""
+        if self.local_beta1 == "auto":
+            return _ADVISED_BETA1
+        return 1.0 if self.local_beta1 == "keep" else self.local_beta1
+
+    @override
+    def stepping(self, optimizer: Optimizer, num_models: int) -> AbstractContextManager[None]:
+        """``local_beta1`` in the place of larger first betas."""
+        if num_models == 1 or self.local_beta1 == "keep":
+            return nullcontext()
+        return _lower_beta1(optimizer, self.largest_beta1)
 
     def local_state(
         self,
@@ -83,6 +112,7 @@ class BMUFAdam(BlockMomentum):
             parameters,
             corrected=self.moments == "corrected",
             eta=self.eta(num_models),
+            largest_beta1=self.largest_beta1,
             across=across,
         )
 
@@ -103,10 +133,36 @@ class BMUFAdam(BlockMomentum):
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """What to warn of once before training, or None."""
         largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
+        largest = min(largest, self.largest_beta1)
         if largest <= _ADVISED_BETA1 or num_models <= _MANY_MODELS:
             return None
         return (
             f"beta1={largest:g} with {num_models} averaged models: moments are replaced at every "
             "block, and with a large beta1 gradients that come late in a block then count for "
-            f"less. bmuf_adam advises betas=({_ADVISED_BETA1:g}, 0.999) under BMUF."
+            f"less. Leave local_beta1 at 'auto', or pass betas=({_ADVISED_BETA1:g}, 0.999)."
         )
+
+    @override
+    def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """The first beta, where it is lowered."""
+        largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
+        if self.local_beta1 != "auto" or num_models == 1 or largest <= _ADVISED_BETA1:
+            return None
+        return (
+            f"local_beta1='auto': {type(optimizer).__name__} steps with a first beta of "
+            f"{_ADVISED_BETA1:g} in place of {largest:g} while blocks run ('keep' leaves it)"
+        )
+
+
+@contextmanager
+def _lower_beta1(optimizer: Optimizer, largest: float) -> Iterator[None]:
+    """Have an optimizer step with a first beta of at most ``largest``."""
+    lowered = [group for group in optimizer.param_groups if group["betas"][0] > largest]
+    own = [group["betas"] for group in lowered]
+    for group, (_, beta2) in zip(lowered, own, strict=True):
+        group["betas"] = (largest, beta2)
+    try:
+        yield
+    finally:
+        for group, betas in zip(lowered, own, strict=True):
+            group["betas"] = betas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class ModelBlock:
             # Nor is it sent anywhere, so nothing shortens it.
             across_dtype=config.across_dtype if averaged_models > 1 else "same",
             models=models,
-            block_size=config.block_size,
+            block_size=config.steps,
         )
         kind = OverlappedPart if config.overlap and averaged_models > 1 else ModelPart
         self._parts = [
@@ -121,6 +122,10 @@ class ModelBlock:
         for part, (global_model, update) in zip(self._parts, models, strict=True):
             part.restart_(global_model, update)
         self._local_state.go_on(counts)
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """What surrounds each step of the optimizer. Communicates nothing."""
+        return self._config.stepping(self._optimizer, self._communicators.models)
 
     def synchronise(self, agree: Agreement) -> BlockReport:
         """Average the models of all groups and start the next block from the result, in place.

@@ -173,7 +173,7 @@ class Synchroniser:
         count.in_block += 1
         self._communicators.route.travelling.step()
         # More than a block, where a run goes on with a smaller block_size.
-        if count.in_block >= (self._config.block_size if self._config else _CHECK_EVERY):
+        if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
             place = Place.CHECK if self._blocks is None else Place.BLOCK
             with self._communicators.roll_call.at(place.text):
                 self.end_block(optimizer)

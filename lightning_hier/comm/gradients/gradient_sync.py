@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from typing_extensions import Self, override
 
 from lightning_hier.algorithms.arguments import check_positive, check_whole, is_number
+from lightning_hier.algorithms.automatic import Auto, auto_density
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
 class GradientSync:
     """Base of the choices for ``HierarchicalStrategy(gradient_sync=...)``."""
+
+    def resolved(self, run_steps: float) -> Self:
+        """The same with a number in the place of each ``"auto"`` that depends on the run's length.
+
+        Args:
+            run_steps: steps of one optimizer in the run; infinity where that is not known.
+
+        """
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +52,8 @@ class GTC(GradientSync):
             ``"auto"``: one threshold for each parameter tensor, moved so that about ``density`` of
             its elements is sent. The first step of a tensor is then averaged exactly; it tells
             how large gradients are.
-        density: share of the elements to send under ``"auto"``, in (0, 1).
+        density: share of the elements to send under ``threshold="auto"``, in (0, 1), or ``"auto"``:
+            30 divided by the run's steps, from 0.01 to 0.1, and 0.01 where the length is not known.
         dense_below: tensors with fewer elements are averaged exactly; 0 compresses everything.
 
     Raises:
@@ -50,7 +62,7 @@ class GTC(GradientSync):
     """
 
     threshold: float | Literal["auto"] = "auto"
-    density: float = 0.01
+    density: float | Auto = "auto"
     dense_below: int = 1024
 
     def __post_init__(self) -> None:
@@ -59,12 +71,33 @@ class GTC(GradientSync):
             raise ValueError(
                 f"threshold must be 'auto' or a finite number above 0, got {self.threshold!r}"
             )
-        if not (is_number(self.density) and 0.0 < self.density < 1.0):
+        if self.density != "auto" and not (is_number(self.density) and 0.0 < self.density < 1.0):
             raise ValueError(
-                f"density must lie between 0 and 1 (0.01 sends about 1% of the elements), got "
-                f"{self.density!r}; for uncompressed gradients use AllReduce()"
+                f"density must be 'auto' or lie between 0 and 1 (0.01 sends about 1% of the "
+                f"elements), got {self.density!r}; for uncompressed gradients use AllReduce()"
             )
         check_whole("dense_below", self.dense_below, least=0)
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the density depends on the length of the run. A fixed threshold has none."""
+        return self.threshold == "auto" and self.density == "auto"
+
+    @property
+    def share(self) -> float:
+        """The density, as a number.
+
+        Raises:
+            RuntimeError: ``density`` is still ``"auto"``.
+
+        """
+        if self.density == "auto":
+            raise RuntimeError("density='auto' gets its number when a run begins: resolved(...)")
+        return self.density
+
+    @override
+    def resolved(self, run_steps: float) -> Self:
+        return replace(self, density=auto_density(run_steps)) if self.is_automatic else self
 
 
 @dataclass(frozen=True)

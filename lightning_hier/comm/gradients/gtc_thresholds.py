@@ -52,13 +52,13 @@ class Thresholds:
         if self._config.threshold != "auto":
             self._warn_if_saturated(selection.sent / elements, memory.threshold)
         elif memory.threshold is None:
-            memory.threshold = first_threshold(selection.group_rms, self._config.density)
+            memory.threshold = first_threshold(selection.group_rms, self._config.share)
         else:
             memory.threshold = next_threshold(
                 memory.threshold,
                 sent=selection.sent,
                 elements=elements,
-                density=self._config.density,
+                density=self._config.share,
             )
 
     def _warn_if_saturated(self, share: float, threshold: float | None) -> None:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 from lightning_hier.comm.gradients.reached import reach
+from lightning_hier.strategies.automatic import numbers
 from lightning_hier.strategies.checkpoints.changed_world import (
     resume_elsewhere,
     take_residuals,
@@ -41,10 +42,7 @@ _PLAIN = (
 
 
 class CheckpointedStrategy(TieredStrategy):
-    """A strategy whose checkpoints hold the state of all ranks.
-
-    A subclass sets ``gradient_sync`` and ``block_sync``, and the sessions.
-    """
+    """A strategy whose checkpoints hold the state of all ranks; a subclass makes the sessions."""
 
     gradient_sync: GradientSync
     block_sync: BlockSync | None
@@ -52,6 +50,8 @@ class CheckpointedStrategy(TieredStrategy):
     _ended: FitSession | None = None
     _loaded: str = ""
     _weights_only: bool = True
+    # What "auto" stood for in the run that is resumed: a longer one goes on as it has begun.
+    _resumed_numbers: Mapping[str, Any] = {}
 
     @property
     def _fit_session(self) -> FitSession:
@@ -103,7 +103,9 @@ class CheckpointedStrategy(TieredStrategy):
         """Read a checkpoint, and remember which one: a Tuner goes on from one of its own."""
         self._loaded = str(checkpoint_path)
         self._weights_only = weights_only is not False
-        return super().load_checkpoint(checkpoint_path, weights_only)
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        self._resumed_numbers = (section_of(checkpoint) or {}).get("numbers", {})
+        return checkpoint
 
     @override
     def remove_checkpoint(self, filepath: str | Path) -> None:
@@ -262,6 +264,7 @@ class CheckpointedStrategy(TieredStrategy):
         return {
             **state.shared(),
             "kinds": self._kinds(session),
+            "numbers": numbers(self.warmup_steps, self.gradient_sync, self.block_sync),
             "ready_order": [state.names[own] for own in session.reduction.ready_order],
         }
 

@@ -106,13 +106,13 @@ def virtual_problem(trainer: pl.Trainer, casting: Casting, *, warms_up: bool) ->
     ):
         found.append(f"{hook} (use on_after_batch_transfer)")
     if casting.per_model > 1 or warms_up:
-        found += _of_shared(trainer)
+        found += needs_own_model(trainer)
     if not found:
         return None
     return f"virtual_workers above 1 can't be combined with {', '.join(found)}: {_WAY_OUT}"
 
 
-def _of_shared(trainer: pl.Trainer) -> list[str]:
+def needs_own_model(trainer: pl.Trainer) -> list[str]:
     """What can't be trained where several workers of a rank share a model."""
     found = []
     if not trainer.lightning_module.automatic_optimization:

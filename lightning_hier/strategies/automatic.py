@@ -1,0 +1,129 @@
+"""What a strategy was told, and what it uses in a run: each ``"auto"`` gets its number here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning_utilities.core.rank_zero import rank_zero_info
+from typing_extensions import Self
+
+from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+
+
+@dataclass(frozen=True)
+class Synchronisation:
+    """How a strategy synchronises: as the user has set it, or as a run does it.
+
+    Attributes:
+        warmup_steps: first steps, with averages over the whole world.
+        gradient_sync: inside groups.
+        block_sync: across them.
+
+    """
+
+    warmup_steps: int | Auto
+    gradient_sync: GradientSync
+    block_sync: BlockSync | None
+
+    @property
+    def automatic(self) -> list[str]:
+        """Names of the settings that depend on the length of the run."""
+        found = ["warmup_steps"] if self.warmup_steps == "auto" else []
+        if isinstance(self.gradient_sync, GTC) and self.gradient_sync.is_automatic:
+            found.append("density")
+        if self.block_sync is not None and self.block_sync.block_size == "auto":
+            found.append("block_size")
+        return found
+
+    def resolved(self, run_steps: float, *, warms_up: bool) -> Synchronisation:
+        """With a number in the place of each ``"auto"``.
+
+        Args:
+            run_steps: steps of one optimizer in the run; infinity where that is not known.
+            warms_up: whether a warm-up can be had and does anything.
+
+        """
+        warmup_steps = self.warmup_steps
+        if warmup_steps == "auto":
+            warmup_steps = auto_warmup_steps(run_steps) if warms_up else 0
+        return Synchronisation(
+            warmup_steps,
+            self.gradient_sync.resolved(run_steps),
+            None if self.block_sync is None else self.block_sync.resolved(run_steps),
+        )
+
+    def with_numbers(self, numbers: Mapping[str, Any]) -> Self:
+        """With those of another run in the place of each ``"auto"``."""
+        found: Any = self
+        for name in self.automatic:
+            if numbers.get(name) is not None:
+                found = found._with(name, numbers[name])
+        made: Self = found
+        return made
+
+    def _with(self, name: str, value: Any) -> Synchronisation:
+        if name == "warmup_steps":
+            return replace(self, warmup_steps=value)
+        owner = "gradient_sync" if name == "density" else "block_sync"
+        changes: Any = {owner: replace(getattr(self, owner), **{name: value})}
+        return replace(self, **changes)
+
+
+def numbers(
+    warmup_steps: int, gradient_sync: GradientSync, block_sync: BlockSync | None
+) -> dict[str, Any]:
+    """Of the settings that depend on the length of a run, by name; None where there is none."""
+    return {
+        "warmup_steps": warmup_steps,
+        "density": getattr(gradient_sync, "density", None),
+        "block_size": getattr(block_sync, "block_size", None),
+    }
+
+
+def resolved_for_run(
+    asked: Synchronisation, resumed: Mapping[str, Any], trainer: pl.Trainer, *, warms_up: bool
+) -> Synchronisation:
+    """What a run uses, said in a line of the log. A collective of the world.
+
+    A run that is resumed keeps the numbers with which it has begun, however long it has become.
+
+    Args:
+        asked: as the user has set it. Where nothing is ``"auto"``, nothing else happens.
+        resumed: :func:`numbers` of the run that is resumed, if one is.
+        trainer: about to fit; asked for the length of the run, which begins its training data.
+        warms_up: whether a warm-up can be had and does anything.
+
+    """
+    names = asked.automatic
+    if not names:
+        return asked
+    used, why = asked.with_numbers(resumed), "as in the run that is resumed"
+    if used.automatic:
+        steps = run_steps(trainer)
+        used = used.resolved(steps, warms_up=warms_up)
+        known = f"since the run has {steps:g} steps"
+        why = known if steps < math.inf else "since the length of the run is not known"
+    found = numbers(int(used.warmup_steps), used.gradient_sync, used.block_sync)
+    chosen = ", ".join(f"{name}='auto' is {found[name]:.3g}" for name in names)
+    rank_zero_info(f"{chosen}, {why}.")
+    return used
+
+
+def run_steps(trainer: pl.Trainer) -> float:
+    """Steps that every rank makes in the run, as far as that is known beforehand; else infinity.
+
+    By manual optimization it is the number of batches, of which a module may make fewer or more
+    steps. A collective of the world: every rank must call it.
+    """
+    own = trainer.estimated_stepping_batches
+    known = -1 if own in (-1, math.inf) else int(own)
+    place = "the comparison of the length of the run"
+    counts = gather_json(known, trainer.strategy.root_device, place=place)
+    return min((count for count in counts if count >= 0), default=math.inf)

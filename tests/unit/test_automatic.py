@@ -1,0 +1,64 @@
+"""The numbers that "auto" stands for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import lightning_hier as lh
+from lightning_hier.algorithms.automatic import (
+    auto_block_size,
+    auto_density,
+    auto_warmup_steps,
+)
+from lightning_hier.strategies.automatic import Synchronisation, numbers
+
+
+@pytest.mark.parametrize(
+    ("steps", "block_size", "warmup_steps", "density"),
+    [
+        (1, 1, 0, 0.1),
+        (20, 1, 2, 0.1),
+        (300, 15, 30, 0.1),
+        (1000, 50, 100, 0.03),
+        (3000, 50, 300, 0.01),
+        (10**6, 50, 500, 0.01),
+        (math.inf, 50, 500, 0.01),
+    ],
+)
+def test_rules(steps: float, block_size: int, warmup_steps: int, density: float) -> None:
+    assert auto_block_size(steps) == block_size
+    assert auto_warmup_steps(steps) == warmup_steps
+    assert auto_density(steps) == pytest.approx(density)
+
+
+def test_what_is_set_stays_and_only_the_rest_is_chosen() -> None:
+    asked = Synchronisation(7, lh.GTC(), lh.BMUF(block_size=3))
+    assert asked.automatic == ["density"]
+    used = asked.resolved(600, warms_up=True)
+    assert used == Synchronisation(7, lh.GTC(density=0.05), lh.BMUF(block_size=3))
+    assert used.automatic == []
+    fixed = Synchronisation("auto", lh.GTC(threshold=0.1), None)
+    assert fixed.automatic == ["warmup_steps"]
+
+
+def test_warm_up_that_can_not_be_had_is_none() -> None:
+    asked = Synchronisation("auto", lh.AllReduce(), lh.BMUFAdam())
+    assert asked.resolved(600, warms_up=False).warmup_steps == 0
+    assert asked.resolved(600, warms_up=True).warmup_steps == 60
+
+
+def test_numbers_of_another_run_fill_what_is_automatic() -> None:
+    asked = Synchronisation("auto", lh.GTC(), lh.BMUF(block_size=3))
+    run = asked.resolved(600, warms_up=True)
+    saved = numbers(int(run.warmup_steps), run.gradient_sync, lh.BMUF(block_size=9))
+    assert asked.with_numbers(saved) == run
+    assert asked.with_numbers({}) == asked
+
+
+def test_a_component_has_no_number_before_a_run() -> None:
+    with pytest.raises(RuntimeError, match="block_size='auto' gets its number"):
+        _ = lh.ModelAveraging().steps
+    with pytest.raises(RuntimeError, match="density='auto' gets its number"):
+        _ = lh.GTC().share
