@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-from torch import float64 as torch_float64
-from torch import zeros
 from torchmetrics import Metric
 
 
@@ -23,7 +22,7 @@ class SumRatio(Metric):
     def __init__(self) -> None:
         super().__init__()
         for name in ("numerator", "denominator"):
-            self.add_state(name, zeros((), dtype=torch_float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, numerator: Tensor, denominator: Tensor) -> None:
         """Add the sums of a batch."""

@@ -87,7 +87,11 @@ class LanguageModel(SizedByData):
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps must be at least 1, got {max_steps}")
         self.max_steps = max_steps
-        self._adamw = {"lr": learning_rate, "betas": (beta1, beta2), "weight_decay": weight_decay}
+        self._adamw: dict[str, Any] = {
+            "lr": learning_rate,
+            "betas": (beta1, beta2),
+            "weight_decay": weight_decay,
+        }
         self._activation_checkpointing = activation_checkpointing
         self._compile = compile
         self._is_configured = False
@@ -156,7 +160,10 @@ class LanguageModel(SizedByData):
         decayed = [p for p in self.transformer.blocks.parameters() if p.dim() == 2]
         chosen = {id(p) for p in decayed}
         others = [p for p in self.transformer.parameters() if id(p) not in chosen]
-        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed},
+            {"params": others, "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.AdamW(groups, **self._adamw)
         steps = self._schedule_steps()
         rates = torch.optim.lr_scheduler.LambdaLR(

@@ -24,7 +24,7 @@ _MAGIC = b"LHTOKENS"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIIQ")
 # The code is the number of bytes of a token.
-_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_DTYPES: dict[int, np.dtype[np.unsignedinteger]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 def write_shard(path: str | Path, tokens: np.ndarray) -> None:

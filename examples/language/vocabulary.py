@@ -88,7 +88,7 @@ class BPEVocabulary(Vocabulary):
         # A byte-level tokenizer writes each byte as one character.
         written = (self._tokenizer.id_to_token(token) for token in range(self.size))
         self.token_bytes = np.array(
-            [0 if token == self.end else len(text) for token, text in enumerate(written)],
+            [0 if token == self.end else len(text or "") for token, text in enumerate(written)],
             dtype=np.int64,
         )
 

@@ -127,10 +127,9 @@ class WindowSampler(StepSampler[tuple[int, ...]]):
 
     def _batches(self, draw: np.random.Generator | None) -> list[list[int]]:
         batches = self._steps * self.world_size
-        parts: list[Any]
         # Views of one array: an epoch of a large corpus has millions of windows.
         if draw is None:
-            parts = np.array_split(np.arange(self._windows), batches)
+            parts: list[Any] = list(np.array_split(np.arange(self._windows), batches))
         else:
             order = draw.permutation(self._windows)[: batches * self._batch_windows]
             parts = list(order.reshape(batches, self._batch_windows))
