@@ -43,6 +43,8 @@ class Vocabulary(ABC):
 class ByteVocabulary(Vocabulary):
     """The 256 values of a byte, and the end of a document as token 256."""
 
+    token_bytes: np.ndarray
+
     def __init__(self) -> None:
         self.size = 257
         self.end = 256
@@ -68,6 +70,8 @@ class BPEVocabulary(Vocabulary):
     Raises:
         ValueError: it is no byte-level tokenizer with a token for the end of a document.
     """
+
+    token_bytes: np.ndarray
 
     def __init__(self, definition: str) -> None:
         from tokenizers import Tokenizer  # for this vocabulary alone
@@ -128,7 +132,6 @@ class BPEVocabulary(Vocabulary):
                 the mark of a document's end.
         """
         tokens = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, self.dtype)
-        assert self.token_bytes is not None
         counted, wanted = int(self.token_bytes[tokens].sum()), len(text.encode())
         if counted != wanted:
             raise ValueError(
