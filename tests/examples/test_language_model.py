@@ -182,7 +182,9 @@ def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[fl
     found = trainer.validate(model, data, verbose=False)[0]
     corpus = data.corpus
     stream = corpus.splits["valid"].read(0, 10**9)
-    written = sum(int(corpus.vocabulary.token_bytes[t]) for t in stream)
+    token_bytes = corpus.vocabulary.token_bytes
+    assert token_bytes is not None
+    written = int(token_bytes[stream].sum())
     inputs = np.concatenate([[corpus.vocabulary.end], stream[:-1]])
     nats = 0.0
     model = model.double().eval()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 from examples.language.documents import SPLITS, Documents, split_of
@@ -33,11 +35,7 @@ def build_stdlib_documents(*, tests: bool = False, path: str | None = None) -> D
     """
     root = Path(path or sysconfig.get_path("stdlib"))
     excluded = {*_LEFT_OUT, *(() if tests else _TEST_FOLDERS)}
-    files = sorted(
-        file
-        for file in root.rglob("*.py")
-        if excluded.isdisjoint(file.relative_to(root).parts[:-1])
-    )
+    files = sorted(_python_files(root, excluded))
     if not files:
         raise FileNotFoundError(f"no Python file in {root}")
     state = {
@@ -73,6 +71,13 @@ def is_table(source: str) -> bool:
         if last - node.lineno + 1 >= _TABLE_LINES and id(node) not in docstrings:
             lines.update(range(node.lineno, last + 1))
     return len(lines) > source.count("\n") / 2
+
+
+def _python_files(root: Path, excluded: set[str]) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        # In place, so that excluded folders, which can be large, are not walked through.
+        folders[:] = [name for name in folders if name not in excluded]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def _read(root: Path, files: list[Path]) -> dict[str, list[str]]:
