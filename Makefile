@@ -96,7 +96,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # A named environment that has what the commands need is left as it is.
-NEEDED := lightning mypy pillow pytest pytest-xdist pyzmq ruff scikit-learn torch torchaudio torchvision
+NEEDED := lightning mypy pillow pytest pytest-xdist pyzmq ruff scikit-learn tokenizers torch torchaudio torchvision
 named-environment:
 	@$(BIN)/python -c 'import sys, importlib.metadata as m; [m.version(p) for p in sys.argv[1:]]' \
 		$(NEEDED) 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.installed

@@ -1,0 +1,1 @@
+"""Language models on source code, folders of text, and pre-tokenised shards."""

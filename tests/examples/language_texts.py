@@ -1,0 +1,60 @@
+"""A small folder of text, and a model for it, for the tests of the language example."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from examples.language.data_module import Text
+from examples.language.model import LanguageModel
+
+WORDS = (
+    "the gradient of a block is sent across hosts, and each worker — für größere Modelle".split()
+)
+
+
+def write_texts(folder: Path, *, files: int = 60, words: int = 40, seed: int = 0) -> Path:
+    """Write files of random words, some not in ASCII, and return the folder."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        text = " ".join(draw.choices(WORDS, k=words))
+        (folder / f"text{number:03d}.txt").write_text(text + "\n", encoding="utf-8")
+    return folder
+
+
+def small_data(folder: Path, **settings: Any) -> Text:
+    """Windows of 16 tokens over the files of a folder, cached beside it."""
+    given: dict[str, Any] = {
+        "corpus": "folder",
+        "corpus_args": {"path": str(folder)},
+        "context": 16,
+        "batch_windows": 8,
+        "cache_dir": str(folder.parent / "cache"),
+    }
+    return Text(**{**given, **settings})
+
+
+def small_model(**settings: Any) -> LanguageModel:
+    """Two layers of width 16."""
+    given: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "learning_rate": 1e-2}
+    return LanguageModel(**{**given, **settings})
+
+
+def quiet_trainer(strategy: Any = "auto", **settings: Any) -> pl.Trainer:
+    """On the CPU, without files or output."""
+    given: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "strategy": strategy,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(**{**given, **settings})

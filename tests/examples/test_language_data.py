@@ -1,0 +1,247 @@
+"""The data of the language example: corpora, tokens, windows, batches for ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.language.corpora.folder import build_folder_documents
+from examples.language.corpora.stdlib import build_stdlib_documents, is_table
+from examples.language.corpus import TokenStream, tokenise
+from examples.language.data_module import Text
+from examples.language.documents import SPLITS, split_of
+from examples.language.vocabulary import BPEVocabulary, ByteVocabulary, read_bpe
+from examples.language.windows import IGNORED, WindowDataset, WindowSampler
+from tests.examples.language_texts import small_data, write_texts
+
+
+def test_names_are_divided_in_shares_and_the_same_each_time() -> None:
+    found = Counter(split_of(f"package/module{number}.py") for number in range(4000))
+    assert found["train"] == pytest.approx(3600, abs=60)
+    assert found["valid"] == pytest.approx(200, abs=50)
+    assert found["test"] == pytest.approx(200, abs=50)
+    assert [split_of(name) for name in ("abc.py", "json/decoder.py")] == ["train", "train"]
+
+
+def write_library(root: Path) -> None:
+    table = "TABLE = {\n" + "".join(f"    {n}: 'x',\n" for n in range(80)) + "}\n"
+    described = '"""Says much.\n' + "a line\n" * 80 + '"""\nx = 1\n'
+    files = {
+        "one.py": "x = 1\n",
+        "package/two.py": "def f():\n    return 'é'\n",
+        "package/same.py": "x = 1\n",  # comes after one.py
+        "package/table.py": table,
+        "package/described.py": described,
+        "package/empty.py": "\n",
+        "package/old.py": "print 'two'\n",
+        "package/tests/test_two.py": "assert True\n",
+        "site-packages/other.py": "y = 2\n",
+        "notes.txt": "z\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+
+
+def test_library_is_read_without_duplicates_tables_and_tests(tmp_path: Path) -> None:
+    write_library(tmp_path)
+    found = build_stdlib_documents(path=str(tmp_path)).read()
+    texts = [text for split in SPLITS for text in found[split]]
+    assert sorted(text[:8] for text in texts) == ['"""Says ', "def f():", "x = 1\n"]
+    with_tests = build_stdlib_documents(path=str(tmp_path), tests=True).read()
+    assert sum(map(len, with_tests.values())) == 4
+    with pytest.raises(FileNotFoundError, match="no Python file in"):
+        build_stdlib_documents(path=str(tmp_path / "nothing"))
+
+
+def test_tables_are_mostly_long_literals() -> None:
+    assert is_table("X = (\n" + "    '\\x00'\n" * 60 + ")\n")
+    assert not is_table("X = (\n" + "    '\\x00'\n" * 40 + ")\n")
+    assert not is_table("X = [\n" + "    1,\n" * 60 + "]\n" + "x = 1\n" * 70)
+
+
+def test_running_python_has_a_library() -> None:
+    documents = build_stdlib_documents()
+    names = [name for name, _ in documents.state["files"]]
+    assert "argparse.py" in names and not any("site-packages" in name for name in names)
+    assert documents.state == build_stdlib_documents().state
+
+
+def test_folder_is_divided_or_each_split_has_its_own(tmp_path: Path) -> None:
+    root = write_texts(tmp_path / "texts")
+    found = build_folder_documents(path=str(root)).read()
+    assert {split: len(texts) for split, texts in found.items()} == Counter(
+        split_of(file.name) for file in root.iterdir()
+    )
+    every = Counter(text for texts in found.values() for text in texts)
+    assert every == Counter(file.read_text(encoding="utf-8") for file in root.iterdir())
+    assert max(every.values()) == 1
+    assert found == build_folder_documents(path=str(root)).read()
+    own = build_folder_documents(train_path=str(root), test_path=str(root)).read()
+    assert [len(own[split]) for split in SPLITS] == [60, 0, 60]
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    root = str(write_texts(tmp_path / "texts", files=1))
+    for arguments in ({}, {"path": root, "test_path": root}):
+        with pytest.raises(ValueError, match="either path or some of train_path"):
+            build_folder_documents(**arguments)
+    with pytest.raises(FileNotFoundError, match=r"no file \*\*/\*\.md in"):
+        build_folder_documents(path=root, pattern="**/*.md")
+    (tmp_path / "texts" / "latin.txt").write_bytes("größer".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.txt must be text in UTF-8"):
+        build_folder_documents(path=root).read()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))  # no halves of surrogate pairs
+def test_bytes_of_a_text_are_its_tokens(text: str) -> None:
+    vocabulary = ByteVocabulary()
+    tokens = vocabulary.encode(text)
+    assert vocabulary.token_bytes[tokens].sum() == len(text.encode())
+    assert vocabulary.decode(tokens.tolist()) == text
+
+
+@pytest.fixture(scope="module")
+def bpe() -> BPEVocabulary:
+    texts = ["the gradient of a block\r\n\tis sent — für größere"] * 20
+    return BPEVocabulary.train(texts, size=280)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_bpe_tokens_stand_for_all_bytes_of_any_text(bpe: BPEVocabulary, text: str) -> None:
+    tokens = bpe.encode(text)
+    assert bpe.token_bytes[tokens].sum() == len(text.encode())
+    assert bpe.decode(tokens.tolist()) == text
+
+
+def test_bpe_is_trained_the_same_each_time_and_joins_bytes(bpe: BPEVocabulary) -> None:
+    texts = ["the gradient of a block\r\n\tis sent — für größere"] * 20
+    assert BPEVocabulary.train(texts, size=280).definition == bpe.definition
+    assert bpe.size == 280 and bpe.token_bytes.max() > 1
+    assert bpe.token_bytes[bpe.end] == 0 and bpe.decode([bpe.end]) == "\n\n"
+    with pytest.raises(ValueError, match="at least 257 tokens, got vocabulary_size=9"):
+        BPEVocabulary.train(texts, size=9)
+    with pytest.raises(ValueError, match="must be byte-level, and the text without"):
+        bpe.encode("<|end_of_document|>")
+
+
+def test_tokenizer_files_are_checked(tmp_path: Path, bpe: BPEVocabulary) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(bpe.definition, encoding="utf-8")
+    assert read_bpe(path).definition == bpe.definition
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: no tokenizer in the JSON"):
+        read_bpe(path)
+    path.write_text(bpe.definition.replace("end_of_document", "eod"), encoding="utf-8")
+    with pytest.raises(ValueError, match="must have a token"):
+        read_bpe(path)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_tokens_come_from_the_cache(
+    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_texts(tmp_path / "texts")
+    documents = build_folder_documents(path=str(root))
+    options: dict[str, Any] = {"tokenizer": tokenizer, "vocabulary_size": 300}
+    made = tokenise(documents, **options, cache_dir=tmp_path / "cache")
+    fresh = tokenise(documents, **options)
+    monkeypatch.setattr(BPEVocabulary, "encode", None)
+    monkeypatch.setattr(ByteVocabulary, "encode", None)
+    read = tokenise(documents, **options, cache_dir=tmp_path / "cache")
+    for split in SPLITS:
+        tokens = read.splits[split].read(0, 10**9)
+        for other in (made, fresh):
+            assert np.array_equal(tokens, other.splits[split].read(0, 10**9))
+        ends = tokens == read.vocabulary.end
+        assert ends.sum() == len(documents.read()[split]) and ends[-1]
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == 1
+
+
+def test_bpe_needs_a_train_split_or_a_file(tmp_path: Path) -> None:
+    root = write_texts(tmp_path / "texts", files=3)
+    documents = build_folder_documents(test_path=str(root))
+    with pytest.raises(ValueError, match="trained on the train split, which is empty"):
+        tokenise(documents, tokenizer="bpe")
+
+
+@given(
+    parts=st.lists(st.integers(0, 30), min_size=1, max_size=5),
+    context=st.integers(1, 20),
+)
+def test_every_token_is_the_target_of_one_window(parts: list[int], context: int) -> None:
+    tokens = np.arange(sum(parts), dtype=np.uint16)
+    stream = TokenStream(np.split(tokens, np.cumsum(parts)[:-1]))
+    lengths = np.arange(1000)
+    dataset = WindowDataset(stream, context=context, end=999, token_bytes=lengths)
+    if not len(tokens):
+        assert len(dataset) == 0
+        return
+    batch = dataset[tuple(range(len(dataset)))]
+    assert batch.inputs.shape == batch.targets.shape == (len(dataset), context)
+    counted = batch.targets != IGNORED
+    assert batch.targets[counted].tolist() == tokens.tolist()
+    assert batch.inputs[counted].tolist() == [999, *tokens.tolist()][:-1]
+    assert batch.bytes.sum() == tokens.sum() and batch.inputs.min() >= 0
+    assert batch.bytes.tolist() == [int(row[row >= 0].sum()) for row in batch.targets]
+
+
+@given(
+    windows=st.integers(1, 200),
+    batch_windows=st.integers(1, 20),
+    world_size=st.integers(1, 6),
+    epoch=st.integers(0, 2),
+)
+def test_ranks_share_the_windows_of_an_epoch(
+    windows: int, batch_windows: int, world_size: int, epoch: int
+) -> None:
+    for shuffle in (True, False):
+        per_step = batch_windows * world_size
+        steps = windows // per_step if shuffle else -(-windows // per_step)
+        settings: dict[str, Any] = {"batch_windows": batch_windows, "shuffle": shuffle}
+        if steps < 1 or steps * world_size > windows:
+            with pytest.raises(ValueError, match="take a smaller batch_windows"):
+                WindowSampler(windows, **settings, world_size=world_size)
+            continue
+        seen: Counter[int] = Counter()
+        for rank in range(world_size):
+            sampler = WindowSampler(windows, **settings, rank=rank, world_size=world_size)
+            sampler.set_epoch(epoch)
+            batches = list(sampler)
+            assert len(batches) == len(sampler) == steps
+            assert all(len(batch) == batch_windows for batch in batches) or not shuffle
+            seen.update(window for batch in batches for window in batch)
+        assert max(seen.values()) == 1 and set(seen) <= set(range(windows))
+        assert len(seen) == (steps * per_step if shuffle else windows)
+
+
+def test_order_is_drawn_from_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = WindowSampler(50, batch_windows=8, seed=seed)
+        sampler.set_epoch(epoch)
+        return [window for batch in sampler for window in batch]
+
+    assert order(1, 0) == order(1, 0)
+    assert len({tuple(order(*key)) for key in ((1, 0), (1, 1), (2, 0))}) == 3
+
+
+def test_data_module_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="stdlib, folder, shards, got 'web'"):
+        Text(corpus="web")
+    with pytest.raises(ValueError, match="the arguments are path, tests"):
+        Text(corpus_args={"folder": "x"})
+    with pytest.raises(ValueError, match="context must be at least 1, got 0"):
+        Text(context=0)
+    with pytest.raises(ValueError, match="give their tokenizer in corpus_args, got 'bpe'"):
+        Text("shards", tokenizer="bpe")
+    root = write_texts(tmp_path / "texts", files=4)
+    data = small_data(root, corpus_args={"test_path": str(root)})
+    assert data.val_dataloader() == []
+    with pytest.raises(ValueError, match="the train split of folder is empty"):
+        data.train_dataloader()

@@ -1,0 +1,217 @@
+"""The language model: sizes, causality, positions, optimizer, schedule, score."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from examples.language.documents import split_of
+from examples.language.model import LanguageModel
+from examples.language.schedules import Schedule
+from examples.language.shapes import shape_of
+from examples.language.transformer import rotary_angles, rotate
+from examples.language.windows import IGNORED, Batch
+from tests.examples.language_texts import quiet_trainer, small_data, small_model, write_texts
+from tests.ranks import run_ranks
+
+# By hand: per layer 4 d^2 + 3 d h + 2 d, and once d + vocabulary * d; h is 192, 704, 2048, 5504.
+PARAMETERS = {
+    ("tiny", 257): 4 * (4 * 64**2 + 3 * 64 * 192 + 2 * 64) + 64 + 257 * 64,
+    ("small", 257): 4 * (4 * 256**2 + 3 * 256 * 704 + 2 * 256) + 256 + 257 * 256,
+    ("gpt2", 50304): 12 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768) + 768 + 50304 * 768,
+    ("1b", 50304): 18 * (4 * 2048**2 + 3 * 2048 * 5504 + 2 * 2048) + 2048 + 50304 * 2048,
+}
+
+
+def tokens_of(model: LanguageModel, *shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, model.vocabulary, shape))
+
+
+def count(model: LanguageModel) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("size", "vocabulary"), PARAMETERS)
+def test_named_sizes_have_their_parameters(size: Any, vocabulary: int) -> None:
+    with torch.device("meta"):
+        model = LanguageModel(size=size, vocabulary=vocabulary, context=8)
+    assert count(model) == PARAMETERS[size, vocabulary]
+    nominal = {"tiny": 0.2e6, "small": 3e6, "gpt2": 124e6, "1b": 1e9}[size]
+    assert count(model) == pytest.approx(nominal, rel=0.2)
+
+
+def test_numbers_take_the_place_of_those_of_the_name() -> None:
+    assert shape_of("tiny", layers=7).layers == 7
+    assert shape_of("tiny", layers=7).width == 64
+    with pytest.raises(ValueError, match="tiny, small, gpt2, 1b, got 'huge'"):
+        shape_of("huge")
+    with pytest.raises(ValueError, match=r"multiple of 2 \* heads = 10, got 64"):
+        shape_of("tiny", heads=5)
+    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
+        shape_of("tiny", layers=0)
+
+
+@torch.no_grad()
+def test_a_later_token_changes_no_earlier_logits() -> None:
+    model = small_model(vocabulary=11, context=12).double()
+    tokens = tokens_of(model, 3, 12)
+    before = model(tokens)
+    for position in (0, 5, 11):
+        changed = tokens.clone()
+        changed[:, position] = (changed[:, position] + 1) % 11
+        after = model(changed)
+        assert torch.equal(after[:, :position], before[:, :position])
+        assert not torch.allclose(after[:, position:], before[:, position:])
+
+
+def test_rotated_products_depend_on_distance_alone() -> None:
+    query, key = torch.randn(2, 8, dtype=torch.float64)
+    angles = rotary_angles(30, 8, torch.device("cpu"), torch.float64)
+    queries, keys = (rotate(x.expand(1, 1, 30, 8), *angles)[0, 0] for x in (query, key))
+    products = queries @ keys.t()
+    for distance in range(5):
+        diagonal = products.diagonal(-distance)
+        assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal))
+    assert torch.allclose(products[0, 0], query @ key)
+    assert not torch.allclose(products[3, 0], products[0, 0])
+
+
+@torch.no_grad()
+def test_attention_is_that_by_hand() -> None:
+    """One head, position by position, with complex numbers for the rotation."""
+    attention = (
+        small_model(vocabulary=5, context=6, heads=1).double().transformer.blocks[0].attention
+    )
+    hidden = torch.randn(1, 6, 16, dtype=torch.float64)
+    found = attention(hidden, *rotary_angles(6, 16, torch.device("cpu"), torch.float64))
+    query, key, value = (hidden[0] @ attention.query_key_value.weight.t()).split(16, dim=1)
+    turns = torch.outer(torch.arange(6.0).double(), 10_000 ** (-torch.arange(8.0).double() / 8))
+    turns = torch.polar(torch.ones_like(turns), turns)
+    query, key = (torch.complex(x[:, :8], x[:, 8:]) * turns for x in (query, key))
+    wanted = []
+    for t in range(6):
+        weights = ((query[t] * key[: t + 1].conj()).sum(1).real / 4).softmax(0)
+        wanted.append(weights @ value[: t + 1])
+    torch.testing.assert_close(found[0], torch.stack(wanted) @ attention.output.weight.t())
+
+
+def test_decay_acts_on_the_matrices_of_the_blocks() -> None:
+    model = small_model(vocabulary=11, context=12, weight_decay=0.3, beta1=0.5, max_steps=10)
+    optimizer = model.configure_optimizers()["optimizer"]
+    decayed, others = optimizer.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.3, 0.0)
+    assert decayed["betas"] == others["betas"] == (0.5, 0.95)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)].split(".")[-2] for p in decayed["params"]} == {
+        *("query_key_value", "output", "gate", "up", "down")
+    }
+    assert {names[id(p)].split(".")[-2] for p in others["params"]} == {
+        *("embedding", "attention_norm", "feed_forward_norm", "norm")
+    }
+    assert len(decayed["params"]) + len(others["params"]) == len(names)
+
+
+def test_rates_at_the_steps_of_a_run() -> None:
+    cosine = Schedule(warmup_share=0.1, final_share=0.2)
+    rates = [cosine.factor(step, 100) for step in (0, 4, 9, 10, 55, 100, 200)]
+    assert rates == pytest.approx([0.1, 0.5, 1.0, 1.0, 0.6, 0.2, 0.2])
+    constant = Schedule(kind="constant", warmup_share=0.0, decay_share=0.2, final_share=0.0)
+    rates = [constant.factor(step, 100) for step in (0, 50, 80, 90, 99, 100, 200)]
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.05, 0.0, 0.0])
+    model = small_model(vocabulary=3, context=4, max_steps=50, learning_rate=0.4, warmup_share=0.2)
+    made = model.configure_optimizers()
+    assert made["lr_scheduler"]["interval"] == "step"
+    assert made["optimizer"].param_groups[0]["lr"] == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "linear"}, "'cosine' or 'constant', got 'linear'"),
+        ({"warmup_share": 1.5}, "warmup_share must be from 0 to 1, got 1.5"),
+        ({"kind": "constant", "warmup_share": 0.9}, "must not exceed 1 together"),
+    ],
+)
+def test_schedules_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Schedule(**options)
+
+
+def test_schedule_without_an_end_is_refused(tmp_path: Path) -> None:
+    data = small_data(write_texts(tmp_path / "texts"))
+    with pytest.raises(ValueError, match="the schedule needs the length of the run"):
+        quiet_trainer(max_epochs=-1).fit(small_model(), data)
+
+
+def test_checkpointed_activations_give_the_same_gradients() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        pl.seed_everything(0, verbose=False)
+        model = small_model(vocabulary=11, context=12, activation_checkpointing=checkpointing)
+        model(tokens_of(model, 2, 12)).square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        assert torch.equal(plain, checkpointed)
+
+
+def test_loss_ignores_what_lies_after_the_end() -> None:
+    model = small_model(vocabulary=11, context=8)
+    tokens = tokens_of(model, 2, 9)
+    targets = tokens[:, 1:].clone()
+    targets[1, 5:] = IGNORED
+    batch = Batch(tokens[:, :-1], targets, None)
+    logs = model(batch.inputs).log_softmax(-1)
+    chosen = [logs[b, t, targets[b, t]] for b in range(2) for t in range(8 if b == 0 else 5)]
+    assert model.training_step(batch, 0).item() == pytest.approx(-torch.stack(chosen).mean().item())
+
+
+def scores_on_this_rank(folder: str, tokenizer: str, world_size: int) -> list[float]:
+    """Scores by the Trainer, then by float64 over the whole stream at once."""
+    pl.seed_everything(0, verbose=False)
+    data = small_data(Path(folder), tokenizer=tokenizer, vocabulary_size=300, eval_batch_windows=3)
+    model = small_model()
+    trainer = quiet_trainer("ddp" if world_size > 1 else "auto", devices=world_size)
+    found = trainer.validate(model, data, verbose=False)[0]
+    corpus = data.corpus
+    stream = corpus.splits["valid"].read(0, 10**9)
+    token_bytes = corpus.vocabulary.token_bytes
+    assert token_bytes is not None
+    written = int(token_bytes[stream].sum())
+    inputs = np.concatenate([[corpus.vocabulary.end], stream[:-1]])
+    nats = 0.0
+    model = model.double().eval()
+    with torch.no_grad():
+        for start in range(0, len(stream), 16):
+            logits = model(torch.from_numpy(inputs[None, start : start + 16]))[0]
+            wanted = torch.from_numpy(stream[start : start + 16])
+            nats += float(functional.cross_entropy(logits, wanted, reduction="sum"))
+    return [
+        found["valid/bits_per_byte"],
+        found["valid/loss"],
+        nats / math.log(2) / written,
+        nats / len(stream),
+        written,
+    ]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_bits_per_byte_are_those_of_float64_on_any_number_of_ranks(
+    tokenizer: str, tmp_path: Path
+) -> None:
+    folder = write_texts(tmp_path / "texts")
+    (alone,) = run_ranks(scores_on_this_rank, 1, str(folder), tokenizer, 1)
+    bits, loss, wanted_bits, wanted_loss, written = alone
+    assert bits == pytest.approx(wanted_bits, rel=1e-6)
+    assert loss == pytest.approx(wanted_loss, rel=1e-6)
+    files = [file for file in folder.iterdir() if split_of(file.name) == "valid"]
+    assert written == sum(file.stat().st_size for file in files) > 0
+    for both in run_ranks(scores_on_this_rank, 2, str(folder), tokenizer, 2):
+        assert both == pytest.approx(alone, rel=1e-6)

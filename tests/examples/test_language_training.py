@@ -1,0 +1,296 @@
+"""Training of the language model: learning, exact resume, mesh, samples, command line."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import lightning_hier as lh
+from examples.language.model import LanguageModel
+from examples.language.samples import TextSamples, generate
+from examples.language.throughput import Throughput, flops_per_token
+from tests.examples import command_lines
+from tests.examples.command_lines import EXAMPLES, printed_config, run, strategy_of
+from tests.examples.language_texts import quiet_trainer, small_data, small_model, write_texts
+from tests.ranks import run_ranks
+from tests.resume.runs import SaveAt, differences, outcome
+from tests.trainer.fitting import weights
+
+CONFIGS = EXAMPLES / "language" / "configs"
+PARAMETERS = {
+    "tiny_stdlib": 230_016,
+    "small": 4_262_144,  # 3.2M and 3,839 more tokens
+    "gpt2": 123_587_328,
+    "1b": 1_013_786_624,
+}
+STRATEGIES = {
+    "tiny_stdlib": "lightning_hier.BMUFAdamStrategy",
+    "small": "lightning_hier.BMUFAdamStrategy",
+    "gpt2": "lightning_hier.HierarchicalStrategy",
+    "1b": "lightning.pytorch.strategies.ModelParallelStrategy",
+}
+
+
+class Watched(LanguageModel):
+    """Notes the weights after every step, as ``tests.resume.runs`` compares them."""
+
+    def on_train_start(self) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.seen.append(weights(self))
+
+
+def watched() -> Watched:
+    return Watched(layers=1, heads=2, width=16, learning_rate=1e-2)
+
+
+def learn_on_this_rank(folder: str) -> tuple[float, float, float]:
+    torch.manual_seed(0)
+    data = small_data(Path(folder), batch_windows=4)
+    strategy = lh.BMUFAdamStrategy(block_size=5, warmup_steps=10)
+    trainer = quiet_trainer(strategy, devices=2, max_epochs=2, gradient_clip_val=1.0)
+    model = small_model()
+    trainer.fit(model, data)
+    counts = np.bincount(data.corpus.splits["valid"].read(0, 10**9)) + 1e-9
+    shares = counts / counts.sum()
+    entropy = -float((shares * np.log(shares)).sum())
+    total = float(weights(model).double().sum())
+    return float(trainer.callback_metrics["valid/loss"]), entropy, total
+
+
+def test_bmuf_adam_learns_more_than_how_frequent_bytes_are(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "texts")
+    first, second = run_ranks(learn_on_this_rank, 2, str(folder))
+    loss, entropy, _ = first
+    assert loss < 0.9 * entropy
+    assert first == second
+
+
+def resumed_on_this_rank(folder: str, virtual_workers: int) -> list[str]:
+    """Train through, saving on the way; go on from there with other random numbers."""
+    root = Path(folder)
+    path = root / "stopped.ckpt"
+
+    def train(seed: int, start: Path | None, *callbacks: Callback) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = watched()
+        strategy = lh.BMUFAdamStrategy(block_size=4, virtual_workers=virtual_workers)
+        trainer = quiet_trainer(
+            strategy,
+            devices=int(os.environ["WORLD_SIZE"]),
+            max_epochs=2,
+            gradient_clip_val=1.0,
+            callbacks=list(callbacks),
+        )
+        trainer.fit(model, small_data(root / "texts", batch_windows=16), ckpt_path=start)
+        return outcome(trainer, model)
+
+    # A third of the way through the first epoch, in the middle of a block.
+    through = train(1, None, SaveAt("on_train_batch_end", 10, path))
+    resumed = train(50, path)
+    assert 0 < len(resumed["seen"]) < len(through["seen"])
+    through["seen"] = through["seen"][-len(resumed["seen"]) :]
+    return differences(through, resumed)
+
+
+@pytest.mark.parametrize(("ranks", "virtual_workers"), [(2, 1), (1, 2)])
+def test_a_run_that_was_stopped_goes_on_to_the_bit(
+    ranks: int, virtual_workers: int, tmp_path: Path
+) -> None:
+    write_texts(tmp_path / "texts", words=60)
+    found = run_ranks(resumed_on_this_rank, ranks, str(tmp_path), virtual_workers)
+    assert found == [[]] * ranks
+
+
+def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) -> dict[str, float]:
+    """A few steps on a mesh, on the CPU."""
+    torch.manual_seed(0)
+    ranks = data_parallel * tensor_parallel
+    strategy: Any = "auto"
+    if ranks > 1:
+        strategy = ModelParallelStrategy(
+            data_parallel_size=data_parallel, tensor_parallel_size=tensor_parallel
+        )
+    trainer = quiet_trainer(
+        strategy, devices=ranks, max_epochs=1, limit_train_batches=6, gradient_clip_val=0.5
+    )
+    # A batch of 8 windows, whole or divided among two ranks.
+    data = small_data(Path(folder), batch_windows=8 // data_parallel)
+    trainer.fit(small_model(vocabulary=258, learning_rate=1e-3), data)
+    return {
+        name: float(trainer.callback_metrics[name])
+        for name in ("valid/loss", "valid/bits_per_byte")
+    }
+
+
+@pytest.mark.parametrize(("data_parallel", "tensor_parallel"), [(2, 1), (1, 2), (2, 2)])
+def test_a_mesh_trains_the_same_model(
+    data_parallel: int, tensor_parallel: int, tmp_path: Path
+) -> None:
+    """The steps of an epoch have the same windows on one rank and on two."""
+    folder = str(write_texts(tmp_path / "texts"))
+    (alone,) = run_ranks(steps_on_this_rank, 1, folder, 1, 1)
+    ranks = data_parallel * tensor_parallel
+    found = run_ranks(steps_on_this_rank, ranks, folder, data_parallel, tensor_parallel)
+    assert all(each == found[0] for each in found)
+    assert found[0] == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_the_same_model(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "texts")
+    losses, names = [], []
+    for chosen in (False, True):
+        torch.manual_seed(0)
+        model = small_model(compile=chosen, activation_checkpointing=chosen)
+        trainer = quiet_trainer(max_epochs=1, limit_train_batches=4)
+        trainer.fit(model, small_data(folder))
+        losses.append(float(trainer.callback_metrics["valid/loss"]))
+        names.append(list(model.state_dict()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert names[0] == names[1]
+
+
+def test_a_mesh_that_does_not_divide_the_model_is_refused(tmp_path: Path) -> None:
+    folder = str(write_texts(tmp_path / "texts"))
+    errors = run_ranks(refused_on_this_rank, 2, folder, expect_failure=True)
+    assert all("vocabulary must be a multiple of tensor_parallel_size=2" in e for e in errors)
+
+
+def refused_on_this_rank(folder: str) -> None:
+    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+    quiet_trainer(strategy, devices=2, max_steps=1).fit(small_model(), small_data(Path(folder)))
+
+
+def test_data_with_more_tokens_than_the_model_are_refused(tmp_path: Path) -> None:
+    data = small_data(write_texts(tmp_path / "texts"))
+    with pytest.raises(ValueError, match="vocabulary of the model must be at least the data's 257"):
+        quiet_trainer(max_steps=1).fit(small_model(vocabulary=99), data)
+    with pytest.raises(ValueError, match="context of the model must be at least the data's 16"):
+        quiet_trainer(max_steps=1).fit(small_model(context=8), data)
+
+
+def test_generated_tokens_depend_on_their_seed_and_leave_the_random_state() -> None:
+    model = small_model(vocabulary=30, context=8)
+    start = torch.tensor([3, 4])
+    before = torch.get_rng_state()
+    drawn = [generate(model, start, tokens=20, temperature=1.0, seed=s) for s in (0, 0, 1)]
+    assert torch.equal(before, torch.get_rng_state())
+    assert drawn[0].shape == (20,) and torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert model.training
+    greedy = generate(model, start, tokens=1, temperature=1e-6, seed=0)
+    assert greedy.item() == model(start[None])[0, -1].argmax().item()
+    with pytest.raises(ValueError, match="temperature above 0"):
+        TextSamples(temperature=0.0)
+
+
+def test_samples_and_throughput_are_logged_and_change_nothing(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "texts")
+    results = []
+    for callbacks in ([], [TextSamples(tokens=5), Throughput(every_n_steps=2)]):
+        torch.manual_seed(0)
+        logger = TensorBoardLogger(tmp_path, name=f"with_{len(callbacks)}")
+        model = watched()
+        quiet_trainer(
+            max_epochs=1,
+            limit_train_batches=12,
+            logger=logger,
+            log_every_n_steps=1,
+            callbacks=callbacks,
+        ).fit(model, small_data(folder))
+        results.append(weights(model))
+    assert torch.equal(*results)
+    events = EventAccumulator(logger.log_dir).Reload()
+    assert "train/tokens_per_second" in events.Tags()["scalars"]
+    assert "train/mfu" not in events.Tags()["scalars"]
+    (tag,) = [tag for tag in events.Tags()["tensors"] if tag.startswith("valid/samples")]
+    text = events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
+    assert "    def " in text and "---" in text
+
+
+def test_operations_of_a_token() -> None:
+    model = LanguageModel(vocabulary=257, context=128)
+    matrices = 4 * (4 * 64**2 + 3 * 64 * 192) + 257 * 64
+    assert flops_per_token(model) == 6 * matrices + 12 * 4 * 64 * 128
+    with pytest.raises(ValueError, match="every_n_steps must be at least 1"):
+        Throughput(every_n_steps=0)
+
+
+def test_every_config_is_tested() -> None:
+    assert {path.stem for path in CONFIGS.iterdir()} == set(PARAMETERS) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
+    assert strategy_of(printed) == STRATEGIES[name]
+    assert printed["trainer"]["gradient_clip_val"] == 1.0
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_configs_have_their_sizes(name: str) -> None:
+    config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    data = config["data"]["init_args"]
+    sizes = {"vocabulary": data.get("vocabulary_size", 257), "context": data["context"]}
+    with torch.device("meta"):
+        model = LanguageModel(**{**sizes, **config["model"]["init_args"]})
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+
+
+def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:
+    """Arguments of a run of the tiny config that takes a second or two."""
+    return command_lines.small_run(
+        CONFIGS / "tiny_stdlib.yaml",
+        folder,
+        "--trainer.max_steps=12",
+        "--trainer.val_check_interval=null",
+        "--trainer.limit_train_batches=12",
+        "--trainer.callbacks=[]",
+        "--trainer.devices=1",
+        "--trainer.strategy.init_args.warmup_steps=2",
+        "--data.corpus=folder",
+        "--data.context=16",
+        f"--data.cache_dir={folder / 'cache'}",
+        "--model.layers=1",
+        "--model.width=16",
+        *more,
+        command=command,
+    )
+
+
+def test_fit_takes_sizes_from_the_data_and_other_text_is_tested(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts")
+    cli = run(small_run(tmp_path, f"--data.corpus_args.path={texts}"))
+    assert isinstance(cli.model, LanguageModel)
+    assert (cli.model.vocabulary, cli.model.context) == (257, 16)
+    metrics = cli.trainer.callback_metrics
+    assert {"train/loss", "valid/loss", "valid/bits_per_byte"} <= set(metrics)
+    assert float(metrics["valid/bits_per_byte"]) < math.log2(257)
+    checkpoint = cli.trainer.checkpoint_callback.best_model_path
+    loaded = LanguageModel.load_from_checkpoint(checkpoint, weights_only=True)
+    for name, value in cli.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    # Another folder that has nothing but test data.
+    others = write_texts(tmp_path / "others", files=9, seed=1)
+    tested = run(
+        small_run(
+            tmp_path,
+            f"--data.corpus_args.test_path={others}",
+            f"--ckpt_path={checkpoint}",
+            command="test",
+        )
+    )
+    assert {"test/loss", "test/bits_per_byte"} <= set(tested.trainer.callback_metrics)
