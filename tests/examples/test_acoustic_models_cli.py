@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,10 +16,14 @@ from examples.acoustic import align_once
 from examples.acoustic.align_once import aligned_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.flat_start import FlatStartOptions
+from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.models import LSTMAcousticModel
+from examples.acoustic.senones import SenoneMap
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, TrainingCLI, printed_config, run, strategy_of
+from tests.examples.manifests import write_manifest
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "acoustic" / "configs"
@@ -111,6 +116,78 @@ def fit_on_this_rank(directory: str) -> tuple[float, float]:
 def test_fit_by_the_name_of_a_strategy_on_two_ranks(tmp_path: Path) -> None:
     first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path))
     assert first == second
+
+
+def an4(folder: Path) -> tuple[str, str]:
+    """A folder in AN4's layout of made-up cepstra, and one with its test utterances alone."""
+    lines = ["A  AH", "B  B IY", "C  S IY"]
+    draw = np.random.default_rng(0)
+    entries = [
+        {"path": f"{split}-{i}", "text": text, "split": split, "speaker": f"{split}-{i % 2}"}
+        for split in ("train", "valid", "test")
+        for i, text in enumerate(["A B", "B C A", "C", "A A B", "B A", "C B"])
+    ]
+    cepstra = {entry["path"]: draw.normal(size=(60, 13)) for entry in entries}
+    for name, chosen in (
+        ("whole", entries),
+        ("alone", [entry for entry in entries if entry["split"] == "test"]),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "an4.dic").write_text("\n".join(lines))
+        write_manifest(folder / name, chosen)
+        arrays = {entry["path"]: cepstra[entry["path"]] for entry in chosen}
+        np.savez(folder / name / "an4_mfcc.npz", **arrays)
+    return str(folder / "whole"), str(folder / "alone")
+
+
+def test_a_checkpoint_is_tested_on_a_folder_of_test_utterances_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the normalisation, words and transcripts of the training, and without aligning."""
+    whole, alone = an4(tmp_path)
+
+    def one(folder: str, *more: str, command: str = "test") -> TrainingCLI:
+        return run(
+            command_lines.small_run(
+                CONFIGS / "an4_lstm.yaml",
+                tmp_path,
+                "--model.init_args.hidden_dim=8",
+                f"--data.corpus_args={{path: {folder}, normalisation: global}}",
+                f"--data.cache_dir={tmp_path / 'cache'}",
+                *more,
+                command=command,
+            )
+        )
+
+    fit = one(whole, command="fit")
+    checkpoint = f"--ckpt_path={fit.trainer.checkpoint_callback.best_model_path}"
+
+    def not_again(*_: Any) -> None:
+        raise AssertionError("nothing is aligned in test")
+
+    monkeypatch.setattr(align_once, "align_corpus", not_again)
+    expected = dict(one(whole, checkpoint).trainer.callback_metrics)
+    assert set(expected) == {"test/loss", "test/frame_error_rate", "test/word_error_rate"}
+    found = dict(one(alone, checkpoint).trainer.callback_metrics)
+    assert found == {"test/word_error_rate": expected["test/word_error_rate"]}
+    assert "the test split has no alignments: word errors are scored" in caplog.text
+    with pytest.raises(ValueError, match="nor a checkpoint of a model"):
+        one(alone)
+    with pytest.raises(ValueError, match="no valid split"):
+        one(alone, checkpoint, command="validate")
+
+
+def test_a_corpus_to_test_on_keeps_the_numbering_of_the_training() -> None:
+    fitted = build_synthetic_corpus(sentences=SENTENCES).fitted
+    kept = Fitted.from_state_dict(fitted.state_dict())
+    assert (kept.senones, kept.lexicon) == (fitted.senones, fitted.lexicon)
+    assert kept.transcripts == fitted.transcripts
+    other = replace(kept, senones=SenoneMap(("sil", *reversed(kept.senones.phones[1:]))))
+    with pytest.raises(ValueError, match="must be numbered by the phones"):
+        build_synthetic_corpus(sentences=SENTENCES, fitted=other)
+    fewer = replace(kept, lexicon=Lexicon({"a": [("q",)]}), senones=SenoneMap(("sil", "q")))
+    with pytest.raises(ValueError, match="words have phones that the model was not trained on"):
+        fewer.lexicon_with(fitted.lexicon)
 
 
 def unaligned_corpus() -> Corpus:
