@@ -30,6 +30,8 @@ CONFIGS = EXAMPLES / "acoustic" / "configs"
 SENTENCES = 20
 
 STRATEGIES = {
+    "an4_bmuf_gtc": "lightning_hier.BMUFGTCStrategy",
+    "an4_ddp": "ddp",
     "an4_lstm": "auto",
     "paper_dblstm_11m": "lightning_hier.BMUFStrategy",
     "paper_dnn_31m": "lightning_hier.TwoStageASGDStrategy",
@@ -62,6 +64,29 @@ def test_every_config_is_tested() -> None:
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
     assert strategy_of(printed) == STRATEGIES[name]
+
+
+def test_recipe_of_the_an4_report_holds_the_rate_and_then_halves_it(tmp_path: Path) -> None:
+    """11 epochs at the full rate, then one half, one quarter; the next is an eighth."""
+    whole, _ = an4(tmp_path)
+    cli = run(
+        [
+            "fit",
+            f"--config={CONFIGS / 'an4_ddp.yaml'}",
+            f"--data.corpus_args.path={whole}",
+            f"--data.cache_dir={tmp_path / 'cache'}",
+            f"--trainer.logger.init_args.save_dir={tmp_path}",
+            "--trainer.devices=1",
+            "--trainer.strategy=auto",
+            "--trainer.max_epochs=13",
+            "--trainer.limit_train_batches=1",
+            "--trainer.limit_val_batches=0",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_model_summary=false",
+            "--trainer.enable_checkpointing=false",
+        ]
+    )
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.5 / 8
 
 
 def test_misspelt_option_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

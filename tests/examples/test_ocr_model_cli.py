@@ -23,7 +23,13 @@ from tests.examples.manifests import write_manifest
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "ocr" / "configs"
-PARAMETERS = {"paper": 1_859_088, "oldbooks_small": 299_984, "synthetic_small": 299_984}
+PARAMETERS = {
+    "paper": 1_859_088,
+    "oldbooks_adam": 127_384,
+    "oldbooks_bmuf_adam": 127_384,
+    "oldbooks_small": 299_984,
+    "synthetic_small": 299_984,
+}
 
 
 BEAM_SEARCH = "--trainer.callbacks+=examples.ocr.decode_lines.DecodeLines"
@@ -55,7 +61,8 @@ def test_every_config_is_tested() -> None:
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
-    wanted = "lightning_hier.BMUFAdamStrategy" if name == "paper" else "auto"
+    averages = name in ("paper", "oldbooks_bmuf_adam")
+    wanted = "lightning_hier.BMUFAdamStrategy" if averages else "auto"
     assert strategy_of(printed) == wanted
 
 
