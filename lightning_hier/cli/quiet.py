@@ -9,11 +9,14 @@ import warnings
 _LIBRARIES = r"(lightning|lightning_utilities|lightning_fabric|torch|torchmetrics|jsonargparse)\."
 
 
-def silence_libraries() -> None:
+def silence_libraries(command: str = "fit") -> None:
     """Leave out what libraries deprecate of each other, and Lightning's advertisements.
 
-    Only for the process of a command; a user's own code is warned as before.
+    Only for the process of a command; a user's own code is warned as before. Commands that do not
+    train save no checkpoints: nobody needs to know that their folder is another one.
     """
+    if command != "fit":
+        warnings.filterwarnings("ignore", message="The dirpath has changed")
     for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
         warnings.filterwarnings("ignore", category=category, module=_LIBRARIES)
     for package in ("pytorch", "fabric"):

@@ -42,7 +42,7 @@ def run(args: list[str]) -> None:
     from lightning_hier.cli.lightning_cli import TrainingCLI
     from lightning_hier.strategies.registry import register
 
-    silence_libraries()
+    silence_libraries(name)
     register()  # importing the package does not, in this process
 
     # Its own help is what we call --help_all.

@@ -62,9 +62,11 @@ def test_libraries_are_silent_and_a_users_own_code_is_not(
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        silence_libraries()
+        silence_libraries("test")
         for module in ("lightning.pytorch.utilities._pytree", "torch.nn", "torchlike", "mine"):
             warnings.warn_explicit("old", FutureWarning, f"{module}.py", 1, module=module)
+        moved = "The dirpath has changed from 'a' to 'b'"
+        warnings.warn_explicit(moved, UserWarning, "y.py", 1, module="lightning.pytorch.x")
         warnings.warn_explicit("wrong", UserWarning, "x.py", 1, module="lightning.pytorch.x")
     found = [(warning.filename, str(warning.message)) for warning in caught]
     assert found == [("torchlike.py", "old"), ("mine.py", "old"), ("x.py", "wrong")]

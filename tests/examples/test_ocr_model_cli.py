@@ -96,6 +96,7 @@ def test_fit_takes_sizes_from_the_data_and_test_gives_error_rates(tmp_path: Path
             "--data.alphabet=corpus",
             f"--ckpt_path={checkpoint}",
             BEAM_SEARCH,
+            "--trainer.callbacks.language_model=words",
             command="test",
         )
     )
