@@ -47,9 +47,7 @@ def cached_arrays(
     """
     if cache_dir is None:
         return make()
-    text = json.dumps(made_from, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = Path(cache_dir) / f"{name}-{digest}.npz"
+    path = _path(name, made_from, cache_dir)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # The lock ends with its process: one that dies does not stop the others.
@@ -57,6 +55,11 @@ def cached_arrays(
             if not path.exists():
                 _write(make(), path)
     return _read(path)
+
+
+def is_cached(name: str, made_from: Mapping[str, Any], cache_dir: str | Path) -> bool:
+    """Whether :func:`cached_arrays` would find these arrays."""
+    return _path(name, made_from, cache_dir).exists()
 
 
 def as_json_array(value: Any) -> np.ndarray:
@@ -67,6 +70,12 @@ def as_json_array(value: Any) -> np.ndarray:
 def from_json_array(array: np.ndarray) -> Any:
     """The inverse of :func:`as_json_array`."""
     return json.loads(array.tobytes())
+
+
+def _path(name: str, made_from: Mapping[str, Any], cache_dir: str | Path) -> Path:
+    text = json.dumps(made_from, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Path(cache_dir) / f"{name}-{digest}.npz"
 
 
 def _write(arrays: Arrays, path: Path) -> None:

@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, TypeVar
 
+import torch
 from lightning import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 Corpus = TypeVar("Corpus")
 
@@ -51,11 +54,21 @@ def check_arguments(
 
 
 class CorpusData(LightningDataModule, ABC, Generic[Corpus]):
-    """A data module whose corpus is built at the first use."""
+    """A data module whose corpus is built at the first use.
+
+    What was computed from the train split (:meth:`_fitted`: means and deviations, an alphabet) is
+    in every checkpoint. Evaluation of a checkpoint takes it from there, so a corpus may then have
+    nothing but the split that is evaluated.
+
+    Attributes:
+        fitted: what was computed from the train split, of the checkpoint that is evaluated or of
+            the one that was written; empty without one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._corpus: Corpus | None = None
+        self.fitted: dict[str, Any] = {}
 
     @abstractmethod
     def _build(self) -> Corpus:
@@ -68,6 +81,59 @@ class CorpusData(LightningDataModule, ABC, Generic[Corpus]):
             self._corpus = self._build()
         return self._corpus
 
+    @property
+    def is_fitting(self) -> bool:
+        """Whether the Trainer trains; without a Trainer the corpus is one to train on, too."""
+        return self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING)
+
     def setup(self, stage: str) -> None:
-        """Build the corpus."""
-        _ = self.corpus
+        """Build the corpus to train on.
+
+        To evaluate it is built later: Lightning reads the checkpoint after this.
+        """
+        if self.is_fitting:
+            _ = self.corpus
+
+    def split(self, name: str) -> Any:
+        """The split of this name.
+
+        Raises:
+            ValueError: the corpus has none; it says how to give one.
+        """
+        found = getattr(self.corpus, name)
+        if not found:
+            raise self._missing(name)
+        return found
+
+    def _missing(self, split: str) -> ValueError:
+        """What to raise for a split that is not there."""
+        message = f"the corpus has no {split} split; {self._how_to_give(split)}"
+        if split == "train" and not self.is_fitting:
+            message += "; or give the checkpoint of a trained model (--ckpt_path)"
+        return ValueError(message)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was computed from the train split."""
+        if not self.fitted and self._corpus is not None:
+            self.fitted = self._fitted(self._corpus)
+        return self.fitted
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what was computed from the train split; training computes it anew."""
+        if not self.is_fitting and not _equal(self.state_dict(), state_dict):
+            self.fitted, self._corpus = state_dict, None
+
+    @abstractmethod
+    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
+        """What was computed from the train split, as tensors, numbers and texts."""
+
+    @abstractmethod
+    def _how_to_give(self, split: str) -> str:
+        """The arguments or files by which a user gives this split."""
+
+
+def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, Tensor) else value == other[name]
+        for name, value in one.items()
+    )

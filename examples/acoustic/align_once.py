@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from examples.acoustic.alignment_cache import cached_alignments
+from examples.acoustic.alignment_cache import are_cached, cached_alignments
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.flat_start import FlatStartOptions, align_corpus
 from examples.array_cache import default_cache_dir
@@ -18,6 +18,7 @@ def aligned_corpus(
     options: FlatStartOptions | None = None,
     *,
     cache_dir: str | Path | None = None,
+    only_cached: bool = False,
 ) -> Corpus:
     """Return the corpus with targets; one that has some already comes back as it is.
 
@@ -28,15 +29,17 @@ def aligned_corpus(
         corpus: with transcripts, and alignments or none.
         options: how a corpus without alignments is aligned.
         cache_dir: where alignments are kept; by default the user's cache folder.
+        only_cached: take alignments from there or none: a corpus to test on is not worth the
+            training of a network.
     """
-    if any(utterance.senones is not None for utterance in corpus.train):
+    if any(each.senones is not None for split in corpus.splits.values() for each in split):
         return corpus
     chosen = options or FlatStartOptions()
+    folder, made_from = cache_dir or default_cache_dir(), _made_from(corpus, chosen)
+    if only_cached and not are_cached(corpus.name, made_from, folder):
+        return corpus
     alignments = cached_alignments(
-        corpus.name,
-        _made_from(corpus, chosen),
-        cache_dir or default_cache_dir(),
-        lambda: align_corpus(corpus, chosen),
+        corpus.name, made_from, folder, lambda: align_corpus(corpus, chosen)
     )
     return corpus.with_alignments(alignments)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array
+from examples.array_cache import Arrays, as_json_array, cached_arrays, from_json_array, is_cached
 
 # Raise it whenever the file, or how alignments are made, changes its meaning.
 _FORMAT = 2
@@ -31,10 +31,19 @@ def cached_alignments(
         make: makes the alignments: int64 senones (T,) by key.
 
     """
-    contents = {"format": _FORMAT, **made_from}
-    arrays = cached_arrays(f"{name}-alignments", contents, cache_dir, lambda: _to_arrays(make()))
+    file, contents = _named(name, made_from)
+    arrays = cached_arrays(file, contents, cache_dir, lambda: _to_arrays(make()))
     parts = torch.from_numpy(arrays["senones"]).long().split(arrays["frames"].tolist())
     return dict(zip(from_json_array(arrays["keys"]), parts, strict=True))
+
+
+def are_cached(name: str, made_from: Mapping[str, Any], cache_dir: str | Path) -> bool:
+    """Whether :func:`cached_alignments` would find them."""
+    return is_cached(*_named(name, made_from), cache_dir)
+
+
+def _named(name: str, made_from: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return f"{name}-alignments", {"format": _FORMAT, **made_from}
 
 
 def _to_arrays(alignments: Mapping[str, Tensor]) -> Arrays:

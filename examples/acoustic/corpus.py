@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from examples.acoustic.batching import FrameBatchSampler
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.lexicon import Lexicon
+from examples.acoustic.normalisation import Normalisation
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 from examples.acoustic.utterance import Batch, Utterance, collate
@@ -22,11 +25,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Corpus:
-    """Utterances in three splits, and what training and decoding must know about them.
+    """Utterances in up to three splits, and what training and decoding must know about them.
 
     Attributes:
         name: of the corpus.
-        train, valid, test: utterances, normalised and at the model's frame rate.
+        train, valid, test: utterances, normalised and at the model's frame rate; a split may be
+            empty.
         senones: numbering of the targets.
         lexicon: pronunciation of every word.
         feature_dim: D of the utterances' features.
@@ -34,6 +38,8 @@ class Corpus:
         stacking: how the model's frames were made from those of the recording.
         recorded: normalised features of each utterance by key, (T, D / stack), at the frame rate of
             the recording (100 per second).
+        normalisation: that all features have in common, or None.
+        transcripts: words of the utterances that the model is or was trained on.
     """
 
     name: str
@@ -46,6 +52,23 @@ class Corpus:
     frame_shift_s: float
     stacking: Stacking = field(default_factory=lambda: Stacking(1, 1))
     recorded: dict[str, Tensor] = field(default_factory=dict)
+    normalisation: Normalisation | None = None
+    transcripts: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the transcripts of the train split, where none are given."""
+        if not self.transcripts:
+            self.transcripts = tuple(utterance.words for utterance in self.train)
+
+    @property
+    def fitted(self) -> Fitted:
+        """What a corpus to test on needs of this one."""
+        return Fitted(
+            senones=self.senones,
+            lexicon=self.lexicon,
+            normalisation=self.normalisation,
+            transcripts=self.transcripts,
+        )
 
     @property
     def splits(self) -> dict[str, list[Utterance]]:
@@ -161,14 +184,20 @@ class CorpusDataModule(CorpusData[Corpus]):
     def _build(self) -> Corpus:
         return self.build()
 
+    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
+        return corpus.fitted.state_dict()
+
+    def _how_to_give(self, split: str) -> str:
+        return "what builds the corpus must give it"
+
     def prepare_data(self) -> None:
-        """Fill the cache, where there is one."""
-        if self.prepare is not None:
+        """Fill the cache before training; to evaluate, it is filled at the first use."""
+        if self.prepare is not None and self.is_fitting:
             self.prepare()
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in another order each epoch; utterances without targets are out."""
-        train = self.corpus.train
+        train = self.split("train")
         aligned = [i for i, utterance in enumerate(train) if utterance.senones is not None]
         if len(aligned) < len(train):
             log.warning(
@@ -183,11 +212,11 @@ class CorpusDataModule(CorpusData[Corpus]):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in a fixed order."""
-        return self._loader(UtteranceDataset(self.corpus.valid), shuffle=False)
+        return self._loader(UtteranceDataset(self.split("valid")), shuffle=False)
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in a fixed order."""
-        return self._loader(UtteranceDataset(self.corpus.test), shuffle=False)
+        return self._loader(UtteranceDataset(self.split("test")), shuffle=False)
 
     def _loader(self, dataset: UtteranceDataset, *, shuffle: bool) -> DataLoader[Batch]:
         rank, world_size = rank_and_world_size(self.trainer)

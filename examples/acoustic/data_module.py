@@ -13,6 +13,7 @@ from examples.acoustic.corpora.kaldi import build_kaldi_corpus
 from examples.acoustic.corpora.manifest import build_manifest_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
+from examples.acoustic.fitted import Fitted
 from examples.array_cache import default_cache_dir
 from examples.corpus_data import builder_of, check_arguments
 
@@ -29,6 +30,9 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
 class AcousticDataModule(CorpusDataModule):
     """Speech from one of four sources, in mini-batches counted in frames.
 
+    Senones, lexicon, normalisation and the transcripts of the train split are in every checkpoint.
+    To evaluate one, the corpus needs no other split than the one that is evaluated.
+
     Synthesised speech, features of audio files and alignments are cached: one rank of each host
     makes them, the others read them.
 
@@ -40,7 +44,8 @@ class AcousticDataModule(CorpusDataModule):
         seed: of the order of the batches.
         num_workers: processes that load batches.
         align: give a corpus without alignments those found from a flat start (``aligned_corpus``);
-            for AN4 that takes a minute or two, once.
+            for AN4 that takes a minute or two, once. Only training aligns; to evaluate,
+            alignments are read from the cache, or there are none.
         cache_dir: folder of the cache; None is the user's (``default_cache_dir``).
 
     Raises:
@@ -57,24 +62,39 @@ class AcousticDataModule(CorpusDataModule):
         align: bool = True,
         cache_dir: str | None = None,
     ) -> None:
+        self._name = corpus
+        self._align = align
         builder = builder_of(BUILDERS, corpus)
         arguments = dict(corpus_args or {})
         folder = cache_dir or str(default_cache_dir())
         caches = "cache_dir" in inspect.signature(builder).parameters
         if caches:
             arguments.setdefault("cache_dir", folder)
-        check_arguments(corpus, builder, arguments)
-        build = partial(builder, **arguments)
-        if align:
-            build = partial(_build_aligned, build, folder)
+        if "fitted" in arguments:
+            raise ValueError("fitted comes from the checkpoint, not from corpus_args")
+        check_arguments(corpus, builder, arguments, own=("fitted",))
+        self._builder = partial(builder, **arguments)
+        self._cache_dir = folder
         super().__init__(
-            build,
-            prepare=build if caches or align else None,
+            self._read,
+            prepare=self._read if caches or align else None,
             batch_frames=batch_frames,
             seed=seed,
             num_workers=num_workers,
         )
 
+    def _read(self) -> Corpus:
+        fitted = Fitted.from_state_dict(self.fitted) if self.fitted else None
+        corpus = self._builder(fitted=fitted)
+        if not self._align:
+            return corpus
+        return aligned_corpus(corpus, cache_dir=self._cache_dir, only_cached=not self.is_fitting)
 
-def _build_aligned(build: Callable[[], Corpus], cache_dir: str) -> Corpus:
-    return aligned_corpus(build(), cache_dir=cache_dir)
+    def _how_to_give(self, split: str) -> str:
+        in_manifest = f'its utterances in the manifest have "split": "{split}"'
+        return {
+            "synthetic": f"give corpus_args.{split}_fraction",
+            "an4": in_manifest,
+            "manifest": in_manifest,
+            "kaldi": f"give corpus_args.{split}, a data directory",
+        }[self._name]

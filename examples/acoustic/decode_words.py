@@ -18,11 +18,12 @@ class DecodeWords(Callback):
     """Decode to words, so that the model logs word error rates.
 
     Every rank builds the decoder from the corpus of the trainer's data module, so nothing is sent.
-    Building takes place in test, and in validation only if the model decodes there.
+    Building takes place in test, and in validation only if the model decodes there. The words are
+    those of the lexicon: of the training, and of the corpus that is tested.
 
     Args:
-        grammar: ``"bigram"`` of the training transcripts, or ``"loop"`` of equally probable words;
-            both over all words of the lexicon.
+        grammar: ``"bigram"`` of the training transcripts (a checkpoint has them), or ``"loop"`` of
+            equally probable words; both over all words of the lexicon.
         acoustic_scale: weight of the acoustic scores against the grammar.
         skip: probability of passing over a state of a phone; at 33 frames a second a phone may have
             fewer frames than states.
@@ -45,15 +46,24 @@ class DecodeWords(Callback):
         self.beam = beam
         self.word_insertion_penalty = word_insertion_penalty
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the model's decoder, unless it has one or will not decode in this stage."""
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the model's decoder, unless it has one or does not decode in validation."""
+        if cast(FrameClassifier, pl_module).decode_in_validation:
+            self.on_test_start(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the model's decoder, unless it has one."""
         model = cast(FrameClassifier, pl_module)
-        if model.decoder is None and (stage == "test" or model.decode_in_validation):
+        if model.decoder is None:
             data = cast(CorpusDataModule, trainer.datamodule)  # type: ignore[attr-defined]
             model.decoder = self.build(data.corpus)
 
     def build(self, corpus: Corpus) -> WFSTDecoder:
-        """Return a decoder for the corpus's senones and words."""
+        """Return a decoder for the corpus's senones and words.
+
+        Raises:
+            ValueError: a bigram grammar, and there are no training transcripts.
+        """
         return WFSTDecoder(
             corpus.senones,
             corpus.lexicon,
@@ -67,4 +77,9 @@ class DecodeWords(Callback):
     def _grammar(self, corpus: Corpus) -> Grammar:
         if self.grammar == "loop":
             return WordLoop(corpus.lexicon.words)
-        return BigramModel((each.words for each in corpus.train), corpus.lexicon.words)
+        if not corpus.transcripts:
+            raise ValueError(
+                "a bigram grammar needs training transcripts: give the checkpoint of a trained "
+                "model (--ckpt_path), a train split, or grammar='loop'"
+            )
+        return BigramModel(corpus.transcripts, corpus.lexicon.words)

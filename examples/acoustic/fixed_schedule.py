@@ -22,12 +22,15 @@ class FixedSchedule(FrameClassifier):
     Min-rate newbob decides by the loss when to halve and when to stop; a comparison at equal epochs
     must not.
 
-    Attributes:
+    Args:
         schedule_epochs: all, and how many of them, at the end, halve the rate.
+        options: of the model.
 
     """
 
-    schedule_epochs: tuple[int, int] = (10, 5)
+    def __init__(self, *, schedule_epochs: tuple[int, int] = (10, 5), **options: Any) -> None:
+        super().__init__(**options)
+        self.schedule_epochs = schedule_epochs
 
     def configure_optimizers(self) -> Any:
         """The optimizer and its schedule."""

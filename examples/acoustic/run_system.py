@@ -16,14 +16,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
 from examples.acoustic.fixed_schedule import FixedScheduleLSTM
 from examples.acoustic.systems import ALL
-from examples.quiet import silence_lightning
+from examples.quiet import progress, silence_lightning
 from lightning_hier import HierarchicalStrategy
 
 
@@ -136,7 +135,7 @@ def run(settings: Settings) -> Result:
         enable_model_summary=False,
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=settings.seed),
-        callbacks=[DecodeWords(), TQDMProgressBar(leave=False)],
+        callbacks=[DecodeWords(), progress()],
     )
     begun = time.perf_counter()
     trainer.fit(model, data)

@@ -1,4 +1,4 @@
-"""Labelled images in three splits."""
+"""Labelled images in up to three splits."""
 
 from __future__ import annotations
 
@@ -46,26 +46,28 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Labelled images in three splits.
+    """Labelled images in up to three splits.
 
     Attributes:
         name: of the corpus.
         num_classes: labels are smaller than it.
-        train, valid, test: images of one size.
+        train, valid, test: images of one size; None where there are none.
 
     Raises:
-        ValueError: sizes differ, or a label is out of range.
+        ValueError: there is no split, sizes differ, or a label is out of range.
     """
 
     name: str
     num_classes: int
-    train: Split
-    valid: Split
-    test: Split
+    train: Split | None = None
+    valid: Split | None = None
+    test: Split | None = None
 
     def __post_init__(self) -> None:
         """Check what the model relies on."""
-        splits = (self.train, self.valid, self.test)
+        splits = self.splits
+        if not splits:
+            raise ValueError(f"corpus {self.name} must have at least one split, got none")
         shapes = {tuple(split.images.shape[1:]) for split in splits}
         if len(shapes) > 1:
             raise ValueError(f"images of {self.name} must have one size, got {sorted(shapes)}")
@@ -78,9 +80,14 @@ class Corpus:
             )
 
     @property
+    def splits(self) -> list[Split]:
+        """Those that there are."""
+        return [split for split in (self.train, self.valid, self.test) if split is not None]
+
+    @property
     def channels(self) -> int:
         """1 for grey images, 3 for coloured ones."""
-        return int(self.train.images.shape[1])
+        return int(self.splits[0].images.shape[1])
 
 
 def take_out(split: Split, count: int, *, seed: int) -> tuple[Split, Split]:

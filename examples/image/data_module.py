@@ -24,9 +24,19 @@ BUILDERS: dict[str, Callable[..., Corpus]] = {
     "cifar10": build_cifar10_corpus,
 }
 
+# Files of a split; the valid split is part of the published train images.
+_FILES = {
+    "mnist": ("train-images-idx3-ubyte and train-labels-idx1-ubyte", "t10k-images-idx3-ubyte and "
+              "t10k-labels-idx1-ubyte"),
+    "cifar10": ("data_batch_1 to data_batch_5", "test_batch"),
+}  # fmt: skip
+
 
 class Images(CorpusData[Corpus]):
     """Labelled images from one of three sources, normalised.
+
+    Mean and deviation are those of the train split, or of the checkpoint that is evaluated: then
+    the corpus needs no other split than the one that is evaluated.
 
     Every rank has the same number of batches (``ImageSampler``; pass
     ``use_distributed_sampler=False`` to the Trainer to say so).
@@ -61,6 +71,7 @@ class Images(CorpusData[Corpus]):
         self._builder = builder_of(BUILDERS, corpus)
         if batch_images < 1:
             raise ValueError(f"batch_images must be at least 1, got {batch_images}")
+        self._name = corpus
         self._arguments = corpus_args or {}
         check_arguments(corpus, self._builder, self._arguments)
         self.batch_images = batch_images
@@ -70,20 +81,32 @@ class Images(CorpusData[Corpus]):
 
     def _build(self) -> Corpus:
         corpus = self._builder(**self._arguments)
-        self._mean, self._deviation = mean_and_deviation(corpus.train)
+        if self.fitted:
+            self._mean, self._deviation = self.fitted["mean"], self.fitted["deviation"]
+        elif corpus.train is None:
+            raise self._missing("train")
+        else:
+            self._mean, self._deviation = mean_and_deviation(corpus.train)
         return corpus
+
+    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
+        return {"mean": self._mean, "deviation": self._deviation}
+
+    def _how_to_give(self, split: str) -> str:
+        train, test = _FILES.get(self._name, ("", ""))
+        return f"its files are {test if split == 'test' else train}"
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in another order each epoch."""
-        return self._loader(self.corpus.train, self.augmentation, shuffle=True)
+        return self._loader(self.split("train"), self.augmentation, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in a fixed order."""
-        return self._loader(self.corpus.valid)
+        return self._loader(self.split("valid"))
 
     def test_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in a fixed order."""
-        return self._loader(self.corpus.test)
+        return self._loader(self.split("test"))
 
     def _loader(
         self, split: Split, augmentation: Augmentation | None = None, *, shuffle: bool = False

@@ -28,7 +28,7 @@ from examples.image.step_pause import Pace
 from examples.image.straggler import Casualty, Straggler
 from examples.image.systems import SYSTEMS
 from examples.image.wall_time import AccuracyOverTime
-from examples.quiet import silence_lightning
+from examples.quiet import progress, silence_lightning
 
 
 class HasMetrics(Protocol):
@@ -152,8 +152,7 @@ def _trainer(settings: Settings, callbacks: list[Callback]) -> pl.Trainer:
         enable_checkpointing=False,
         enable_model_summary=False,
         logger=False,
-        enable_progress_bar=sys.stderr.isatty(),
-        callbacks=callbacks,
+        callbacks=[*callbacks, progress()],
     )
 
 

@@ -14,7 +14,12 @@ def test_accuracy(model: ResNetClassifier, corpus: Corpus) -> float:
     """Share of the test split that is classified rightly, without asking another rank.
 
     ``Trainer.test`` would wait for all ranks of the job, those that have died too.
+
+    Raises:
+        ValueError: there is no train or no test split.
     """
+    if corpus.train is None or corpus.test is None:
+        raise ValueError(f"corpus {corpus.name} must have a train and a test split")
     mean, deviation = mean_and_deviation(corpus.train)
     dataset = ImageDataset(corpus.test, mean=mean, deviation=deviation)
     model.eval()

@@ -14,7 +14,7 @@ from examples.ocr.alphabet import KEYBOARD, Alphabet
 from examples.ocr.augmentation import Augmentation
 from examples.ocr.batching import LineBatchSampler
 from examples.ocr.corpora.folder import build_folder_corpus
-from examples.ocr.corpora.iam import build_iam_corpus
+from examples.ocr.corpora.iam import build_iam_corpus, lists_of
 from examples.ocr.corpora.manifest import build_manifest_corpus
 from examples.ocr.corpora.synthetic import build_synthetic_corpus
 from examples.ocr.corpus import Corpus
@@ -22,6 +22,7 @@ from examples.ocr.dataset import LineDataset
 from examples.ocr.line import Batch, Line
 from examples.ocr.targets import with_room, written_with
 from examples.ocr.unreadable import OnUnreadable, Problem
+from examples.packed_json import packed, unpacked
 from examples.rank_batches import rank_and_world_size, rank_loader
 
 CorpusName = Literal["synthetic", "manifest", "iam", "folder"]
@@ -44,6 +45,9 @@ class TextLines(CorpusData[Corpus]):
     A line whose text needs more outputs than the model has for its width would have an infinite
     CTC loss: such lines are left out of every split, with a warning, and listed in ``too_long``.
 
+    Alphabet and texts of the train split are in every checkpoint. To evaluate one, the corpus needs
+    no other split than the one that is evaluated.
+
     Args:
         corpus: ``"synthetic"``, ``"manifest"``, ``"iam"`` or ``"folder"``.
         corpus_args: arguments of ``build_synthetic_corpus``, ``build_manifest_corpus``,
@@ -52,7 +56,9 @@ class TextLines(CorpusData[Corpus]):
         batch_lines: most lines in a batch of one rank.
         augment: change the images of the train split a little in each epoch.
         alphabet: ``"keyboard"`` writes everything with the 95 characters of bmuf_adam 3.1,
-            ``"corpus"`` with all characters that the corpus has; or the characters themselves.
+            ``"corpus"`` with all characters that the corpus has (all splits that are there when
+            the model is trained; they come from the checkpoint when it is evaluated); or the
+            characters themselves.
         pixels_per_frame: width for each output of the model (its ``subsample``).
         on_unreadable: ``"error"`` raises where lines cannot be read or written with the alphabet,
             ``"skip"`` leaves them out with a warning; both name them.
@@ -83,6 +89,7 @@ class TextLines(CorpusData[Corpus]):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
+        self._name = corpus
         self._builder = builder_of(BUILDERS, corpus)
         for name, value in (("batch_lines", batch_lines), ("pixels_per_frame", pixels_per_frame)):
             if value < 1:
@@ -113,12 +120,40 @@ class TextLines(CorpusData[Corpus]):
     def _build(self) -> Corpus:
         """Build the corpus, its texts written with the alphabet."""
         corpus = self._builder(**self._arguments)
-        if self._alphabet is None:
+        if self.fitted:
+            self._alphabet = Alphabet(self.fitted["alphabet"])
+        elif self._alphabet is None:
+            if not corpus.train:
+                raise self._missing("train")
             texts = (line.text for lines in corpus.splits.values() for line in lines)
             self._alphabet = Alphabet.of_texts(texts)
         corpus = written_with(self._alphabet, corpus, self.on_unreadable)
         corpus, self.too_long = with_room(self._alphabet, corpus, self.pixels_per_frame)
         return corpus
+
+    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
+        texts = [line.text for line in corpus.train]
+        return {"alphabet": self.alphabet.characters, "texts": packed(texts)}
+
+    def _how_to_give(self, split: str) -> str:
+        return {
+            "synthetic": f"give corpus_args.{split}_lines",
+            "manifest": f'its lines in the manifest have "split": "{split}"',
+            "iam": f"its lists are {lists_of(split)}",
+            "folder": f"its lines are in the subfolder {split}, or all are with "
+            f"corpus_args.split={split}",
+        }[self._name]
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of the lines that the model was trained on, for language models.
+
+        Raises:
+            ValueError: there is neither a train split nor a checkpoint.
+        """
+        if self.fitted:
+            return [str(text) for text in unpacked(self.fitted["texts"])]
+        return [line.text for line in self.train]
 
     @property
     def alphabet(self) -> Alphabet:
@@ -131,21 +166,25 @@ class TextLines(CorpusData[Corpus]):
     @property
     def train(self) -> list[Line]:
         """Lines of the train split; ``Batch.index`` counts in this list."""
-        return self.corpus.train
+        train: list[Line] = self.split("train")
+        return train
 
     @property
     def valid(self) -> list[Line]:
         """Lines of the valid split."""
-        return self.corpus.valid
+        valid: list[Line] = self.split("valid")
+        return valid
 
     @property
     def test(self) -> list[Line]:
         """Lines of the test split."""
-        return self.corpus.test
+        test: list[Line] = self.split("test")
+        return test
 
     def prepare_data(self) -> None:
-        """Fill the cache."""
-        _ = self.corpus
+        """Fill the cache before training; to evaluate, it is filled at the first use."""
+        if self.is_fitting:
+            _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in another order each epoch."""

@@ -19,8 +19,10 @@ LanguageModel = Literal["hybrid", "words", "characters"]
 class DecodeLines(Callback):
     """Decode by beam search in test and prediction, so that the model logs its error rates.
 
-    Every rank counts the language model from the training texts of the trainer's data module, so
-    nothing is sent. flashlight-text is needed once this callback is used.
+    Every rank counts the language model from the texts that the model was trained on, which the
+    trainer's data module has from the train split or from the checkpoint, so nothing is sent.
+    flashlight-text is needed once this callback is used. A beam search takes a core 0.3 seconds or
+    more for each line, far longer than the best path, which is logged in any case.
 
     Args:
         language_model: ``"hybrid"`` over words, with others spelt; ``"words"`` of the training
@@ -58,12 +60,16 @@ class DecodeLines(Callback):
             "beam_threshold": beam_threshold,
         }
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Set the model's decoder for test and prediction, unless it has one."""
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the model's decoder, unless it has one."""
         model = cast(LineReader, pl_module)
-        if model.decoder is None and stage in ("test", "predict"):
+        if model.decoder is None:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            model.decoder = self.build(data.alphabet, (line.text for line in data.train))
+            model.decoder = self.build(data.alphabet, data.texts)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the model's decoder, unless it has one."""
+        self.on_test_start(trainer, pl_module)
 
     def build(self, alphabet: Alphabet, texts: Iterable[str]) -> LineDecoder:
         """Return a decoder with a language model counted from ``texts``.

@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from typing import Any, Literal, Protocol, TypedDict, get_args
 
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.text import CharErrorRate, WordErrorRate
@@ -150,13 +151,30 @@ class LineReader(SizedByData):
         return [self.decoder.decode(scores[:n, line]) for line, n in enumerate(frames.tolist())]
 
     def configure_model(self) -> None:
-        """Take sizes and the alphabet of the trainer's data module.
+        """Take sizes and, before training, the alphabet of the trainer's data module.
 
         Raises:
             ValueError: when it has another number of classes than the model, or when the data
                 module counts on narrower frames than the model's.
         """
         super().configure_model()
+        # To evaluate, the data are known once the checkpoint has been read.
+        if self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING:
+            self._take_alphabet()
+
+    def on_validation_start(self) -> None:
+        """Take the alphabet of the data; raises as ``configure_model``."""
+        self._take_alphabet()
+
+    def on_test_start(self) -> None:
+        """Take the alphabet of the data; raises as ``configure_model``."""
+        self._take_alphabet()
+
+    def on_predict_start(self) -> None:
+        """Take the alphabet of the data; raises as ``configure_model``."""
+        self._take_alphabet()
+
+    def _take_alphabet(self) -> None:
         data = getattr(self._trainer, "datamodule", None)
         counted_on = getattr(data, "pixels_per_frame", self.subsample)
         if counted_on < self.subsample:

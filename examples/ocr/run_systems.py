@@ -27,7 +27,7 @@ from examples.ocr.data_module import TextLines
 from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.panel import LinePanel
-from examples.quiet import silence_lightning
+from examples.quiet import progress, silence_lightning
 from examples.run_store import portable
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
@@ -214,8 +214,7 @@ def run(settings: Settings) -> Result:
         enable_model_summary=False,
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=version),
-        enable_progress_bar=sys.stderr.isatty(),
-        callbacks=[losses, read, *(_showing() if settings.show else [])],
+        callbacks=[losses, read, progress(), *(_showing() if settings.show else [])],
     )
     begun = time.perf_counter()
     trainer.fit(model, data)

@@ -19,7 +19,8 @@ def written_with(alphabet: Alphabet, corpus: Corpus, on_unreadable: OnUnreadable
     """Write all texts with the alphabet (``Alphabet.normalise``).
 
     Raises:
-        ValueError: if texts cannot be written with it and shall not be skipped.
+        ValueError: if texts cannot be written with it and shall not be skipped, or no line of a
+            split is left.
     """
     problems: list[Problem] = []
     splits: dict[str, list[Line]] = {}
@@ -34,7 +35,7 @@ def written_with(alphabet: Alphabet, corpus: Corpus, on_unreadable: OnUnreadable
                 continue
             splits[split].append(replace(line, text=text))
     settle(problems, on_unreadable, f"corpus {corpus.name}")
-    return Corpus(name=corpus.name, **splits)
+    return _corpus_of(splits, corpus)
 
 
 def with_room(
@@ -73,4 +74,18 @@ def with_room(
             pixels_per_frame,
             listed(too_long),
         )
-    return Corpus(name=corpus.name, **splits), too_long
+    return _corpus_of(splits, corpus), too_long
+
+
+def _corpus_of(splits: dict[str, list[Line]], before: Corpus) -> Corpus:
+    """The corpus of the lines that are left.
+
+    Raises:
+        ValueError: if no line of a split is left.
+    """
+    for split, lines in before.splits.items():
+        if lines and not splits[split]:
+            raise ValueError(
+                f"none of the {len(lines)} {split} lines of corpus {before.name} can be used"
+            )
+    return Corpus(name=before.name, **splits)

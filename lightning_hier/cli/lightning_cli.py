@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib import import_module
 from inspect import signature
 from typing import Any, NoReturn, cast
@@ -10,9 +11,11 @@ from typing import Any, NoReturn, cast
 import lightning
 from jsonargparse import ActionConfigFile, Namespace  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lightning_hier.algorithms.arguments import did_you_mean
+from lightning_hier.callbacks.progress_lines import ProgressLines
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.mistakes import end_with
 from lightning_hier.cli.strategy_names import class_path_of
@@ -55,6 +58,16 @@ class TrainingCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Leave it to :meth:`run`, so that mistakes before and crashes after can be told apart."""
+
+    def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
+        """Lightning's own, but that progress is lines where there is no terminal."""
+        named = config.get("callbacks") or []
+        given = named if isinstance(named, list) else [named]
+        bars = [each for each in [*callbacks, *given] if isinstance(each, ProgressBar)]
+        wanted = config.get("enable_progress_bar") is not False and not config.get("barebones")
+        if wanted and not bars and not sys.stdout.isatty():
+            callbacks = [*callbacks, ProgressLines()]
+        return super()._instantiate_trainer(config, callbacks)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Lightning's own, but for what reads a config."""

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
+from lightning_hier.cli.quiet import silence_libraries
 from lightning_hier.cli.strategy_help import preset_asked_for, strategy_help
 from lightning_hier.cli.strategy_names import with_classes
 from lightning_hier.cli.training_help import short_help
@@ -41,6 +42,7 @@ def run(args: list[str]) -> None:
     from lightning_hier.cli.lightning_cli import TrainingCLI
     from lightning_hier.strategies.registry import register
 
+    silence_libraries(name)
     register()  # importing the package does not, in this process
 
     # Its own help is what we call --help_all.

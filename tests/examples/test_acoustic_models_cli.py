@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,16 +16,22 @@ from examples.acoustic import align_once
 from examples.acoustic.align_once import aligned_corpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.flat_start import FlatStartOptions
+from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.models import LSTMAcousticModel
+from examples.acoustic.senones import SenoneMap
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, TrainingCLI, printed_config, run, strategy_of
+from tests.examples.manifests import write_manifest
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "acoustic" / "configs"
 SENTENCES = 20
 
 STRATEGIES = {
+    "an4_bmuf_gtc": "lightning_hier.BMUFGTCStrategy",
+    "an4_ddp": "ddp",
     "an4_lstm": "auto",
     "paper_dblstm_11m": "lightning_hier.BMUFStrategy",
     "paper_dnn_31m": "lightning_hier.TwoStageASGDStrategy",
@@ -57,6 +64,29 @@ def test_every_config_is_tested() -> None:
 def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
     assert strategy_of(printed) == STRATEGIES[name]
+
+
+def test_recipe_of_the_an4_report_holds_the_rate_and_then_halves_it(tmp_path: Path) -> None:
+    """11 epochs at the full rate, then one half, one quarter; the next is an eighth."""
+    whole, _ = an4(tmp_path)
+    cli = run(
+        [
+            "fit",
+            f"--config={CONFIGS / 'an4_ddp.yaml'}",
+            f"--data.corpus_args.path={whole}",
+            f"--data.cache_dir={tmp_path / 'cache'}",
+            f"--trainer.logger.init_args.save_dir={tmp_path}",
+            "--trainer.devices=1",
+            "--trainer.strategy=auto",
+            "--trainer.max_epochs=13",
+            "--trainer.limit_train_batches=1",
+            "--trainer.limit_val_batches=0",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_model_summary=false",
+            "--trainer.enable_checkpointing=false",
+        ]
+    )
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.5 / 8
 
 
 def test_misspelt_option_of_a_strategy_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +141,78 @@ def fit_on_this_rank(directory: str) -> tuple[float, float]:
 def test_fit_by_the_name_of_a_strategy_on_two_ranks(tmp_path: Path) -> None:
     first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path))
     assert first == second
+
+
+def an4(folder: Path) -> tuple[str, str]:
+    """A folder in AN4's layout of made-up cepstra, and one with its test utterances alone."""
+    lines = ["A  AH", "B  B IY", "C  S IY"]
+    draw = np.random.default_rng(0)
+    entries = [
+        {"path": f"{split}-{i}", "text": text, "split": split, "speaker": f"{split}-{i % 2}"}
+        for split in ("train", "valid", "test")
+        for i, text in enumerate(["A B", "B C A", "C", "A A B", "B A", "C B"])
+    ]
+    cepstra = {entry["path"]: draw.normal(size=(60, 13)) for entry in entries}
+    for name, chosen in (
+        ("whole", entries),
+        ("alone", [entry for entry in entries if entry["split"] == "test"]),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "an4.dic").write_text("\n".join(lines))
+        write_manifest(folder / name, chosen)
+        arrays = {entry["path"]: cepstra[entry["path"]] for entry in chosen}
+        np.savez(folder / name / "an4_mfcc.npz", **arrays)
+    return str(folder / "whole"), str(folder / "alone")
+
+
+def test_a_checkpoint_is_tested_on_a_folder_of_test_utterances_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the normalisation, words and transcripts of the training, and without aligning."""
+    whole, alone = an4(tmp_path)
+
+    def one(folder: str, *more: str, command: str = "test") -> TrainingCLI:
+        return run(
+            command_lines.small_run(
+                CONFIGS / "an4_lstm.yaml",
+                tmp_path,
+                "--model.init_args.hidden_dim=8",
+                f"--data.corpus_args={{path: {folder}, normalisation: global}}",
+                f"--data.cache_dir={tmp_path / 'cache'}",
+                *more,
+                command=command,
+            )
+        )
+
+    fit = one(whole, command="fit")
+    checkpoint = f"--ckpt_path={fit.trainer.checkpoint_callback.best_model_path}"
+
+    def not_again(*_: Any) -> None:
+        raise AssertionError("nothing is aligned in test")
+
+    monkeypatch.setattr(align_once, "align_corpus", not_again)
+    expected = dict(one(whole, checkpoint).trainer.callback_metrics)
+    assert set(expected) == {"test/loss", "test/frame_error_rate", "test/word_error_rate"}
+    found = dict(one(alone, checkpoint).trainer.callback_metrics)
+    assert found == {"test/word_error_rate": expected["test/word_error_rate"]}
+    assert "the test split has no alignments: word errors are scored" in caplog.text
+    with pytest.raises(ValueError, match="nor a checkpoint of a model"):
+        one(alone)
+    with pytest.raises(ValueError, match="no valid split"):
+        one(alone, checkpoint, command="validate")
+
+
+def test_a_corpus_to_test_on_keeps_the_numbering_of_the_training() -> None:
+    fitted = build_synthetic_corpus(sentences=SENTENCES).fitted
+    kept = Fitted.from_state_dict(fitted.state_dict())
+    assert (kept.senones, kept.lexicon) == (fitted.senones, fitted.lexicon)
+    assert kept.transcripts == fitted.transcripts
+    other = replace(kept, senones=SenoneMap(("sil", *reversed(kept.senones.phones[1:]))))
+    with pytest.raises(ValueError, match="must be numbered by the phones"):
+        build_synthetic_corpus(sentences=SENTENCES, fitted=other)
+    fewer = replace(kept, lexicon=Lexicon({"a": [("q",)]}), senones=SenoneMap(("sil", "q")))
+    with pytest.raises(ValueError, match="words have phones that the model was not trained on"):
+        fewer.lexicon_with(fitted.lexicon)
 
 
 def unaligned_corpus() -> Corpus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,17 @@ def test_validation_decodes_when_asked(wanted: bool, tmp_path: Path) -> None:
     model.decoder = OneFrameOneWord()
     [seen] = trainer(tmp_path).validate(model, datamodule=TinyData(), verbose=False)
     assert ("valid/word_error_rate" in seen) is wanted
+
+
+def test_utterances_without_targets_are_scored_by_words_alone(tmp_path: Path) -> None:
+    model = SMALL["lstm"]()
+    corpus = TinyCorpus()
+    corpus.test = [replace(each, senones=None) for each in corpus.test]
+    with pytest.raises(ValueError, match="no alignments for frame errors, and no decoder"):
+        trainer(tmp_path).test(model, datamodule=TinyData(corpus), verbose=False)
+    model.decoder = OneFrameOneWord()
+    [tested] = trainer(tmp_path).test(model, datamodule=TinyData(corpus), verbose=False)
+    assert set(tested) == {"test/word_error_rate"}
 
 
 def test_decoding_without_reference_words_is_refused(tmp_path: Path) -> None:

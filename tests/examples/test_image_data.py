@@ -137,6 +137,9 @@ def test_cifar10_is_read_from_the_users_copy(
     assert corpus.test.images.shape == (3, 3, 32, 32)
     assert corpus.test.images[:, :, 5, 9].tolist() == [[n, 100, 200] for n in (3, 4, 5)]
     assert corpus.test.labels.tolist() == [3, 4, 5]
+    (folder / "data_batch_1").unlink()
+    alone = build_cifar10_corpus(path=str(tmp_path))
+    assert alone.train is None and torch.equal(alone.test.images, corpus.test.images)
 
 
 def test_missing_cifar10_says_what_is_needed(tmp_path: Path) -> None:
@@ -242,6 +245,20 @@ def test_splits_that_do_not_fit_are_refused() -> None:
         Corpus(name="x", num_classes=10, train=split, valid=split_of(3, size=5), test=split)
     with pytest.raises(ValueError, match="from 1 to 5 may go, got 6"):
         take_out(split, 6, seed=0)
+    with pytest.raises(ValueError, match="at least one split"):
+        Corpus(name="x", num_classes=10)
+
+
+def test_files_of_one_split_are_enough(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    whole = build_mnist_corpus(path=str(tmp_path), valid_images=4)
+    for file in tmp_path.glob("train-*"):
+        file.unlink()
+    corpus = build_mnist_corpus(path=str(tmp_path))
+    assert corpus.train is None and corpus.valid is None
+    assert torch.equal(corpus.test.images, whole.test.images)
+    with pytest.raises(ValueError, match="no train split; its files are train-images-idx3-ubyte"):
+        Images(corpus="mnist", corpus_args={"path": str(tmp_path)}).setup("fit")
 
 
 def test_data_module_refuses_what_does_not_fit() -> None:

@@ -17,6 +17,7 @@ from examples.image.networks import ResidualBlock
 from lightning_hier import HierarchicalStrategy
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, printed_config, run
+from tests.examples.test_image_data import write_mnist
 from tests.ranks import run_ranks
 
 CONFIGS = EXAMPLES / "image" / "configs"
@@ -181,3 +182,29 @@ def test_servers_hold_a_model_that_was_sized_by_the_data(strategy: str, tmp_path
     """The synchronous family is tried by the other examples."""
     first, second = run_ranks(fit_on_this_rank, 2, str(tmp_path), strategy)
     assert first == second and len(first) > 4
+
+
+def test_a_checkpoint_is_tested_on_a_folder_of_test_files_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the mean and deviation of the images that it was trained on."""
+    whole, alone = tmp_path / "whole", tmp_path / "alone"
+    for folder in (whole, alone):
+        folder.mkdir()
+        write_mnist(folder, train=200, test=50)
+    for file in alone.glob("train-*"):
+        file.unlink()
+    mnist = ["--data.corpus=mnist", f"--data.corpus_args={{path: {whole}, valid_images: 20}}"]
+    fit = run(small_run(tmp_path, *mnist))
+    checkpoint = f"--ckpt_path={fit.trainer.checkpoint_callback.best_model_path}"
+    scores = []
+    for folder in (whole, alone):
+        path = f"--data.corpus_args.path={folder}"
+        tested = run(small_run(tmp_path, *mnist, path, checkpoint, command="test"))
+        scores.append(dict(tested.trainer.callback_metrics))
+    assert scores[0] == scores[1]
+    with pytest.raises(ValueError, match="no train split.*or give the checkpoint"):
+        run(small_run(tmp_path, *mnist, f"--data.corpus_args.path={alone}", command="test"))
+    with pytest.raises(ValueError, match="no valid split"):
+        path = f"--data.corpus_args.path={alone}"
+        run(small_run(tmp_path, *mnist, path, checkpoint, command="validate"))

@@ -157,11 +157,10 @@ def test_the_cache_knows_changed_files_and_other_sizes(tmp_path: Path) -> None:
     assert changed.train[0].width == 240
 
 
-def test_a_split_without_lines_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_lines_is_empty_and_a_key_stands_once(tmp_path: Path) -> None:
     entries = _manifest(tmp_path)
     write_manifest(tmp_path, entries[:8])
-    with pytest.raises(ValueError, match="needs lines in each split, test has none"):
-        build_manifest_corpus(path=tmp_path)
+    assert not build_manifest_corpus(path=tmp_path).test
     write_manifest(tmp_path, [*entries, entries[0]])
     with pytest.raises(ValueError, match=r"found twice: \['png/train0.png'\]"):
         build_manifest_corpus(path=tmp_path)
@@ -188,6 +187,17 @@ def test_folders_of_pairs_with_and_without_splits(tmp_path: Path) -> None:
     _pairs(tmp_path / "flat", 70)
     more = build_folder_corpus(path=tmp_path / "flat")
     assert {line.key for line in flat.test} <= {line.key for line in more.test}
+
+
+def test_folders_of_one_split(tmp_path: Path) -> None:
+    _pairs(tmp_path / "test", 3)
+    for corpus in (
+        build_folder_corpus(path=tmp_path),
+        build_folder_corpus(path=tmp_path / "test", split="test"),
+    ):
+        assert [len(lines) for lines in corpus.splits.values()] == [0, 0, 3]
+    with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'tset'"):
+        build_folder_corpus(path=tmp_path, split="tset")
 
 
 def test_pairs_without_partner_are_named(tmp_path: Path) -> None:
@@ -262,5 +272,8 @@ def test_iam_names_what_is_missing(tmp_path: Path) -> None:
     ):
         assert part in str(caught.value)
     (tmp_path / "task/validationset1.txt").unlink()
+    assert not build_iam_corpus(path=tmp_path, on_unreadable="skip").valid
+    for listing in (tmp_path / "task").glob("*.txt"):
+        listing.unlink()
     with pytest.raises(FileNotFoundError, match="validationset1.txt and validationset2.txt, or"):
         build_iam_corpus(path=tmp_path)

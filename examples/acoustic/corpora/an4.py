@@ -11,6 +11,7 @@ from examples.acoustic.corpora.manifest import read_manifest
 from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.features import with_deltas
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
@@ -26,6 +27,7 @@ def build_an4_corpus(
     delta_orders: int = 0,
     normalisation: NormalisationMode = "speaker",
     flat_start: bool = False,
+    fitted: Fitted | None = None,
 ) -> Corpus:
     """Read AN4's cepstra, words and pronunciations.
 
@@ -40,6 +42,7 @@ def build_an4_corpus(
         delta_orders: 1 appends slopes, 2 also the slopes of these.
         normalisation: per speaker by default, since cepstra shift with voice and microphone.
         flat_start: give each utterance uniform senones.
+        fitted: what the model that is tested was trained on; None to train.
 
     Raises:
         FileNotFoundError: if a file is missing; it names all that are.
@@ -59,9 +62,10 @@ def build_an4_corpus(
         senones=SenoneMap.from_phones(lexicon.phones),
         lexicon=lexicon,
     )
+    recorded = recorded.as_fitted(fitted)
     if flat_start:
         recorded = recorded.flat_start()
-    return recorded.finish(Stacking(stack, subsample), normalisation)
+    return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
 
 
 def _read(folder: Path, delta_orders: int) -> tuple[Recording, ...]:

@@ -13,15 +13,16 @@ from examples.acoustic.corpora.pronunciation import lexicon_for
 from examples.acoustic.corpora.recording import NormalisationMode, RecordedCorpus, Recording
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.features import FRAME_SHIFT_S
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.senones import SILENCE, SenoneMap
 from examples.acoustic.stacking import Stacking
 
 
 def build_kaldi_corpus(
     *,
-    train: str | Path,
-    valid: str | Path,
-    test: str | Path,
+    train: str | Path | None = None,
+    valid: str | Path | None = None,
+    test: str | Path | None = None,
     alignments: str | Path | list[str] | None = None,
     phones: str | Path | None = None,
     states_per_phone: int = 3,
@@ -31,12 +32,13 @@ def build_kaldi_corpus(
     stack: int = 3,
     subsample: int = 3,
     normalisation: NormalisationMode = "global",
+    fitted: Fitted | None = None,
 ) -> Corpus:
-    """Read three data directories and, where there are any, alignments.
+    """Read data directories and, where there are any, alignments.
 
     Args:
         train: data directory with ``feats.scp``, ``text`` and, where speakers are known,
-            ``utt2spk``.
+            ``utt2spk``; None where there is no such split.
         valid: likewise.
         test: likewise.
         alignments: ``.scp``, ``.ark`` or ``.gz`` files of integer vectors, or folders of
@@ -52,15 +54,20 @@ def build_kaldi_corpus(
         stack: frames in a stack.
         subsample: frames for each frame of the model.
         normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
+        fitted: what the model that is tested was trained on; None to train.
 
     Raises:
         FileNotFoundError: if a directory lacks a file.
-        ValueError: if files do not agree, or an entry is a pipe (commands are not run).
+        ValueError: if no directory is given, files do not agree, or an entry is a pipe (commands
+            are not run).
     """
+    given = {"train": train, "valid": valid, "test": test}
+    folders = {split: Path(folder) for split, folder in given.items() if folder is not None}
+    if not folders:
+        raise ValueError("at least one of train, valid and test must be given, got none")
     if flat_start and phones is None:
         raise ValueError("flat_start=True needs phones, the file with a phone per line")
     aligned = _read_alignments(alignments)
-    folders = {"train": Path(train), "valid": Path(valid), "test": Path(test)}
     recordings = tuple(
         recording
         for split, folder in folders.items()
@@ -73,9 +80,10 @@ def build_kaldi_corpus(
         lexicon=lexicon_for((word for r in recordings for word in r.words), lexicon),
         frame_shift_s=frame_shift_s,
     )
+    recorded = recorded.as_fitted(fitted)
     if flat_start:
         recorded = recorded.flat_start()
-    return recorded.finish(Stacking(stack, subsample), normalisation)
+    return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
 
 
 def _read_directory(

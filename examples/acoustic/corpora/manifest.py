@@ -23,6 +23,7 @@ from examples.acoustic.corpora.recording import (
 )
 from examples.acoustic.corpus import Corpus
 from examples.acoustic.features import SAMPLE_RATE_HZ, log_filter_bank, resample
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.stacking import Stacking
 from examples.file_source import FileSource, beside
@@ -41,6 +42,7 @@ def build_manifest_corpus(
     stack: int = 3,
     subsample: int = 3,
     normalisation: NormalisationMode = "global",
+    fitted: Fitted | None = None,
 ) -> Corpus:
     """Read the recordings that a manifest lists, and take their filter banks.
 
@@ -57,6 +59,7 @@ def build_manifest_corpus(
         stack: frames in a stack.
         subsample: 10 ms frames for each frame of the model.
         normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
+        fitted: what the model that is tested was trained on; None to train.
 
     Raises:
         ValueError: if lines or sounds cannot be read; one error that lists them.
@@ -77,9 +80,10 @@ def build_manifest_corpus(
         return _record(manifest.parent.name, entries, source, lexicon, sample_rate_hz)
 
     recorded = cached("manifest", made_from, cache_dir, make)
+    recorded = recorded.as_fitted(fitted)
     if flat_start:
         recorded = recorded.flat_start()
-    return recorded.finish(Stacking(stack, subsample), normalisation)
+    return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
 
 
 def read_manifest(path: str | Path) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from examples.acoustic.features import (
     log_filter_bank,
     resample,
 )
+from examples.acoustic.fitted import Fitted
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.segmentation import PhoneInterval, senones_at
 from examples.acoustic.senones import SILENCE, SenoneMap
@@ -100,6 +101,7 @@ def build_synthetic_corpus(
     stack: int = 3,
     subsample: int = 3,
     normalisation: NormalisationMode = "global",
+    fitted: Fitted | None = None,
 ) -> Corpus:
     """Synthesise commands in many voices, with exact alignments of phones in three states.
 
@@ -113,6 +115,7 @@ def build_synthetic_corpus(
         stack: frames in a stack.
         subsample: 10 ms frames for each frame of the model.
         normalisation: ``"global"``, ``"speaker"`` or ``"none"``.
+        fitted: what the model that is tested was trained on; None to train.
     """
     config = SynthesisConfig(
         sentences=sentences,
@@ -128,7 +131,8 @@ def build_synthetic_corpus(
         "espeak": version("espeakng-loader"),
     }
     recorded = cached("synthetic", made_from, cache_dir, lambda: synthesise(config))
-    return recorded.finish(Stacking(stack, subsample), normalisation)
+    recorded = recorded.as_fitted(fitted)
+    return recorded.finish(Stacking(stack, subsample), normalisation, fitted)
 
 
 def synthesise(config: SynthesisConfig) -> RecordedCorpus:

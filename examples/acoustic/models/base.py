@@ -16,6 +16,7 @@ from torchmetrics.text import WordErrorRate
 
 from examples.acoustic.decoding.priors import log_priors, scaled_likelihoods
 from examples.acoustic.models.frame_average import FrameAverage
+from examples.acoustic.models.targets import has_targets
 from examples.acoustic.newbob import NewbobLR, StopAtMinimumRate
 from examples.acoustic.utterance import PADDING_TARGET, Batch
 from examples.sized_by_data import SizedByData
@@ -87,6 +88,7 @@ class FrameClassifier(SizedByData):
         self.decode_in_validation = decode_in_validation
         self.decoder = None
         self.transcripts = {}
+        self._has_targets = True
         self.metrics = torch.nn.ModuleDict(
             {
                 "train/loss": FrameAverage(),
@@ -107,17 +109,27 @@ class FrameClassifier(SizedByData):
             ValueError: when the corpus has another number of senones than the model.
         """
         super().configure_model()
-        corpus = self._corpus()
-        if corpus is None:
+        # To evaluate, the corpus is known once the checkpoint has been read.
+        if self._trainer is None or self._trainer.state.fn != TrainerFn.FITTING:
             return
-        if len(corpus.senones) != self.num_senones:
-            raise ValueError(
-                f"num_senones must be the corpus's {len(corpus.senones)}, got {self.num_senones}"
-            )
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        corpus = self._checked_corpus()
+        if corpus is not None:
             aligned = [each.senones for each in corpus.train if each.senones is not None]
             if aligned:
                 self.estimate_priors(aligned)
+
+    def on_validation_start(self) -> None:
+        """See whether there are targets; raises as :meth:`on_test_start`."""
+        self._look_for_targets("valid", decodes=self.decode_in_validation)
+
+    def on_test_start(self) -> None:
+        """See whether there are targets.
+
+        Raises:
+            ValueError: the corpus has another number of senones than the model, or neither targets
+                nor a decoder are there.
+        """
+        self._look_for_targets("test", decodes=True)
 
     def estimate_priors(self, targets: Iterable[Tensor]) -> None:
         """Set the senone priors from the training targets, one (T,) tensor per utterance."""
@@ -151,16 +163,18 @@ class FrameClassifier(SizedByData):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count loss and frame errors, and word errors when asked for."""
+        """Count loss and frame errors where there are targets, and word errors when asked for."""
         logits = self(batch.features, batch.lengths)
-        self._frame_step(logits, batch.targets, "valid")
+        if self._has_targets:
+            self._frame_step(logits, batch.targets, "valid")
         if self.decode_in_validation:
             self._word_step(logits, batch, "valid")
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count loss, frame errors and, with a decoder, word errors."""
+        """Count loss and frame errors where there are targets; with a decoder, word errors."""
         logits = self(batch.features, batch.lengths)
-        self._frame_step(logits, batch.targets, "test")
+        if self._has_targets:
+            self._frame_step(logits, batch.targets, "test")
         self._word_step(logits, batch, "test")
 
     def configure_optimizers(self) -> Any:
@@ -207,6 +221,21 @@ class FrameClassifier(SizedByData):
 
     def _corpus(self) -> Any:
         return getattr(getattr(self._trainer, "datamodule", None), "corpus", None)
+
+    def _checked_corpus(self) -> Any:
+        corpus = self._corpus()
+        if corpus is not None and len(corpus.senones) != self.num_senones:
+            raise ValueError(
+                f"num_senones must be the corpus's {len(corpus.senones)}, got {self.num_senones}"
+            )
+        return corpus
+
+    def _look_for_targets(self, split: str, *, decodes: bool) -> None:
+        corpus, self._has_targets = self._checked_corpus(), True
+        if corpus is None or self.trainer.state.fn == TrainerFn.FITTING:
+            return
+        decodes = decodes and self.decoder is not None
+        self._has_targets = has_targets(self.trainer, corpus, split, decodes=decodes)
 
     def _frame_step(self, logits: Tensor, targets: Tensor, split: str) -> Tensor:
         labelled = targets != PADDING_TARGET

@@ -19,22 +19,31 @@ def build_mnist_corpus(*, path: str, valid_images: int = 1000, split_seed: int =
     """Read ``{train,t10k}-{images-idx3,labels-idx1}-ubyte``, each with or without ``.gz``.
 
     Args:
-        path: folder of the four files.
+        path: folder of the four files; the two of the test split are enough to test, those of the
+            train split to train.
         valid_images: taken from the train images at random; the t10k images are the test split.
         split_seed: of the division.
 
     Raises:
-        FileNotFoundError: a file is missing.
+        FileNotFoundError: one of two files that belong together is missing, or all four are.
         ValueError: a file is damaged or of another format; it is named.
     """
     folder = Path(path)
-    valid, train = take_out(_split(folder, "train"), valid_images, seed=split_seed)
-    return Corpus(
-        name="mnist", num_classes=10, train=train, valid=valid, test=_split(folder, "t10k")
-    )
+    published, test = _split(folder, "train"), _split(folder, "t10k")
+    if published is None and test is None:
+        raise FileNotFoundError(
+            f"{folder} has neither train-images-idx3-ubyte.gz nor t10k-images-idx3-ubyte.gz"
+        )
+    valid, train = None, None
+    if published is not None:
+        valid, train = take_out(published, valid_images, seed=split_seed)
+    return Corpus(name="mnist", num_classes=10, train=train, valid=valid, test=test)
 
 
-def _split(folder: Path, prefix: str) -> Split:
+def _split(folder: Path, prefix: str) -> Split | None:
+    """The images and labels of these files, or None where there is none of them."""
+    if not any(folder.glob(f"{prefix}-*-ubyte*")):
+        return None
     images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
     labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), dimensions=1)
     return Split(torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))

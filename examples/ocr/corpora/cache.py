@@ -31,7 +31,7 @@ class Made:
         """Return the lines as a corpus.
 
         Raises:
-            ValueError: if a split is missing or empty, or a key stands twice.
+            ValueError: if there are no lines, or a key stands twice in a split.
         """
         return Corpus(name=name, **{split: list(self.splits.get(split, ())) for split in SPLITS})
 

@@ -73,7 +73,7 @@ def read_corpus(
         cache_dir: folder where the read images are kept; None keeps none.
 
     Raises:
-        ValueError: if lines cannot be read and shall not be skipped, or a split is empty.
+        ValueError: if lines cannot be read and shall not be skipped, or there are none.
     """
     made_from = {
         "files": list(files),

@@ -18,6 +18,7 @@ TEXT_SUFFIX = ".gt.txt"
 def build_folder_corpus(
     *,
     path: str | Path,
+    split: str | None = None,
     height: int = 60,
     scale: float = 1.0,
     max_width: int | None = None,
@@ -29,12 +30,13 @@ def build_folder_corpus(
     """Read all images below a folder that have their text beside them.
 
     The first part of an image's name ends at the first dot: ``0001.bin.png`` belongs to
-    ``0001.gt.txt``. Where the folder has the subfolders ``train``, ``valid`` and ``test``, these
-    are the splits; else eight lines of ten are in train and one each in valid and test, as a hash
-    of the name has it.
+    ``0001.gt.txt``. Where the folder has subfolders ``train``, ``valid`` or ``test``, these are the
+    splits; else eight lines of ten are in train and one each in valid and test, as a hash of the
+    name has it.
 
     Args:
         path: the folder.
+        split: of all lines, such as ``"test"``; the folder is then not divided.
         height, scale, max_width, max_lines, max_eval_lines: see ``Selection``.
         on_unreadable: ``"error"`` raises where an image has no text, a text no image, or one of
             them cannot be read; ``"skip"`` warns; both name them.
@@ -42,12 +44,15 @@ def build_folder_corpus(
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if lines cannot be read and shall not be skipped; one error that lists them.
+        ValueError: if the split is unknown, or lines cannot be read and shall not be skipped; one
+            error that lists them.
     """
     root = Path(path)
     if not root.is_dir():
         raise FileNotFoundError(f"no folder {root}")
-    files, problems = find_pairs(root)
+    if split not in (None, *SPLITS):
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    files, problems = find_pairs(root, split)
     return read_corpus(
         root.resolve().name,
         files,
@@ -65,10 +70,10 @@ def build_folder_corpus(
     )
 
 
-def find_pairs(root: Path) -> tuple[list[LineFile], list[Problem]]:
+def find_pairs(root: Path, only_split: str | None = None) -> tuple[list[LineFile], list[Problem]]:
     """Return images with their texts, in the order of their names, and what has no partner."""
-    folders = [root / split for split in SPLITS]
-    split_by_folder = all(folder.is_dir() for folder in folders)
+    folders = [root / split for split in SPLITS if (root / split).is_dir()]
+    split_by_folder = bool(folders) and only_split is None
     found = [
         file
         for folder in (folders if split_by_folder else [root])
@@ -93,7 +98,8 @@ def find_pairs(root: Path) -> tuple[list[LineFile], list[Problem]]:
         except (OSError, UnicodeDecodeError) as error:
             problems.append((key, f"its text cannot be read: {error}"))
             continue
-        files.append(LineFile(key, text, key.split("/")[0] if split_by_folder else _split(key)))
+        split = key.split("/")[0] if split_by_folder else only_split or _split(key)
+        files.append(LineFile(key, text, split))
     lonely = [texts[stem].relative_to(root).as_posix() for stem in texts if stem not in used]
     problems += [(key, "no image beside it") for key in lonely]
     return files, problems

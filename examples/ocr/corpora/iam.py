@@ -44,7 +44,7 @@ def build_iam_corpus(
 ) -> Corpus:
     """Read ``lines/a01/a01-000u/a01-000u-00.png`` with the words of ``ascii/lines.txt``.
 
-    Lines that no partition names are not used.
+    Lines that no partition names are not used. A split without lists is empty.
 
     Args:
         path: folder with ``ascii/lines.txt`` (or ``lines.txt``) and ``lines``.
@@ -59,7 +59,7 @@ def build_iam_corpus(
         cache_dir: folder where the read images are kept; None keeps none.
 
     Raises:
-        FileNotFoundError: if ``lines.txt`` or the lists of a split are missing.
+        FileNotFoundError: if ``lines.txt`` or the lists of all splits are missing.
         ValueError: if lines cannot be read and shall not be skipped; one error that lists them.
     """
     root = Path(path)
@@ -104,10 +104,10 @@ def read_lines_txt(path: Path) -> tuple[dict[str, str], list[Problem]]:
 
 
 def read_partitions(root: Path, partitions: str | Path | None = None) -> dict[str, list[str]]:
-    """Return the names in the lists of each split.
+    """Return the names in the lists of each split that has lists.
 
     Raises:
-        FileNotFoundError: if the lists of a split are missing; it says where it looked.
+        FileNotFoundError: if there are no lists at all; it says where it looked.
     """
     folders = [Path(partitions)] if partitions else [root / name for name in _PARTITION_FOLDERS]
     names: dict[str, list[str]] = {}
@@ -115,14 +115,20 @@ def read_partitions(root: Path, partitions: str | Path | None = None) -> dict[st
         sets = [[folder / name for name in choice] for folder in folders for choice in choices]
         lists = next((files for files in sets if all(file.is_file() for file in files)), None)
         if lists is None:
-            wanted = ", or ".join(" and ".join(choice) for choice in choices)
-            raise FileNotFoundError(
-                f"the list of the split {split} must be {wanted} in "
-                f"{' or '.join(map(str, folders))}; found none of them"
-            )
+            continue
         words = " ".join(file.read_text(encoding="utf-8") for file in lists).split()
         names[split] = [word.removesuffix(".png") for word in words]
+    if not names:
+        wanted = "; ".join(f"{split}: {lists_of(split)}" for split in PARTITION_FILES)
+        raise FileNotFoundError(
+            f"found no list of a split in {' or '.join(map(str, folders))} ({wanted})"
+        )
     return names
+
+
+def lists_of(split: str) -> str:
+    """The names that the lists of a split may have."""
+    return ", or ".join(" and ".join(choice) for choice in PARTITION_FILES[split])
 
 
 def _of_split(

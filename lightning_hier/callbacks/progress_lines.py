@@ -1,0 +1,154 @@
+"""Progress as lines, for output into a file or a pipe, where a bar is thousands of them or none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ProgressBar
+
+
+class ProgressLines(ProgressBar):
+    """Writes a line at the start and at the end of a run, and at most every few seconds between.
+
+    A line has the epoch, the batch, and what a progress bar would show. Only global rank 0 writes.
+
+    Args:
+        every_s: least seconds between two lines of one run.
+        write: takes a line.
+        clock: seconds.
+
+    Raises:
+        ValueError: ``every_s`` is negative.
+    """
+
+    def __init__(
+        self,
+        every_s: float = 10.0,
+        write: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        if every_s < 0:
+            raise ValueError(f"every_s must be at least 0, got {every_s}")
+        self._every_s = every_s
+        self._write = write or _print
+        self._clock = clock
+        self._is_enabled = True
+        self._next_s = 0.0
+
+    def disable(self) -> None:
+        """Write no more."""
+        self._is_enabled = False
+
+    def enable(self) -> None:
+        """Write again."""
+        self._is_enabled = True
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave writing to global rank 0."""
+        super().setup(trainer, pl_module, stage)
+        if not trainer.is_global_zero:
+            self.disable()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say that training begins."""
+        self._say(f"{self.train_description}: {self.total_train_batches} batches in an epoch")
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Write a line, if it is time."""
+        self._say_if_due(f"{self._epoch()}, {_batch(batch_idx, self.total_train_batches)}")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write a line, if it is time: now the values of the whole epoch are known."""
+        self._say_if_due(f"{self._epoch()} done")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the last line."""
+        self._say(f"{self.train_description}: {trainer.global_step} steps done{self._values()}")
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say that the test begins."""
+        self._say(self.test_description)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Write a line, if it is time."""
+        self._evaluated("val", self.validation_description, batch_idx, dataloader_idx)
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Write a line, if it is time."""
+        self._evaluated("test", self.test_description, batch_idx, dataloader_idx)
+
+    def on_predict_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Write a line, if it is time."""
+        self._evaluated("predict", self.predict_description, batch_idx, dataloader_idx)
+
+    def _evaluated(self, kind: str, description: str, batch_idx: int, dataloader_idx: int) -> None:
+        self.has_dataloader_changed(dataloader_idx)  # the total is that of the one that is noted
+        total = getattr(self, f"total_{kind}_batches_current_dataloader")
+        self._say_if_due(f"{description}: {_batch(batch_idx, total)}")
+
+    def _epoch(self) -> str:
+        trainer = self.trainer
+        most = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
+        return f"Epoch {trainer.current_epoch + 1}{most}"
+
+    def _values(self) -> str:
+        """What a bar would show, but for the version of the run."""
+        shown = self.get_metrics(self.trainer, self.trainer.lightning_module)
+        values = {name: value for name, value in shown.items() if name != "v_num"}
+        return "".join(
+            f", {name} {value:.4g}" if isinstance(value, float) else f", {name} {value}"
+            for name, value in values.items()
+        )
+
+    def _say_if_due(self, line: str) -> None:
+        if self._is_enabled and self._clock() >= self._next_s:
+            self._say(line + self._values())
+
+    def _say(self, line: str) -> None:
+        if self._is_enabled:
+            self._write(line)
+            self._next_s = self._clock() + self._every_s
+
+
+def _batch(batch_idx: int, total: float) -> str:
+    share = f" of {total} ({(batch_idx + 1) / total:.0%})" if total < float("inf") else ""
+    return f"batch {batch_idx + 1}{share}"
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

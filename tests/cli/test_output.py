@@ -1,0 +1,78 @@
+"""What a run writes into a file: some lines of progress, and nothing that the user can't change."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.callbacks import TQDMProgressBar
+
+from lightning_hier.callbacks.progress_lines import ProgressLines
+from lightning_hier.cli.lightning_cli import TrainingCLI
+from lightning_hier.cli.main import main
+from lightning_hier.cli.quiet import silence_libraries
+from tests.conftest import REPOSITORY
+
+CONFIG = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"
+SMALL = ["--model.channels=[4]", "--data.batch_images=64", "--trainer.max_epochs=1"]
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    save = f"--trainer.logger.init_args.save_dir={folder}"
+    return ["fit", f"--config={CONFIG}", *SMALL, save, *more]
+
+
+def test_output_into_a_file_has_some_lines(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(arguments(tmp_path))
+    out, err = capfd.readouterr()
+    assert "Training: 19 batches in an epoch\n" in out
+    assert "Training: 19 steps done, train/loss" in out
+    assert "valid/accuracy" in out
+    assert "\r" not in out + err
+    assert not {"Tip:", "deprecated"} & set((out + err).split())
+
+
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ([], ProgressLines),
+        (["--trainer.enable_progress_bar=false"], type(None)),
+        (["--trainer.callbacks+=lightning.pytorch.callbacks.TQDMProgressBar"], TQDMProgressBar),
+    ],
+)
+def test_a_bar_that_is_named_or_forbidden_stays_so(
+    more: list[str], kind: type, tmp_path: Path
+) -> None:
+    cli = TrainingCLI(arguments(tmp_path, *more))
+    assert type(cli.trainer.progress_bar_callback) is kind
+
+
+def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    cli = TrainingCLI(arguments(tmp_path))
+    assert not isinstance(cli.trainer.progress_bar_callback, (ProgressLines, type(None)))
+
+
+def test_libraries_are_silent_and_a_users_own_code_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        silence_libraries("test")
+        for module in ("lightning.pytorch.utilities._pytree", "torch.nn", "torchlike", "mine"):
+            warnings.warn_explicit("old", FutureWarning, f"{module}.py", 1, module=module)
+        moved = "The dirpath has changed from 'a' to 'b'"
+        warnings.warn_explicit(moved, UserWarning, "y.py", 1, module="lightning.pytorch.x")
+        warnings.warn_explicit("wrong", UserWarning, "x.py", 1, module="lightning.pytorch.x")
+    found = [(warning.filename, str(warning.message)) for warning in caught]
+    assert found == [("torchlike.py", "old"), ("mine.py", "old"), ("x.py", "wrong")]
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    with caplog.at_level(logging.INFO, log.name):
+        log.propagate = True
+        log.info("\N{ELECTRIC LIGHT BULB} Tip: try installing [litlogger]")
+        log.info("GPU available: False")
+    assert caplog.messages == ["GPU available: False"]

@@ -1,0 +1,82 @@
+"""Progress as lines: when they come, what they say, and that one rank alone writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lightning_hier.callbacks.progress_lines import ProgressLines
+from tests.ranks import run_ranks
+
+
+class Logging(BoringModel):
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        self.log("loss", torch.tensor(0.123456), prog_bar=True)
+        self.log("time", 1.0, prog_bar=False)
+        return super().training_step(batch, batch_idx)
+
+
+def trainer(folder: Path, lines: ProgressLines, **options: Any) -> pl.Trainer:
+    return pl.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        max_epochs=2,
+        limit_train_batches=4,
+        limit_val_batches=2,
+        limit_test_batches=3,
+        num_sanity_val_steps=0,
+        callbacks=[lines],
+        **options,
+    )
+
+
+def test_a_line_for_every_batch_where_no_time_has_to_pass(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = trainer(tmp_path, ProgressLines(0.0, said.append))
+    run.fit(Logging())
+    epoch = [f"batch {n} of 4 ({25 * n}%)" for n in (1, 2, 3, 4)]
+    validation = [f"Validation: batch {n} of 2 ({50 * n}%)" for n in (1, 2)]
+    places = ["Training: 4 batches in an epoch"]
+    for number in ("1/2", "2/2"):
+        places += [f"Epoch {number}, {batch}" for batch in epoch]
+        places += [*validation, f"Epoch {number} done"]
+    places.append("Training: 8 steps done")
+    assert [line.partition(", loss")[0] for line in said] == places
+    assert said[1] == "Epoch 1/2, batch 1 of 4 (25%), loss 0.1235"
+    said.clear()
+    run.test(BoringModel(), verbose=False)
+    tested = [f"Testing: batch {n} of 3" for n in (1, 2, 3)]
+    assert [line.partition(" (")[0] for line in said] == ["Testing", *tested]
+
+
+def test_lines_are_at_least_so_far_apart(tmp_path: Path) -> None:
+    said: list[str] = []
+    ticks: Iterator[int] = count()
+    # Every reading of the clock is a second later than the one before.
+    lines = ProgressLines(5.0, said.append, clock=lambda: float(next(ticks)))
+    trainer(tmp_path, lines).fit(Logging())
+    assert said[0].startswith("Training: 4 batches") and said[-1].startswith("Training: 8 steps")
+    assert len(said) == 4
+    with pytest.raises(ValueError, match="every_s must be at least 0, got -1"):
+        ProgressLines(-1.0)
+
+
+def lines_of_this_rank(folder: str) -> int:
+    said: list[str] = []
+    trainer(Path(folder), ProgressLines(0.0, said.append), devices=2, strategy="ddp").fit(Logging())
+    return len(said)
+
+
+def test_only_the_first_rank_writes(tmp_path: Path) -> None:
+    first, second = run_ranks(lines_of_this_rank, 2, str(tmp_path))
+    assert first > 8 and second == 0
