@@ -67,6 +67,7 @@ def tokenise(
     tokenizer: str = "bytes",
     vocabulary_size: int = DEFAULT_BPE_SIZE,
     cache_dir: str | Path | None = None,
+    definition: str | None = None,
 ) -> Corpus:
     """Tokens of documents, from the cache where they have been made before.
 
@@ -78,6 +79,7 @@ def tokenise(
             that ``examples.language.write_shards`` has written.
         vocabulary_size: of a BPE that is trained.
         cache_dir: folder of the cache; None makes everything anew.
+        definition: of the BPE to use instead, as a checkpoint holds it.
 
     Raises:
         ValueError: a BPE is to be trained without a train split, or the tokenizer does not fit.
@@ -88,21 +90,25 @@ def tokenise(
         "tokenizer": tokenizer,
         "size": vocabulary_size if tokenizer == "bpe" else None,
     }
-    if tokenizer not in ("bytes", "bpe"):
-        made_from["definition"] = read_bpe(tokenizer).definition
+    if definition is None and tokenizer not in ("bytes", "bpe"):
+        definition = read_bpe(tokenizer).definition
+    if definition is not None:
+        made_from["definition"] = definition
 
     def make() -> Arrays:
         texts = documents.read()
-        vocabulary = _vocabulary(tokenizer, vocabulary_size, texts["train"])
+        if definition is None:
+            vocabulary = _vocabulary(tokenizer, vocabulary_size, texts["train"])
+        else:
+            vocabulary = BPEVocabulary(definition)
         arrays = {split: join(vocabulary, texts[split]) for split in SPLITS}
-        definition = vocabulary.definition if isinstance(vocabulary, BPEVocabulary) else None
-        return {**arrays, "definition": as_json_array(definition)}
+        return {**arrays, "definition": as_json_array(definition_of(vocabulary))}
 
     arrays = cached_arrays(f"text-{documents.name}", made_from, cache_dir, make)
-    definition = from_json_array(arrays["definition"])
+    found = from_json_array(arrays["definition"])
     return Corpus(
         name=documents.name,
-        vocabulary=ByteVocabulary() if definition is None else BPEVocabulary(definition),
+        vocabulary=ByteVocabulary() if found is None else BPEVocabulary(found),
         splits={split: TokenStream([arrays[split]]) for split in SPLITS},
     )
 
@@ -114,14 +120,17 @@ def join(vocabulary: Vocabulary, texts: Sequence[str]) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.empty(0, vocabulary.dtype)
 
 
+def definition_of(vocabulary: Vocabulary) -> str | None:
+    """Of a BPE, as a text; None for bytes."""
+    return vocabulary.definition if isinstance(vocabulary, BPEVocabulary) else None
+
+
 def _vocabulary(tokenizer: str, size: int, train: Sequence[str]) -> Vocabulary:
     if tokenizer == "bytes":
         return ByteVocabulary()
-    if tokenizer != "bpe":
-        return read_bpe(tokenizer)
     if not train:
         raise ValueError(
-            "tokenizer='bpe' is trained on the train split, which is empty; give the path of the "
-            "tokenizer.json that the model was trained with"
+            "tokenizer='bpe' is trained on the train split, which is empty; give the checkpoint of "
+            "a trained model (--ckpt_path), or the path of its tokenizer.json"
         )
     return BPEVocabulary.train(train, size=size)

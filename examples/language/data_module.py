@@ -13,7 +13,7 @@ from examples.corpus_data import CorpusData, builder_of, check_arguments
 from examples.language.corpora.folder import build_folder_documents
 from examples.language.corpora.shards import build_shards_corpus
 from examples.language.corpora.stdlib import build_stdlib_documents
-from examples.language.corpus import DEFAULT_BPE_SIZE, Corpus, tokenise
+from examples.language.corpus import DEFAULT_BPE_SIZE, Corpus, definition_of, tokenise
 from examples.language.documents import Documents
 from examples.language.windows import Batch, WindowDataset, WindowSampler
 from examples.rank_batches import rank_and_world_size, rank_loader
@@ -96,11 +96,20 @@ class Text(CorpusData[Corpus]):
 
     def _build(self) -> Corpus:
         built = self._builder(**self._arguments)
-        return tokenise(built, **self._tokens) if isinstance(built, Documents) else built
+        if not isinstance(built, Documents):
+            return built
+        return tokenise(built, definition=self.fitted.get("definition"), **self._tokens)
+
+    def _fitted(self, corpus: Corpus) -> dict[str, Any]:
+        return {"definition": definition_of(corpus.vocabulary)}
+
+    def _how_to_give(self, split: str) -> str:
+        return f"see corpus_args of {self.corpus.name} for {split}"
 
     def prepare_data(self) -> None:
-        """Fill the cache."""
-        _ = self.corpus
+        """Fill the cache, unless a checkpoint is still to be read that says how."""
+        if self.is_fitting:
+            _ = self.corpus
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank, in another order each epoch."""
@@ -124,7 +133,7 @@ class Text(CorpusData[Corpus]):
         """
         stream = self.corpus.splits[split]
         if not len(stream):
-            raise ValueError(f"the {split} split of {self.corpus.name} is empty; see corpus_args")
+            raise self._missing(split)
         vocabulary = self.corpus.vocabulary
         return WindowDataset(
             stream,

@@ -205,7 +205,8 @@ class LanguageModel(SizedByData):
 
     def _check_data(self) -> None:
         data = getattr(self._trainer, "datamodule", None)
-        if data is None:
+        # A checkpoint that is evaluated says how its data are made, and is read after this.
+        if data is None or not data.is_fitting:
             return
         for name, size in self._sizes_of(data).items():
             if size > getattr(self, name):

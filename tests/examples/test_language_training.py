@@ -271,11 +271,16 @@ def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:
     )
 
 
-def test_fit_takes_sizes_from_the_data_and_other_text_is_tested(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 257), ("bpe", 280)])
+def test_fit_takes_sizes_from_the_data_and_other_text_is_tested(
+    tokenizer: str, size: int, tmp_path: Path
+) -> None:
+    """A checkpoint says how text becomes tokens."""
     texts = write_texts(tmp_path / "texts")
-    cli = run(small_run(tmp_path, f"--data.corpus_args.path={texts}"))
+    tokens = [f"--data.tokenizer={tokenizer}", "--data.vocabulary_size=280"]
+    cli = run(small_run(tmp_path, f"--data.corpus_args.path={texts}", *tokens))
     assert isinstance(cli.model, LanguageModel)
-    assert (cli.model.vocabulary, cli.model.context) == (257, 16)
+    assert (cli.model.vocabulary, cli.model.context) == (size, 16)
     metrics = cli.trainer.callback_metrics
     assert {"train/loss", "valid/loss", "valid/bits_per_byte"} <= set(metrics)
     assert float(metrics["valid/bits_per_byte"]) < math.log2(257)
@@ -290,6 +295,7 @@ def test_fit_takes_sizes_from_the_data_and_other_text_is_tested(tmp_path: Path) 
             tmp_path,
             f"--data.corpus_args.test_path={others}",
             f"--ckpt_path={checkpoint}",
+            *tokens,
             command="test",
         )
     )
