@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import warnings
+from enum import Enum, IntEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,24 @@ def _with_path(folder: Path) -> Any:
 def test_refused_type_is_named_at_the_save_and_by_newest_checkpoint(tmp_path: Path) -> None:
     """And ``fit(weights_only=False)`` reads all files of the save."""
     assert run_ranks(_with_path, 2, tmp_path) == [(1, 15), (0, 15)]
+
+
+class _Kind(str, Enum):
+    A = "a"
+
+
+class _Level(IntEnum):
+    LOW = 1
+
+
+@pytest.mark.parametrize("value", [_Kind.A, _Level.LOW])
+def test_enumeration_of_text_or_numbers_is_named_at_the_save(value: Any, tmp_path: Path) -> None:
+    """It passed for the text or the number that it also is, until ``newest_checkpoint`` raised."""
+    path, io = tmp_path / "a.ckpt", AtomicCheckpointIO()
+    with pytest.warns(UserWarning, match=rf"hyper_parameters\.own: .*{type(value).__name__}"):
+        io.save_checkpoint({"hyper_parameters": {"own": value}, "optimizer_states": []}, path)
+    with pytest.raises(ValueError, match=rf"is whole, but holds .*{type(value).__name__}"):
+        lh.newest_checkpoint(tmp_path)
 
 
 class _State(torch.optim.SGD):

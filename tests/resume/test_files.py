@@ -12,11 +12,11 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
@@ -90,15 +90,37 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["one.ckpt"]
 
 
-def _model_checkpoint(folder: Path, plugins: Any = None, **settings: Any) -> list[str]:
+def _not_synced(path: Path) -> list[str]:
+    """New folders whose names may not be on the disk when the checkpoint gets its name."""
+    trainer = make_trainer(BMUF(), max_epochs=1)
+    trainer.fit(DropoutNet(), shuffled(5))
+    events: list[int | str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_sync(handle: int) -> None:
+        events.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    def record_name(source: Any, target: Any) -> None:
+        events.append(str(target))
+        replace(source, target)
+
+    with patch.object(os, "fsync", record_sync), patch.object(os, "replace", record_name):
+        trainer.save_checkpoint(path)
+    before = events[: events.index(str(path))]
+    (save,) = Path(f"{path}.ranks").iterdir()
+    made = [path.parent, save.parent, save]
+    return [str(folder) for folder in made if folder.parent.stat().st_ino not in before]
+
+
+def test_new_folders_are_on_the_disk_before_the_checkpoint_is(tmp_path: Path) -> None:
+    """Else a host that loses power could keep the checkpoint and lose what it names."""
+    assert run_ranks(_not_synced, 1, tmp_path / "deep" / "a.ckpt") == [[]]
+
+
+def _model_checkpoint(folder: Path, **settings: Any) -> list[str]:
     callback = ModelCheckpoint(folder, **settings)
-    trainer = make_trainer(
-        BMUF(),
-        callbacks=[callback],
-        enable_checkpointing=True,
-        max_epochs=2,
-        plugins=plugins,
-    )
+    trainer = make_trainer(BMUF(), callbacks=[callback], enable_checkpointing=True, max_epochs=2)
     trainer.fit(DropoutNet(), shuffled(5))
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -138,41 +160,6 @@ def test_link_to_the_last_one(tmp_path: Path) -> None:
     newest = lh.newest_checkpoint(tmp_path)
     assert newest is not None
     assert (tmp_path / "last.ckpt").resolve() == newest.resolve()
-
-
-def _asynchronous(folder: Path) -> list[str]:
-    return _model_checkpoint(folder, AsyncCheckpointIO(), every_n_train_steps=2, save_last=True)
-
-
-class _Slow(AtomicCheckpointIO):
-    """Takes its time for what rank 1 saves, as a disk that others use."""
-
-    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
-        if "rank_00001" in str(path):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            time.sleep(0.3)
-        super().save_checkpoint(checkpoint, path, storage_options)
-
-
-def _slow(folder: Path) -> list[str]:
-    io = AsyncCheckpointIO(_Slow())
-    return _model_checkpoint(folder, io, every_n_train_steps=1, save_last=True)
-
-
-def test_a_slow_writer_finds_its_folder(tmp_path: Path) -> None:
-    """An older save was removed while a rank still wrote its part of it."""
-    run_ranks(_slow, 2, tmp_path)
-    assert lh.newest_checkpoint(tmp_path) is not None
-    assert len(list(tmp_path.rglob("rank_00001.pt"))) == len(list(tmp_path.rglob("rank_00000.pt")))
-
-
-def test_asynchronous_saves_are_complete_in_the_end(tmp_path: Path) -> None:
-    run_ranks(_asynchronous, 2, tmp_path)
-    for name in ("epoch=1-step=10.ckpt", "last.ckpt"):
-        saved = torch.load(tmp_path / name, weights_only=True)["lightning_hier"]
-        folder = tmp_path / f"{name}.ranks" / saved["save"]
-        assert len(list(folder.iterdir())) == 4
-    assert lh.newest_checkpoint(tmp_path) is not None
 
 
 def _save_twice(folder: Path) -> None:

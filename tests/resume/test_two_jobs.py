@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -10,12 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_hier as lh
+from lightning_hier.strategies.checkpoints import rank_files
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
 from tests.trainer.fitting import make_trainer
@@ -49,14 +52,22 @@ def test_two_jobs_save_under_one_name(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def _saves_over(path: Path) -> list[str]:
-    """Two saves of another job's name, of which one may still be under way."""
+ABANDONED, UNDER_WAY = "99999999999999999999", "00000000000000000001"
+
+
+def _leave_saves(path: Path) -> Path:
+    """Two saves of another job under this name, of which one may still be under way."""
     folder = path.parent / f"{path.name}.ranks"
-    for name, age in (("99999999999999999999", 60), ("00000000000000000001", 4000)):
+    for name, age in ((ABANDONED, 4000), (UNDER_WAY, 60)):
         file = folder / name / "rank_00000.pt"
         file.parent.mkdir(parents=True)
         file.touch()
         os.utime(file, (time.time() - age,) * 2)
+    return folder
+
+
+def _saves_over(path: Path) -> list[str]:
+    folder = _leave_saves(path)
     trainer = _trained()
     for _ in range(2):
         trainer.save_checkpoint(path)
@@ -67,8 +78,46 @@ def test_saves_that_nobody_writes_any_more_are_removed(tmp_path: Path) -> None:
     """By their age, and not by their names: those come from clocks, which may be set back."""
     (left,) = run_ranks(_saves_over, 1, tmp_path / "last.ckpt")
     assert len(left) == 2
-    assert left[-1] == "99999999999999999999"
+    assert left[0] == UNDER_WAY
+    assert ABANDONED not in left
     assert lh.newest_checkpoint(tmp_path) is not None
+
+
+def _stale(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ESTALE, "stale file handle")
+
+
+def _list_old(*args: Any, **kwargs: Any) -> list[Any]:
+    """As a host of NFS may, which does not show for a while what others have made."""
+    listed = LIST(*args, **kwargs)
+    return [own for own in listed if str(own).endswith((ABANDONED, UNDER_WAY))]
+
+
+LIST = LocalFileSystem.ls
+FAILURES: dict[str, tuple[Any, str, Any]] = {
+    "modified": (LocalFileSystem, "modified", _stale),
+    "listed": (os, "scandir", _stale),
+    "not shown": (LocalFileSystem, "ls", _list_old),
+}
+
+
+def _save_meanwhile(path: Path, failure: str) -> tuple[list[str], str]:
+    folder = _leave_saves(path)
+    trainer = _trained()
+    with patch.object(*FAILURES[failure]), patch.object(rank_files._log, "warning") as warning:
+        trainer.save_checkpoint(path)
+    return sorted(own.name for own in folder.iterdir()), str(warning.call_args_list)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_listing_that_fails_ends_no_run(failure: str, tmp_path: Path) -> None:
+    """A bare OSError or KeyError on one rank: the others waited in the next collective."""
+    path = tmp_path / "last.ckpt"
+    ((left, warnings),) = run_ranks(_save_meanwhile, 1, path, failure)
+    assert len(left) == 3
+    assert {ABANDONED, UNDER_WAY} < set(left)
+    assert ("stale file handle" in warnings) == (failure != "not shown")
+    assert lh.newest_checkpoint(tmp_path) == path
 
 
 @pytest.fixture

@@ -176,7 +176,12 @@ def _remove_abandoned(path: Path, now: float) -> None:
 
     Another job may be writing the same name, so nothing is removed that may still have a writer.
     """
-    for part in path.parent.glob(f".{path.name}.*.part"):
+    try:
+        parts = list(path.parent.glob(f".{path.name}.*.part"))
+    except OSError as error:
+        _log.warning("old files in %s could not be listed: %s", path.parent, error)
+        return
+    for part in parts:
         try:
             if now - part.stat().st_mtime > ABANDONED_AFTER.total_seconds():
                 part.unlink()

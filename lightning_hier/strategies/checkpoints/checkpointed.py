@@ -95,6 +95,8 @@ class CheckpointedStrategy(TieredStrategy):
         # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
         kept = 2 if isinstance(self.checkpoint_io, AsyncCheckpointIO) else 1
         self._remove_saves([saves.pop(0) for _ in saves[kept:]])
+        if self.local_rank == 0 and len(saves) == kept:
+            saves[0].remove_abandoned()
 
     @override
     def load_checkpoint(

@@ -23,7 +23,7 @@ from torch import Tensor
 READER_ERRORS = (RuntimeError, UnicodeDecodeError)
 """What torch raises where bytes have changed that no checksum covers."""
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class DamagedFileError(OSError):
@@ -154,7 +154,8 @@ def plain_numbers(value: Any) -> Any:
 
 def refused_entries(value: Any, name: str = "") -> Iterator[str]:
     """Name and type of every entry of a checkpoint that ``weights_only=True`` would not read."""
-    if isinstance(value, _PLAIN):
+    # An Enum may also be a str or an int, and is refused all the same.
+    if type(value) in _PLAIN or isinstance(value, Tensor):
         return
     if type(value) in (list, tuple):
         for index, own in enumerate(value):

@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str | Path | None:
     """The newest checkpoint in a folder that is complete, to go on from after a fault.
 
+    The newest is the one whose file was modified last, whatever its name says: a copy keeps its
+    place only if it keeps its time (``cp -p``, ``rsync -t``). Of equal times the last name counts.
+
     A checkpoint is complete if its checksums are right and the files that ranks have written beside
     it are all there and not cut off. One that is not is left where it is, with a warning, and so is
     one of weights alone. Every rank that sees the folder gets the same answer; no communication::
@@ -60,7 +63,7 @@ def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str |
 
 
 def _names(filesystem: Any, root: str) -> list[str]:
-    """Names of the checkpoints in a folder, the newest first."""
+    """Names of the checkpoints in a folder, those first that were written last."""
     dated = []
     for path in filesystem.ls(root, detail=False):
         if path.endswith(".ckpt"):

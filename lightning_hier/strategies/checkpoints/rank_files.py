@@ -85,21 +85,30 @@ class RankFiles:
                 os.rmdir(folder)
 
     def remove_abandoned(self) -> None:
-        """Remove other saves of this name that nobody has written to for an hour.
+        """Remove other saves of this name, written an hour or more before this one.
 
-        The checkpoint names this save, so nobody needs them; but another job that saves under the
-        same name may be writing one.
+        To be called when the checkpoint names this save or a newer one, so nobody needs the
+        others; but another job that saves under the same name may be writing one. That they can't
+        be listed is a warning, and a later save removes them.
         """
+        try:
+            for name in self._abandoned():
+                remove_folder(f"{self.of_all_saves}/{name}")
+        except FileNotFoundError:
+            pass  # another job has removed one meanwhile
+        except Exception as error:  # fsspec's file systems have errors of their own
+            _log.warning("old saves in %s could not be listed: %s", self.of_all_saves, error)
+
+    def _abandoned(self) -> list[str]:
         filesystem, folder = url_to_fs(self.of_all_saves)
-        with suppress(FileNotFoundError):
-            last_write = {
-                path.rstrip("/").rsplit("/", 1)[-1]: _last_write(filesystem, path)
-                for path in filesystem.ls(folder, detail=False)
-            }
-            now = last_write.pop(self._save)  # by the clock of the file system
-            for name, written in last_write.items():
-                if now - written > ABANDONED_AFTER:
-                    remove_folder(f"{self.of_all_saves}/{name}")
+        last_write = {
+            path.rstrip("/").rsplit("/", 1)[-1]: _last_write(filesystem, path)
+            for path in filesystem.ls(folder, detail=False)
+        }
+        if self._save not in last_write:  # a network's file system may show it later
+            return []
+        now = last_write[self._save]  # by the clock of the file system
+        return [name for name, written in last_write.items() if now - written > ABANDONED_AFTER]
 
 
 def _last_write(filesystem: Any, folder: str) -> datetime:

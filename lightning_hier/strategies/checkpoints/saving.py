@@ -72,8 +72,6 @@ def save_run(
         if removes:
             files.remove()
         raise
-    if removes:
-        files.remove_abandoned()
     return files
 
 

@@ -1,0 +1,117 @@
+"""Saves that a thread writes: complete in the end, and nothing is removed too early."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+import lightning_hier as lh
+from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, shuffled
+from tests.trainer.fitting import make_trainer
+
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+
+
+def _fit(folder: Path, io: Any, **settings: Any) -> None:
+    trainer = make_trainer(
+        BMUF(),
+        callbacks=[ModelCheckpoint(folder, **settings)],
+        enable_checkpointing=True,
+        max_epochs=2,
+        plugins=io,
+    )
+    trainer.fit(DropoutNet(), shuffled(5))
+
+
+def _asynchronous(folder: Path) -> None:
+    _fit(folder, AsyncCheckpointIO(), every_n_train_steps=2, save_last=True)
+
+
+class _Slow(AtomicCheckpointIO):
+    """Takes its time for what rank 1 saves, as a disk that others use."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        if "rank_00001" in str(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            time.sleep(0.3)
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+class _AllSlow(AtomicCheckpointIO):
+    """On every rank, before it has made the folder."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        time.sleep(0.2)
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+def _slow(folder: Path, kind: type[AtomicCheckpointIO], every: int) -> None:
+    _fit(folder, AsyncCheckpointIO(kind()), every_n_train_steps=every, save_last=True)
+
+
+@pytest.mark.parametrize(("kind", "every"), [(_Slow, 1), (_AllSlow, 4)])
+def test_a_slow_writer_finds_its_folder(
+    kind: type[AtomicCheckpointIO], every: int, tmp_path: Path
+) -> None:
+    """An older save was removed while a rank still wrote its part of it.
+
+    And a second save of one name was a KeyError where no rank had made its folder yet.
+    """
+    run_ranks(_slow, 2, tmp_path, kind, every)
+    assert lh.newest_checkpoint(tmp_path) is not None
+    assert len(list(tmp_path.rglob("rank_00001.pt"))) == len(list(tmp_path.rglob("rank_00000.pt")))
+
+
+def test_asynchronous_saves_are_complete_in_the_end(tmp_path: Path) -> None:
+    run_ranks(_asynchronous, 2, tmp_path)
+    for name in ("epoch=1-step=10.ckpt", "last.ckpt"):
+        saved = torch.load(tmp_path / name, weights_only=True)["lightning_hier"]
+        folder = tmp_path / f"{name}.ranks" / saved["save"]
+        assert len(list(folder.iterdir())) == 4
+    assert lh.newest_checkpoint(tmp_path) is not None
+
+
+class _Watching(AtomicCheckpointIO):
+    """Looks for the newest checkpoint before it replaces it, as after a kill at that moment."""
+
+    def __init__(self) -> None:
+        self.newest: list[Any] = []
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        if ".ranks" not in str(path):
+            time.sleep(0.5)  # what the training thread removes meanwhile is gone
+            self.newest.append(lh.newest_checkpoint(Path(path).parent))
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+def _save_over(path: Path, saves: int) -> list[Any]:
+    """Over a checkpoint of an earlier job, and one that this was killed in, both hours old."""
+    names = {"filename": path.stem, "enable_version_counter": False}
+    _fit(path.parent, AtomicCheckpointIO(), every_n_train_steps=10, **names)
+    killed = Path(f"{path}.ranks") / "00000000000000000001" / "rank_00000.pt"
+    killed.parent.mkdir()
+    killed.touch()
+    for file in Path(f"{path}.ranks").rglob("*.pt"):
+        os.utime(file, (time.time() - 4000,) * 2)
+    watching = _Watching()
+    _fit(path.parent, AsyncCheckpointIO(watching), every_n_train_steps=10 // saves, **names)
+    return [*watching.newest, killed.exists()]
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_older_save_stays_until_the_newer_one_is_written(saves: int, tmp_path: Path) -> None:
+    """Its age made it pass for one that a killed job had left, while the checkpoint named it."""
+    path = tmp_path / "a.ckpt"
+    ((*newest, killed_is_left),) = run_ranks(_save_over, 1, path, saves)
+    assert newest == [path] * saves
+    assert killed_is_left == (saves == 1)
