@@ -272,10 +272,8 @@ def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:
 
 
 @pytest.mark.parametrize(("tokenizer", "size"), [("bytes", 257), ("bpe", 280)])
-def test_fit_takes_sizes_from_the_data_and_other_text_is_tested(
-    tokenizer: str, size: int, tmp_path: Path
-) -> None:
-    """A checkpoint says how text becomes tokens."""
+def test_other_text_is_tested(tokenizer: str, size: int, tmp_path: Path) -> None:
+    """``fit`` takes sizes from the data, and a checkpoint says how text becomes tokens."""
     texts = write_texts(tmp_path / "texts")
     tokens = [f"--data.tokenizer={tokenizer}", "--data.vocabulary_size=280"]
     cli = run(small_run(tmp_path, f"--data.corpus_args.path={texts}", *tokens))

@@ -15,31 +15,16 @@ from tests.resume.runs import DropoutNet, SaveAt, differences, outcome, shuffled
 from tests.trainer.fitting import make_trainer
 
 BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep")
 
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "averaging": (2, partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0), "SGD"),
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "SGD"),
-    "bmuf_keep": (
-        3,
-        partial(lh.BMUFStrategy, block_size=4, local_momentum="keep", warmup_steps=0),
-        "SGD",
-    ),
-    "bmuf_average": (
-        2,
-        partial(lh.BMUFStrategy, block_size=4, local_momentum="average", warmup_steps=0),
-        "SGD",
-    ),
-    "bmuf_with_adam": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "Adam"),
-    "bmuf_adam": (
-        4,
-        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
-        "Adam",
-    ),
-    "bmuf_nadam": (
-        2,
-        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
-        "NAdam",
-    ),
+    "bmuf": (2, BMUF, "SGD"),
+    "bmuf_keep": (3, partial(BMUF, local_momentum="keep"), "SGD"),
+    "bmuf_average": (2, partial(BMUF, local_momentum="average"), "SGD"),
+    "bmuf_with_adam": (2, BMUF, "Adam"),
+    "bmuf_adam": (4, ADAM, "Adam"),
+    "bmuf_nadam": (2, ADAM, "NAdam"),
     "gtc": (3, partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0), "SGD"),
     "bmuf_gtc": (
         4,
@@ -53,11 +38,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         ),
         "SGD",
     ),
-    "bmuf_overlap": (
-        2,
-        partial(lh.BMUFStrategy, block_size=4, overlap=True, warmup_steps=0),
-        "SGD",
-    ),
+    "bmuf_overlap": (2, partial(BMUF, overlap=True), "SGD"),
     "bmuf_gtc_overlap_int8": (
         4,
         partial(
@@ -73,31 +54,9 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         ),
         "SGD",
     ),
-    "bmuf_adam_bfloat16": (
-        2,
-        partial(
-            lh.BMUFAdamStrategy,
-            block_size=4,
-            across_dtype="bfloat16",
-            warmup_steps=0,
-            local_beta1="keep",
-        ),
-        "Adam",
-    ),
-    "bmuf_virtual": (
-        2,
-        partial(
-            lh.BMUFStrategy, block_size=4, local_momentum="keep", virtual_workers=2, warmup_steps=0
-        ),
-        "SGD",
-    ),
-    "bmuf_adam_virtual": (
-        2,
-        partial(
-            lh.BMUFAdamStrategy, block_size=4, virtual_workers=3, warmup_steps=0, local_beta1="keep"
-        ),
-        "Adam",
-    ),
+    "bmuf_adam_bfloat16": (2, partial(ADAM, across_dtype="bfloat16"), "Adam"),
+    "bmuf_virtual": (2, partial(BMUF, local_momentum="keep", virtual_workers=2), "SGD"),
+    "bmuf_adam_virtual": (2, partial(ADAM, virtual_workers=3), "Adam"),
     "bmuf_gtc_virtual": (  # two models on a rank, two workers each
         2,
         partial(
@@ -111,11 +70,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         ),
         "SGD",
     ),
-    "bmuf_overlap_virtual": (
-        2,
-        partial(lh.BMUFStrategy, block_size=4, overlap=True, virtual_workers=3, warmup_steps=0),
-        "SGD",
-    ),
+    "bmuf_overlap_virtual": (2, partial(BMUF, overlap=True, virtual_workers=3), "SGD"),
     "gtc_virtual": (
         2,
         partial(lh.GTCStrategy, density=0.2, dense_below=10, virtual_workers=2, warmup_steps=0),
