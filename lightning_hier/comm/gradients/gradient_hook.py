@@ -132,11 +132,9 @@ class HookReducer:
         self.channel = channel
         self._hook = config.hook
         self._bytes_per_element = config.bytes_per_element
-        self._state: Any = config.state
-        if self._state is None:
-            self._state = channel.group
-        elif config.gives_group:
-            # It may hold the group of an earlier fit, whose connections are gone.
+        self._state: Any = channel.group if config.state is None else config.state
+        self._gave_group = getattr(self._state, "process_group", self) is None
+        if self._gave_group:
             self._state.process_group = channel.group
 
     def reduce(self, bucket: GradientBucket) -> Future:
@@ -158,6 +156,12 @@ class HookReducer:
         future = self._hook(self._state, bucket.of_ddp)
         handed_over = time.perf_counter()
         return future.then(done)
+
+    def close(self) -> None:
+        """Take the group back from the hook's state: the next fit may have another one."""
+        if self._gave_group:
+            self._state.process_group = None
+            self._gave_group = False
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""
