@@ -9,7 +9,12 @@ from typing import Literal, get_args
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.arguments import check_choice, check_flag, check_whole
+from lightning_hier.algorithms.arguments import (
+    NamedArguments,
+    check_choice,
+    check_flag,
+    check_whole,
+)
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
@@ -19,7 +24,7 @@ LocalMomentum = Literal["reset", "keep", "average"]
 Across = Literal["auto", "leader", "sharded"]
 
 
-class BlockSync:
+class BlockSync(NamedArguments):
     """Base of the choices for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:

@@ -9,12 +9,17 @@ from typing import Any, Literal
 import torch
 from torch._C._distributed_c10d import GradBucket
 
-from lightning_hier.algorithms.arguments import check_positive, check_whole, is_number
+from lightning_hier.algorithms.arguments import (
+    NamedArguments,
+    check_positive,
+    check_whole,
+    is_number,
+)
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
-class GradientSync:
+class GradientSync(NamedArguments):
     """Base of the choices for ``HierarchicalStrategy(gradient_sync=...)``."""
 
 
