@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import lightning_hier as lh
@@ -132,7 +133,7 @@ def _same_hook_on_other_ranks(*, anew: bool) -> list[tuple[bool, Any]]:
     state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=1000)
     used = []
 
-    def hook(own: Any, bucket: torch.distributed.GradBucket) -> Any:
+    def hook(own: Any, bucket: GradBucket) -> Any:
         used.append(own.process_group)
         return powerSGD_hook.powerSGD_hook(own, bucket)
 

@@ -41,8 +41,7 @@ class TrainedTensors:
             name
             for buffer, name in buffers.names.items()
             # torch has no isfinite for 8-bit floats, which have no mean anyway.
-            if is_averaged(buffer)
-            and (not buffer.isfinite().all() or is_direction(name, buffer))
+            if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
         }
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:

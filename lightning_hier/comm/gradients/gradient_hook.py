@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
@@ -132,7 +132,9 @@ class HookReducer:
         self.channel = channel
         self._hook = config.hook
         self._bytes_per_element = config.bytes_per_element
-        self._state: Any = channel.group if config.state is None else config.state
+        self._state: Any = config.state
+        if self._state is None:
+            self._state = channel.group
         self._gave_group = getattr(self._state, "process_group", self) is None
         if self._gave_group:
             self._state.process_group = channel.group
