@@ -5,7 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from typing import Any
+
+from typing_extensions import Self
+
+
+class NamedArguments:
+    """Base of classes whose constructor says what was meant by an argument that it does not take.
+
+    Raises:
+        TypeError: the constructor has no such argument.
+
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Compare the names with those of the constructor of the class, before it is called."""
+        _, *parameters = signature(cls.__init__).parameters.values()
+        if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
+            known = [own.name for own in parameters]
+            for name in kwargs:
+                if name not in known:
+                    raise TypeError(
+                        f"{cls.__name__} has no argument {name!r}{did_you_mean(name, known)} It "
+                        f"takes {', '.join(known) or 'none'}"
+                    )
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        """Take nothing: object's own would take anything, since ``__new__`` does."""
 
 
 def check_whole(name: str, value: object, *, least: int = 1) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.private_names import require_names
 from lightning_hier.strategies.validation import IsolatedValidation
 
 RandomState = dict[str, Any]
@@ -126,7 +127,10 @@ class DataPosition:
     def _iterator(self) -> Any:
         # A CombinedLoader is its own iterator; what it iterates over is new each time.
         loader = self._fit_loop._combined_loader
-        return None if loader is None else loader._iterator
+        if loader is None:
+            return None
+        require_names(loader)
+        return loader._iterator
 
     def _go_on(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
         """Bring the data of the first epoch to where they were, and the random state with them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
+from inspect import currentframe
 
 from lightning.pytorch.strategies import StrategyRegistry
 
@@ -12,12 +12,13 @@ from lightning_hier.strategies.placement import PlacedStrategy
 
 
 def explain_mistakes(names: Collection[str]) -> None:
-    """Have a Trainer raise an error of ours for what is almost one of our strategies.
+    """Have a Trainer raise an error that lists all strategies for a name that nobody registered.
 
-    Lightning has a fixed text for every name that is not registered, and one about the accelerator
-    for a strategy object that another Trainer has. A Trainer looks its argument up in the list of
-    registered names before anything else: this replaces the list of the registry, a public object,
-    instead of a method of the Trainer. All that Lightning knows goes its own way.
+    Lightning has a fixed text for every name that is not registered, which lists a few of its own,
+    and one about the accelerator for a strategy object that another Trainer has. A Trainer looks
+    its argument up in the list of registered names before anything else: this replaces the list of
+    the registry, a public object, instead of a method of the Trainer. What is registered goes its
+    own way, and whoever else asks for the list may look for any name in it.
 
     Args:
         names: of our strategies.
@@ -25,13 +26,17 @@ def explain_mistakes(names: Collection[str]) -> None:
     """
 
     def available_strategies() -> list[str]:
-        return _Names(StrategyRegistry, names)
+        frame = currentframe()
+        caller = frame.f_back.f_globals.get("__name__", "") if frame and frame.f_back else ""
+        if caller.startswith("lightning.pytorch."):
+            return _Names(StrategyRegistry, names)
+        return list(StrategyRegistry)
 
     StrategyRegistry.available_strategies = available_strategies  # type: ignore[method-assign]
 
 
 class _Names(list[str]):
-    """Registered names. Looking up what is nearest to one of ours is an error with that name."""
+    """Registered names. Looking up any other is an error with the nearest, and with all."""
 
     def __init__(self, registered: Collection[str], own: Collection[str]) -> None:
         super().__init__(registered)
@@ -42,12 +47,12 @@ class _Names(list[str]):
             _require_new(given)
         found = super().__contains__(given)
         if not found and isinstance(given, str):
-            nearest = get_close_matches(given, self, 1)
-            if nearest and nearest[0] in self._own:
-                raise ValueError(
-                    f"no strategy has the name {given!r}{did_you_mean(given, self)} lightning_hier "
-                    f"has {', '.join(self._own)}"
-                )
+            others = sorted({"auto", *self} - set(self._own))
+            raise ValueError(
+                f"no strategy has the name {given!r}{did_you_mean(given, [*self._own, *others])} "
+                f"lightning_hier has {', '.join(self._own)}, and HierarchicalStrategy(...) for "
+                f"other combinations; Lightning and other packages have {', '.join(others)}"
+            )
         return found
 
 

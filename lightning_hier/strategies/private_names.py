@@ -1,14 +1,15 @@
 """Names of Lightning and torch that neither documents, and that this package uses all the same.
 
 A release may take any of them away. All of them stand here, with what each is needed for, so that
-one look tells what a new release breaks: a test compares this list with the source and with the
-installed versions, and a Trainer that lacks one gets one error before training, in place of an
-``AttributeError`` in the middle of it.
+one look tells what a new release breaks: tests compare this list with the source, with the
+installed versions and with ``docs/compatibility.md``. A Trainer that lacks one gets one error
+before training, in place of an ``AttributeError`` in the middle of it; what is only made in
+training is checked where it is used. None of them is needed to import the package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -76,15 +77,12 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
         "_foreach_mul_": "scales many tensors in one call",
         "_foreach_norm": "virtual workers: notes writes into the parameters",
     },
-    "torch._C._distributed_c10d": {
-        "GradBucket": "annotates communication hooks; torch.distributed does not export its type",
-    },
     "torch.distributed.distributed_c10d": {
         "_get_default_group": "names the world's process group",
         "_get_default_store": "notes how far each rank is, for errors that name ranks",
     },
     "torch.nn.modules.batchnorm": {
-        "_BatchNorm": "saves the statistics of each rank",
+        "_BatchNorm": "unfreezes the statistics of layers that a saved run had unfrozen",
     },
 }
 """In modules; checked before training as well."""
@@ -110,7 +108,7 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
         "_average_model": "averages it over the groups",
     },
     "lightning.pytorch.loops.optimization.automatic.Closure": {
-        "_step_fn": "has one step make the gradients of several virtual workers",
+        "_step_fn": "virtual workers: has one step make the gradients of several",
     },
     "lightning.pytorch.plugins.io.AsyncCheckpointIO": {
         "_executor": "waits for a save before a job is requeued",
@@ -125,7 +123,7 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
         "_iterator": "notes where an epoch's data begin",
     },
 }
-"""Of objects that the user or Lightning makes."""
+"""Of objects that the user or Lightning makes; strategies check their own when they are made."""
 
 
 def private_names_problem(
@@ -139,11 +137,28 @@ def private_names_problem(
             needed where there are several.
 
     """
-    of_trainer = () if module is None else _gone_of_trainer(module.trainer)
-    found = [*of_trainer, *_gone_of_modules()]
+    found = [*_gone_of_modules()]
+    if module is not None:
+        trainer = module.trainer
+        found += _gone_of_trainer(trainer)
+        for own in (trainer.strategy.checkpoint_io, *trainer.callbacks):  # type: ignore[attr-defined]
+            found += _gone_of_instance(own)
     gone = [one for one in found if virtual_workers > 1 or "virtual worker" not in one]
-    if not gone:
-        return None
+    return _lacking(gone) if gone else None
+
+
+def require_names(instance: object) -> None:
+    """Check that an object of Lightning has the names of :data:`OF_INSTANCES`.
+
+    Raises:
+        ValueError: the installed version lacks one.
+
+    """
+    if gone := list(_gone_of_instance(instance)):
+        raise ValueError(_lacking(gone))
+
+
+def _lacking(gone: Sequence[str]) -> str:
     return (
         f"Lightning {lightning.__version__} and torch {torch.__version__} lack what lightning_hier "
         f"builds on: {'; '.join(gone)}. Install versions that it was tested with: the ranges that "
@@ -166,6 +181,15 @@ def _gone_of_modules() -> Iterator[str]:
         for name, use in names.items():
             if not _has(module, name):
                 yield f"{module}.{name} ({use})"
+
+
+def _gone_of_instance(instance: object) -> Iterator[str]:
+    for owner, names in OF_INSTANCES.items():
+        module, _, kind = owner.rpartition(".")
+        if _has(module, kind) and isinstance(instance, getattr(import_module(module), kind)):
+            for name, use in names.items():
+                if not hasattr(instance, name):
+                    yield f"{kind}.{name} ({use})"
 
 
 def _has(module: str, name: str) -> bool:

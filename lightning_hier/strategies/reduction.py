@@ -12,6 +12,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import (
     AllReducer,
     GradientHook,
+    HookReducer,
     Reducer,
     gradient_hook,
 )
@@ -140,6 +141,8 @@ class Reduction:
         return {} if self._in_group is None else self._in_group.metrics()
 
     def close(self) -> None:
-        """Take back what was attached to parameters."""
+        """Take back what was attached to parameters, and a group that a hook's state was given."""
+        if isinstance(self._in_group, HookReducer):
+            self._in_group.close()
         if self._hook is not None:
             self._hook.close()

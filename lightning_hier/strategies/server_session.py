@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -9,7 +10,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from lightning_hier.comm.traffic import Tier, Traffic
@@ -229,7 +229,7 @@ class ServerSession:
     def _note_gone(self, rank: int) -> None:
         reason = self._servant.lost().get(rank)
         if reason is not None and self._rank == min(self.living()):
-            rank_zero_warn(f"rank {rank} is lost: {reason}")
+            warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)
 
     def _note_termination(self) -> None:
         self.termination.obey()

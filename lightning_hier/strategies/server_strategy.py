@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -223,8 +224,10 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         if session is not None:
             if session.lost():
                 stay_at_exit()
-                if dist.is_torchelastic_launched() and self.num_nodes > 1:
-                    rank_zero_warn(_AGENTS_WAIT)
+                several_agents = dist.is_torchelastic_launched() and self.num_nodes > 1
+                first = min(set(range(self.world_size)) - session.lost().keys())
+                if several_agents and self.global_rank == first:  # rank 0 may be lost itself
+                    warnings.warn(_AGENTS_WAIT, stacklevel=1)
             session.close(orderly=not self._failed)
         super().teardown()
 

@@ -31,7 +31,7 @@ from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from lightning_hier.strategies.checkpoints.same_checkpoint import read_nothing, read_same
 from lightning_hier.strategies.description import comparable, described
 from lightning_hier.strategies.placement import PlacedStrategy
-from lightning_hier.strategies.private_names import private_names_problem
+from lightning_hier.strategies.private_names import private_names_problem, require_names
 from lightning_hier.strategies.restarts import warn_of_shared_store
 from lightning_hier.strategies.shuffle_seeds import require_same_shuffle
 
@@ -68,6 +68,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         ddp_kwargs = checks.without_taken(type(self), ddp_kwargs)
         checks.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
+        require_names(self)
         checks.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
         check_whole("virtual_workers", virtual_workers)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 import lightning_hier as lh
@@ -128,24 +129,41 @@ def test_another_layout_or_time_limit_has_other_groups() -> None:
     assert run_ranks(_with_others, 4) == [[0, 1, 0, 3]] * 4
 
 
-def _same_hook_on_other_ranks() -> list[tuple[bool, Any]]:
-    """A state that names no group, in fits over groups of two ranks and of four."""
+def _same_hook_on_other_ranks(*, anew: bool) -> list[tuple[bool, Any]]:
+    """A state that names no group, in fits over groups of two ranks and of four.
+
+    Args:
+        anew: whether each fit has a `CommHook` of its own with the state.
+
+    """
     state = powerSGD_hook.PowerSGDState(process_group=None, start_powerSGD_iter=1000)
-    sync = lh.CommHook(powerSGD_hook.powerSGD_hook, state)
+    used = []
+
+    def hook(own: Any, bucket: GradBucket) -> Any:
+        used.append(own.process_group)
+        return powerSGD_hook.powerSGD_hook(own, bucket)
+
+    sync = lh.CommHook(hook, state)
     found = []
     for group_size in (2, 4):
+        if anew:
+            sync = lh.CommHook(hook, state)
+        used.clear()
         block_sync = lh.ModelAveraging(block_size=3) if group_size == 2 else None
         strategy = lh.HierarchicalStrategy(
             group_size=group_size, gradient_sync=sync, block_sync=block_sync, warmup_steps=0
         )
         trainer = fit(strategy)
         own = strategy.communicators.group.group
-        found.append((state.process_group is own, weights(trainer.lightning_module)))
+        given_and_taken = set(used) == {own} and state.process_group is None
+        found.append((given_and_taken, weights(trainer.lightning_module)))
     plain = fit(lh.HierarchicalStrategy(group_size=4, warmup_steps=0))
     return [*found, (True, weights(plain.lightning_module))]
 
 
-def test_state_of_a_hook_gets_the_group_of_each_fit() -> None:
-    for (first, _), (second, hooked), (_, exact) in run_ranks(_same_hook_on_other_ranks, 4):
+@pytest.mark.parametrize("anew", [False, True])
+def test_state_of_a_hook_gets_the_group_of_each_fit(anew: bool) -> None:
+    found = run_ranks(partial(_same_hook_on_other_ranks, anew=anew), 4)
+    for (first, _), (second, hooked), (_, exact) in found:
         assert first and second
         torch.testing.assert_close(hooked, exact)

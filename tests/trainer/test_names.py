@@ -96,10 +96,26 @@ def test_names_of_lightning_go_their_own_way() -> None:
         assert type(_trainer(name).strategy) is DDPStrategy
     assert type(_trainer(DDPStrategy()).strategy) is DDPStrategy
     assert type(pl.Trainer(accelerator="cpu", devices=1, logger=False).strategy) is not DDPStrategy
-    for name in ("ddp_spwan", "deepseed", "no_such"):
-        with pytest.raises(ValueError, match="You selected an invalid strategy name"):
-            _trainer(name)
     assert sorted(StrategyRegistry.available_strategies()) == sorted(StrategyRegistry)
+
+
+@pytest.mark.parametrize(
+    "given", ["asgd", "easgd", "ma", "hierarchical", "diloco", "local_sgd", "ddp_spwan", "no_such"]
+)
+def test_unknown_name_is_told_all_that_there_are(given: str) -> None:
+    with pytest.raises(ValueError, match=f"no strategy has the name {given!r}") as caught:
+        _trainer(given)
+    assert all(name in str(caught.value) for name in (*StrategyRegistry, "HierarchicalStrategy"))
+
+
+def test_names_of_other_packages_are_found_and_looked_for() -> None:
+    assert "bmuf_of_others" not in StrategyRegistry.available_strategies()
+    StrategyRegistry.register("bmuf_of_others", DDPStrategy)
+    try:
+        assert "bmuf_of_others" in StrategyRegistry.available_strategies()
+        assert type(_trainer("bmuf_of_others").strategy) is DDPStrategy
+    finally:
+        StrategyRegistry.remove("bmuf_of_others")
 
 
 class _AdamNet(Net):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,6 +12,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy
 
 import lightning_hier as lh
 from lightning_hier.strategies import private_names
@@ -128,6 +131,62 @@ def test_one_that_is_gone_is_one_error_before_training() -> None:
     expected = r"lack what lightning_hier builds on: Trainer\.fit_loop\.epoch_loop\._renamed"
     (error,) = run_ranks(_fit_without_a_name, 1, expect_failure=True)
     assert re.search(expected, error), error
+
+
+def _fit_with_a_timer_that_lacks_a_name() -> None:
+    timer = Timer(duration="01:00:00:00")
+    del timer._interval
+    fit("bmuf", callbacks=[timer])
+
+
+def test_callback_that_lacks_one_is_one_error_before_training() -> None:
+    (error,) = run_ranks(_fit_with_a_timer_that_lacks_a_name, 1, expect_failure=True)
+    assert re.search(r"builds on: Timer\._interval \(warns of ranks", error), error
+
+
+@pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
+def test_strategy_that_lacks_one_is_one_error(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = DDPStrategy.__init__
+
+    def lacking(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        del self._ddp_kwargs
+
+    monkeypatch.setattr(DDPStrategy, "__init__", lacking)
+    with pytest.raises(ValueError, match=r"builds on: DDPStrategy\._ddp_kwargs \(wraps"):
+        strategy()
+
+
+@pytest.mark.parametrize("owner", OF_INSTANCES)
+def test_every_object_that_lacks_one_is_found(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, kind = owner.rpartition(".")
+    instance = getattr(import_module(module), kind)(*ARGUMENTS.get(kind, ()))
+    private_names.require_names(instance)
+    monkeypatch.setitem(OF_INSTANCES, owner, {"_renamed": "as an example"})
+    with pytest.raises(ValueError, match=rf"builds on: {kind}\._renamed \(as an example\)"):
+        private_names.require_names(instance)
+
+
+IMPORTED_WITHOUT_NAMES = """\
+import json, sys
+from importlib import import_module
+
+import lightning.pytorch
+
+for module, names in json.loads(sys.argv[1]).items():
+    for name in names:
+        delattr(import_module(module), name)
+import lightning_hier
+print("imported")
+"""
+
+
+def test_import_needs_none_of_modules() -> None:
+    names = json.dumps({module: list(names) for module, names in OF_MODULES.items()})
+    done = run_python("-c", IMPORTED_WITHOUT_NAMES, names)
+    assert done.stdout.strip() == "imported", done.stderr
 
 
 WITHOUT_NAMES_OF_VIRTUAL_WORKERS = """\

@@ -138,15 +138,18 @@ def test_what_the_docs_say_to_set_costs_nothing_while_all_are_there() -> None:
         assert torch.equal(one.result[0], other.result[0])
 
 
-def _warned_at_the_end() -> list[str]:
+def _warned_at_the_end(dead: int) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
-        _run({(1, 3): "dies"}, {"min_pushes": 1})
+        warnings.simplefilter("always")
+        _run({(dead, 3): "dies"}, {"min_pushes": 1})
     return [str(each.message) for each in caught]
 
 
-def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for() -> None:
-    survivor, _ = rank_outcomes(_warned_at_the_end, 2, ranks_per_node=1)
+@pytest.mark.parametrize("dead", [0, 1])
+def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for(dead: int) -> None:
+    survivor = rank_outcomes(_warned_at_the_end, 2, dead, ranks_per_node=1)[1 - dead]
     assert survivor.error is None, survivor.traceback
+    assert any(f"rank {dead} is lost" in text for text in survivor.result)
     [warning] = [text for text in survivor.result if "torchrun" in text]
     assert "waits 300 s for its agents on the hosts that were lost" in warning
     assert "SIGKILL" in warning

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -24,15 +26,24 @@ class _Rare(Net):
             self.register_buffer(f"rare{number}", values.to(dtype))
 
 
-def _train(*dtypes: torch.dtype) -> list[list[float]]:
+def _train(make: Callable[[], Any], *dtypes: torch.dtype) -> list[list[float]]:
     model = _Rare(*dtypes)
-    fit(lh.PSPStrategy(), 2, model)
+    fit(make(), 2, model)
     return [buffer.float().tolist() for buffer in model.buffers()]
 
 
-def test_buffers_are_kept_equal_where_ddp_does_not_send_them() -> None:
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "psp": lh.PSPStrategy,
+    "bmuf": lh.BMUFStrategy,
+    "model_averaging": partial(lh.ModelAveragingStrategy, block_size=1),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_buffers_are_kept_equal_where_ddp_does_not_send_them(name: str) -> None:
     dtypes = torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool
-    assert run_ranks(_train, 2, *dtypes) == [[[0.0, 1.0, 2.0]] * 3 + [[0.0, 1.0, 1.0]]] * 2
+    of_first = [[0.0, 1.0, 2.0]] * 3 + [[0.0, 1.0, 1.0]]
+    assert run_ranks(_train, 2, STRATEGIES[name], *dtypes) == [of_first] * 2
 
 
 def _in_groups(dtype: torch.dtype) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
+import pickle
 import re
 from datetime import timedelta
 from typing import Any, cast
@@ -64,6 +66,34 @@ CLASSES = [
     *[lh.GTCStrategy, lh.ModelAveragingStrategy, lh.BMUFStrategy, lh.BMUFAdamStrategy],
     *[lh.BMUFGTCStrategy, lh.TwoStageASGDStrategy, lh.PSPStrategy],
 ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "meant"),
+    [
+        (lh.BMUF, "blok_size", "block_size"),
+        (lh.BMUFAdam, "moment", "moments"),
+        (lh.ModelAveraging, "local_momentm", "local_momentum"),
+        (lh.GTC, "denisty", "density"),
+        (lh.CommHook, "byte_per_element", "bytes_per_element"),
+    ],
+)
+def test_misspelt_name_is_told_what_was_meant(settings: Any, given: str, meant: str) -> None:
+    expected = rf"{settings.__name__} has no argument {given!r}: did you mean {meant!r}.*It takes "
+    with pytest.raises(TypeError, match=expected):
+        settings(**{given: 3})
+
+
+def test_settings_without_arguments_take_none() -> None:
+    for settings in (lh.AllReduce, BlockSync, GradientSync):
+        with pytest.raises(TypeError, match=r"has no argument 'block'\. It takes none"):
+            cast(Any, settings)(block=3)
+
+
+def test_settings_can_be_copied_replaced_and_pickled() -> None:
+    own = lh.BMUF(block_size=3)
+    assert copy.deepcopy(own) == pickle.loads(pickle.dumps(own)) == own
+    assert dataclasses.replace(own, block_size=4) == lh.BMUF(block_size=4)
 
 
 def _annotated(kind: Any, *types: str) -> list[str]:

@@ -11,7 +11,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from lightning_hier.algorithms.arguments import check_choice, check_flag, check_whole_or_auto
+from lightning_hier.algorithms.arguments import (
+    NamedArguments,
+    check_choice,
+    check_flag,
+    check_whole_or_auto,
+)
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.averaging import AcrossDtype
@@ -22,7 +27,7 @@ LocalMomentum = Literal["reset", "keep", "average"]
 Across = Literal["auto", "leader", "sharded"]
 
 
-class BlockSync:
+class BlockSync(NamedArguments):
     """Base of the choices for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.health import Reading
 from lightning_hier.comm.blocks.members import Members, divide
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.broadcast import is_direction
+from lightning_hier.comm.broadcast import is_averaged, is_direction
 
 
 class TrainedTensors:
@@ -40,7 +40,8 @@ class TrainedTensors:
         self.kept_equal: Collection[str] = {
             name
             for buffer, name in buffers.names.items()
-            if not buffer.isfinite().all() or is_direction(name, buffer)
+            # torch has no isfinite for 8-bit floats, which have no mean anyway.
+            if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
         }
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:

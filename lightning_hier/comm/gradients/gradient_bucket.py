@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Parameter
 
 from lightning_hier.comm.gradients.reached import ReachedParameters

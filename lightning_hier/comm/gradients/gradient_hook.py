@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
@@ -135,8 +135,8 @@ class HookReducer:
         self._state: Any = config.state
         if self._state is None:
             self._state = channel.group
-        elif config.gives_group:
-            # It may hold the group of an earlier fit, whose connections are gone.
+        self._gave_group = getattr(self._state, "process_group", self) is None
+        if self._gave_group:
             self._state.process_group = channel.group
 
     def reduce(self, bucket: GradientBucket) -> Future:
@@ -158,6 +158,12 @@ class HookReducer:
         future = self._hook(self._state, bucket.of_ddp)
         handed_over = time.perf_counter()
         return future.then(done)
+
+    def close(self) -> None:
+        """Take the group back from the hook's state: the next fit may have another one."""
+        if self._gave_group:
+            self._state.process_group = None
+            self._gave_group = False
 
     def metrics(self) -> dict[str, float]:
         """Nothing beyond the traffic."""

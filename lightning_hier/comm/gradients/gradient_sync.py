@@ -7,16 +7,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch._C._distributed_c10d import GradBucket
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from typing_extensions import Self, override
 
-from lightning_hier.algorithms.arguments import check_positive, check_whole, is_number
+from lightning_hier.algorithms.arguments import (
+    NamedArguments,
+    check_positive,
+    check_whole,
+    is_number,
+)
 from lightning_hier.algorithms.automatic import Auto, auto_density
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
-class GradientSync:
+class GradientSync(NamedArguments):
     """Base of the choices for ``HierarchicalStrategy(gradient_sync=...)``."""
 
     def resolved(self, run_steps: float) -> Self:
@@ -108,25 +113,20 @@ class CommHook(GradientSync):
         hook: ``hook(state, bucket) -> Future[Tensor]`` as ``register_comm_hook`` takes it.
         state: its state. ``None`` becomes the group's process group, which is the state of torch's
             own hooks; a state with an attribute ``process_group`` that is None (``PowerSGDState``)
-            gets the group of each fit there. Otherwise such a hook would communicate with the
-            whole world.
+            holds the group there while a fit runs, and None again after it. Otherwise such a hook
+            would communicate with the whole world.
         bytes_per_element: what the hook sends for each element of the gradient, for the traffic
             counts (2.0 for fp16 compression); None counts the bytes of the gradient itself.
-        gives_group: whether such an attribute was None when this was made.
 
     """
 
     hook: Hook
     state: Any = None
     bytes_per_element: float | None = field(default=None, kw_only=True)
-    # Not annotated, so that it is no field: it follows from the state.
-    gives_group = False
 
     def __post_init__(self) -> None:
         """Check the values."""
         if not callable(self.hook):
             raise ValueError(f"hook must be callable as hook(state, bucket), got {self.hook!r}")
-        names_none = getattr(self.state, "process_group", self) is None
-        object.__setattr__(self, "gives_group", names_none)
         if self.bytes_per_element is not None:
             check_positive("bytes_per_element", self.bytes_per_element)

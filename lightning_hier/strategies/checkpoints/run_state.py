@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules import batchnorm
 from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.model_block import ModelBlock
@@ -156,7 +156,7 @@ class RunState:
             for name, own in module.named_parameters(prefix, recurse=False):
                 if not own.requires_grad and name in unfrozen:
                     own.requires_grad_(True)
-                    if isinstance(module, _BatchNorm):
+                    if isinstance(module, batchnorm._BatchNorm):
                         module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:

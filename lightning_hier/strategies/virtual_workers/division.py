@@ -13,6 +13,7 @@ from lightning.fabric.utilities.distributed import (
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.private_names import require_names
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 from lightning_hier.strategies.virtual_workers.own_generators import OwnGenerators
 
@@ -135,6 +136,7 @@ def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) ->
     data: Any = sampler.dataset
     if isinstance(sampler, DistributedSamplerWrapper):
         # Keeps the order of an epoch, which its own sampler draws.
+        require_names(data)
         data = _DatasetSamplerWrapper(generators.copied(data._sampler))
     DistributedSampler.__init__(
         own, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last

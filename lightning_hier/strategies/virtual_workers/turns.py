@@ -13,6 +13,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.strategies.private_names import require_names
 from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.virtual_workers.by_hand import RoundByHand
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
@@ -167,6 +168,7 @@ class SharedClosure(Closure):
     def __init__(
         self, closures: Sequence[Closure], make_gradients: Callable[[], ClosureResult]
     ) -> None:
+        require_names(closures[0])
         super().__init__(closures[0]._step_fn)
         self._make_gradients = make_gradients
 
