@@ -260,14 +260,27 @@ def optimizer_problem(
 
 
 def warn_of_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], block_sync: BlockSync | None, num_models: int
+    optimizers: Sequence[torch.optim.Optimizer],
+    gradient_sync: GradientSync | None,
+    block_sync: BlockSync | None,
+    num_models: int,
 ) -> None:
-    """Warn once of optimizers whose settings work, but not well."""
-    if block_sync is None or num_models == 1:
-        return
-    for advice in {block_sync.advice(optimizer, num_models) for optimizer in optimizers}:
-        if advice is not None:
-            rank_zero_warn(advice)
+    """Warn once of optimizers whose settings work, but not well.
+
+    Args:
+        optimizers: of the module.
+        gradient_sync: inside groups; None where a group has one worker, which sends nothing.
+        block_sync: across groups.
+        num_models: groups.
+
+    """
+    for optimizer in {type(own): own for own in optimizers}.values():
+        found = [] if gradient_sync is None else [gradient_sync.advice(optimizer)]
+        if block_sync is not None and num_models > 1:
+            found.append(block_sync.advice(optimizer, num_models))
+        for advice in found:
+            if advice is not None:
+                rank_zero_warn(advice)
 
 
 def log_choices(

@@ -69,6 +69,7 @@ class FitSession:
         self._warmup_steps = 0
         self.workers = Worker.several(virtual_workers)
         self._reduction: Reduction | None = None
+        self._compressed: GradientSync | None = None
         self._training: Training | None = None
         self._at_end = ExitStack()
         self.on_start: list[Callable[[], None]] = []
@@ -91,6 +92,8 @@ class FitSession:
 
         """
         self._warmup_steps = warmup_steps
+        workers = self._communicators.world.size * len(self.workers)
+        self._compressed = None if workers == self._communicators.models else gradient_sync
         self._reduction = Reduction(self._communicators, self.workers, gradient_sync, grad_scale)
 
     @property
@@ -168,18 +171,19 @@ class FitSession:
         device = self._communicators.device
         raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
         require_same(checks.optimizer_settings(optimizers), device)
-        checks.warn_of_optimizers(optimizers, block_sync, self._communicators.models)
-        checks.log_choices(optimizers, block_sync, self._communicators.models)
+        models = self._communicators.models
+        checks.warn_of_optimizers(optimizers, self._compressed, block_sync, models)
+        checks.log_choices(optimizers, block_sync, models)
         self.worker.count_optimizers(len(optimizers))
-        models = LocalModels(module, optimizers, self._communicators.models_per_rank)
-        played = Played(models, self.random)
+        local = LocalModels(module, optimizers, self._communicators.models_per_rank)
+        played = Played(local, self.random)
         synchroniser = Synchroniser(
             module,
             optimizers,
             block_sync,
             communicators=self._communicators,
             worker=self.worker,
-            models=models,
+            models=local,
             warmup_steps=self._warmup_steps,
             cards=None if one_host else fewest_network_cards(device),
             on_nonfinite=on_nonfinite,
@@ -198,8 +202,8 @@ class FitSession:
             from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
             from lightning_hier.strategies.virtual_workers.turns import Turns
 
-            buffers = FirstBuffers(models.buffers, self._communicators.group)
-            stray = StrayWrites(module, models)
+            buffers = FirstBuffers(local.buffers, self._communicators.group)
+            stray = StrayWrites(module, local)
             before = synchroniser.before_step
             self._change(Turns(trainer, played, self.reduction, buffers, stray, before))
         self._training = Training(

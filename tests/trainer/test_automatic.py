@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,21 @@ def _pair(name: str) -> tuple[Tensor, Tensor]:
 def test_automatic_numbers_are_those_set_to_the_last_bit(name: str) -> None:
     for automatic, explicit in run_ranks(_pair, 2, name):
         assert torch.equal(automatic, explicit)
+
+
+def _warned(name: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fit(name, 4, _Adam())
+    return [str(own.message) for own in found if "Adam" in str(own.message)]
+
+
+def test_what_does_not_suit_adam_is_said_once_and_before_training() -> None:
+    for name, what in (("gtc", "GTC with AdamW"), ("model_averaging", "ModelAveraging with AdamW")):
+        first, other = run_ranks(_warned, 2, name)
+        assert len(first) == 1 and first[0].startswith(what)
+        assert other == []
+    assert run_ranks(_warned, 2, "bmuf_adam") == [[], []]
 
 
 class _Endless(IterableDataset[list[Tensor]]):

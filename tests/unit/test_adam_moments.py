@@ -200,6 +200,15 @@ def test_wrong_local_beta1(wrong: Any) -> None:
         lh.BMUFAdam(local_beta1=wrong)
 
 
+def test_averaging_and_compression_warn_of_adam() -> None:
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    for advice in (lh.GTC().advice, lambda own: lh.ModelAveraging().advice(own, 2)):
+        said = advice(_adam(0.9))
+        assert said is not None and "with Adam" in said and "BMUFAdam(...)" in said
+        assert advice(plain) is None
+    assert lh.AllReduce().advice(_adam(0.9)) is None
+
+
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam"])
 def test_bmuf_with_adam_is_told_of_bmuf_adam(kind: str) -> None:
     optimizer = getattr(torch.optim, kind)([nn.Parameter(torch.zeros(1))])

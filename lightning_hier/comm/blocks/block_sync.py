@@ -19,6 +19,7 @@ from lightning_hier.algorithms.arguments import (
 )
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
 from lightning_hier.comm.channel import Channel
@@ -206,6 +207,15 @@ class ModelAveraging(LocalMomentumSync):
     def __post_init__(self) -> None:
         """Check the values."""
         self._check()
+
+    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """The mean of steps that Adam has normalised is shorter than each of them."""
+        if not isinstance(optimizer, SUPPORTED):
+            return None
+        return (
+            f"ModelAveraging with {type(optimizer).__name__} learns less in as many steps than "
+            "BMUFAdam(...), whose block momentum makes up for what averaging takes away."
+        )
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """No block momentum, whatever the number of models."""

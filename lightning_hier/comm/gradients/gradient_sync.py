@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.optim import Adam, NAdam, Optimizer, RAdam
 from typing_extensions import Self, override
 
 from lightning_hier.algorithms.arguments import (
@@ -32,6 +33,10 @@ class GradientSync(NamedArguments):
 
         """
         return self
+
+    def advice(self, optimizer: Optimizer) -> str | None:
+        """What to warn of once before training, or None."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,17 @@ class GTC(GradientSync):
         if self.density == "auto":
             raise RuntimeError("density='auto' gets its number when a run begins: resolved(...)")
         return self.density
+
+    @override
+    def advice(self, optimizer: Optimizer) -> str | None:
+        """Adam divides by the size of what it gets, and this is one size for a whole tensor."""
+        if not isinstance(optimizer, (Adam, NAdam, RAdam)):
+            return None
+        return (
+            f"GTC with {type(optimizer).__name__}: in short runs of a transformer it learned less "
+            "than one worker alone (docs/reports/language_defaults.md). Leave gradients exact "
+            "inside groups, HierarchicalStrategy(block_sync=BMUFAdam(...)), or train with SGD."
+        )
 
     @override
     def resolved(self, run_steps: float) -> Self:
