@@ -243,5 +243,7 @@ def test_data_module_refuses_what_does_not_fit(tmp_path: Path) -> None:
     root = write_texts(tmp_path / "texts", files=4)
     data = small_data(root, corpus_args={"test_path": str(root)})
     assert data.val_dataloader() == []
-    with pytest.raises(ValueError, match="the corpus has no train split; see corpus_args of folder"):
+    with pytest.raises(
+        ValueError, match="the corpus has no train split; see corpus_args of folder"
+    ):
         data.train_dataloader()
