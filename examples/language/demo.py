@@ -49,30 +49,27 @@ def row(result: Result) -> tuple[str, ...]:
 def who_wins(bmuf_adam: Result, ddp: Result) -> str:
     """A sentence: whose model is better on test, by how much, and at which bytes."""
     ours, theirs = bmuf_adam.test_bits_per_byte, ddp.test_bits_per_byte
-    scores = f"{ours:.3f} bits per byte on test with BMUF-Adam and {theirs:.3f} with DDP"
+    scores = f"BMUF-Adam has {ours:.3f} bits per byte on test and DDP {theirs:.3f}"
     if f"{ours:.3f}" == f"{theirs:.3f}":
         verdict = "neither wins"
     else:
         winner = "BMUF-Adam" if ours < theirs else "DDP"
         gap = abs(ours - theirs)
         verdict = f"{winner} wins by {gap:.3f} ({100 * gap / max(ours, theirs):.1f}%)"
-    sent = f"({megabytes(bmuf_adam.across_bytes)} and {megabytes(ddp.across_bytes)} MB)"
+    sent, ddp_sent = megabytes(bmuf_adam.across_bytes), megabytes(ddp.across_bytes)
     ratio = ddp.across_bytes / bmuf_adam.across_bytes
-    if ratio < 1:  # where all blocks are short
-        return (
-            f"After equal steps and tokens, {scores}: {verdict}, and BMUF-Adam sends "
-            f"{1 / ratio:.1f} times more bytes across groups {sent}."
-        )
-    at_equal_bytes = ddp.valid_after(bmuf_adam.across_bytes)
+    # A run of a few steps has blocks of one or two, which send more.
+    times = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
+    at_equal_bytes = ddp.valid_after(bmuf_adam.across_bytes) if ratio > 1 else None
     then = ""
     if at_equal_bytes is not None:
         then = (
-            f"; after as many bytes as BMUF-Adam sends in all, DDP has {at_equal_bytes:.3f} on "
-            f"valid and BMUF-Adam {bmuf_adam.valid_bits_per_byte:.3f}"
+            f"; after {sent} MB DDP has {at_equal_bytes:.3f} on valid, where BMUF-Adam ends at "
+            f"{bmuf_adam.valid_bits_per_byte:.3f}"
         )
     return (
-        f"After equal steps and tokens, {scores}: {verdict}, and BMUF-Adam sends {ratio:.1f} times "
-        f"fewer bytes across groups {sent}{then}."
+        f"After equal steps and tokens {scores}: {verdict}, and BMUF-Adam sends {times} bytes "
+        f"across groups ({sent} and {ddp_sent} MB){then}."
     )
 
 

@@ -56,10 +56,10 @@ class Settings:
     system: str
     ranks: int = 4
     steps: int = 300
-    validations: int = 10
+    validations: int = 6
     context: int = 128
     batch_windows: int = 8
-    learning_rate: float = 1e-3
+    learning_rate: float = 4e-3
     beta1: float = 0.9
     eval_share: float = 1.0
     seed: int = 0

@@ -57,11 +57,11 @@ def test_rows_show_scores_bytes_and_time() -> None:
 
 def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:
     sentence = demo.who_wins(BMUF_ADAM, DDP)
-    assert "3.000 bits per byte on test with BMUF-Adam and 3.030 with DDP" in sentence
+    assert "BMUF-Adam has 3.000 bits per byte on test and DDP 3.030" in sentence
     assert "BMUF-Adam wins by 0.030 (1.0%)" in sentence
     assert "5.0 times fewer bytes across groups (400.0 and 2000.0 MB)" in sentence
     # A quarter of the way from 300 to 700 MB.
-    assert "DDP has 4.750 on valid and BMUF-Adam 3.100" in sentence
+    assert "after 400.0 MB DDP has 4.750 on valid, where BMUF-Adam ends at 3.100" in sentence
     worse = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.33), DDP)
     assert "DDP wins by 0.300 (9.0%)" in worse
     equal = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.0304), DDP)
