@@ -27,7 +27,7 @@ export PYTHONUNBUFFERED := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ocr demo-stragglers bench bench-short fuzz test lint types format build docs docs-serve clean named-environment
+.PHONY: help install demo demo-language demo-ocr demo-stragglers bench bench-short fuzz test lint types format build docs docs-serve clean named-environment
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ install: $(ENVIRONMENT)  ## make the virtual environment and install the package
 
 demo: $(ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.acoustic.demo $(DEMO_ARGS)
+
+demo-language: $(ENVIRONMENT)  ## train a transformer on Python's source by BMUF-Adam, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
+	$(BIN)/python -m examples.language.demo $(DEMO_ARGS)
 
 demo-ocr: $(ENVIRONMENT)  ## train on rendered lines of text by BMUF-Adam, 4 ranks, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.ocr.demo $(DEMO_ARGS)

@@ -38,6 +38,7 @@ class ProgressLines(ProgressBar):
         self._clock = clock
         self._is_enabled = True
         self._next_s = 0.0
+        self._epoch_batches = float("inf")
 
     def disable(self) -> None:
         """Write no more."""
@@ -57,6 +58,11 @@ class ProgressLines(ProgressBar):
         """Say that training begins."""
         self._say(f"{self.train_description}: {self.total_train_batches} batches in an epoch")
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the number of batches."""
+        # Under max_steps Lightning's number is that of the steps left, which falls at every step.
+        self._epoch_batches = self.total_train_batches
+
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
@@ -66,7 +72,7 @@ class ProgressLines(ProgressBar):
         batch_idx: int,
     ) -> None:
         """Write a line, if it is time."""
-        self._say_if_due(f"{self._epoch()}, {_batch(batch_idx, self.total_train_batches)}")
+        self._say_if_due(f"{self._epoch()}, {_batch(batch_idx, self._epoch_batches)}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write a line, if it is time: now the values of the whole epoch are known."""
@@ -146,7 +152,9 @@ class ProgressLines(ProgressBar):
 
 
 def _batch(batch_idx: int, total: float) -> str:
-    share = f" of {total} ({(batch_idx + 1) / total:.0%})" if total < float("inf") else ""
+    # A total that counts steps is too small where several batches make one.
+    is_known = batch_idx < total < float("inf")
+    share = f" of {total} ({(batch_idx + 1) / total:.0%})" if is_known else ""
     return f"batch {batch_idx + 1}{share}"
 
 

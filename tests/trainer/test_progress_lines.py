@@ -30,13 +30,12 @@ def trainer(folder: Path, lines: ProgressLines, **options: Any) -> pl.Trainer:
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        max_epochs=2,
         limit_train_batches=4,
         limit_val_batches=2,
         limit_test_batches=3,
         num_sanity_val_steps=0,
         callbacks=[lines],
-        **options,
+        **{"max_epochs": 2, **options},
     )
 
 
@@ -57,6 +56,29 @@ def test_a_line_for_every_batch_where_no_time_has_to_pass(tmp_path: Path) -> Non
     run.test(BoringModel(), verbose=False)
     tested = [f"Testing: batch {n} of 3" for n in (1, 2, 3)]
     assert [line.partition(" (")[0] for line in said] == ["Testing", *tested]
+
+
+def test_a_run_that_max_steps_ends_within_an_epoch_keeps_its_number_of_batches(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    lines = ProgressLines(0.0, said.append)
+    trainer(tmp_path, lines, max_epochs=-1, max_steps=3).fit(Logging())
+    trained = [line for line in said if line.startswith("Epoch 1, batch")]
+    assert [line.partition(", loss")[0] for line in trained] == [
+        f"Epoch 1, batch {n} of 3 ({share}%)" for n, share in ((1, 33), (2, 67), (3, 100))
+    ]
+    said.clear()
+    # Two batches make a step, and Lightning's number is that of the steps.
+    accumulating = {"max_epochs": -1, "max_steps": 2, "accumulate_grad_batches": 2}
+    trainer(tmp_path, lines, **accumulating).fit(Logging())
+    trained = [line for line in said if line.startswith("Epoch 1, batch")]
+    assert [line.partition(", loss")[0] for line in trained] == [
+        "Epoch 1, batch 1 of 2 (50%)",
+        "Epoch 1, batch 2 of 2 (100%)",
+        "Epoch 1, batch 3",
+        "Epoch 1, batch 4",
+    ]
 
 
 def test_lines_are_at_least_so_far_apart(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""The demo of the language example: its runs, its table, its sentences, its picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from examples import run_store
+from examples.language import demo
+from examples.language.runs import SYSTEMS, Result, Settings
+
+PNG = b"\x89PNG"
+
+
+def outcome(
+    settings: Settings,
+    *,
+    test: float = 3.0,
+    across_mb: Sequence[int] = (100, 200, 400),
+    seconds: float = 40.4,
+) -> Result:
+    bits = (5.0, 4.0, 3.1)
+    return Result(
+        settings=settings.anywhere(),
+        curve=[
+            {"step": 100 * number, "across_bytes": sent * 10**6, "bits_per_byte": value}
+            for number, (sent, value) in enumerate(zip(across_mb, bits, strict=True), start=1)
+        ],
+        test_bits_per_byte=test,
+        group_bytes=50_000_000 if settings.system == "bmuf_adam" else 0,
+        across_bytes=across_mb[-1] * 10**6,
+        train_seconds=seconds,
+        steps=300,
+    )
+
+
+BMUF_ADAM = outcome(Settings(system="bmuf_adam"))
+DDP = outcome(Settings(system="ddp"), test=3.03, across_mb=(300, 700, 2000), seconds=38.0)
+
+
+def test_rows_show_scores_bytes_and_time() -> None:
+    assert demo.row(BMUF_ADAM) == (
+        SYSTEMS["bmuf_adam"].title,
+        "3.100",
+        "3.000",
+        "50.0",
+        "400.0",
+        "40",
+    )
+    assert demo.row(DDP)[1:] == ("3.100", "3.030", "-", "2000.0", "38")
+
+
+def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:
+    sentence = demo.who_wins(BMUF_ADAM, DDP)
+    assert "BMUF-Adam has 3.000 bits per byte on test and DDP 3.030" in sentence
+    assert "BMUF-Adam wins by 0.030 (1.0%)" in sentence
+    assert "5.0 times fewer bytes across groups (400.0 and 2000.0 MB)" in sentence
+    # A quarter of the way from 300 to 700 MB.
+    assert "after 400.0 MB DDP has 4.750 on valid, where BMUF-Adam ends at 3.100" in sentence
+    worse = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.33), DDP)
+    assert "DDP wins by 0.300 (9.0%)" in worse
+    equal = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.0304), DDP)
+    assert "neither wins" in equal
+
+
+def test_a_run_too_short_to_save_bytes_says_so() -> None:
+    costly = outcome(Settings(system="bmuf_adam"), across_mb=(1000, 2000, 4000))
+    sentence = demo.who_wins(costly, DDP)
+    assert "2.0 times more bytes across groups (4000.0 and 2000.0 MB)" in sentence
+    assert "fewer" not in sentence and "on valid" not in sentence
+
+
+def test_a_sentence_says_where_ddp_is_the_better_choice() -> None:
+    assert "took 38 s where BMUF-Adam took 40 s" in demo.where_ddp_is_better(BMUF_ADAM, DDP)
+    better = replace(DDP, test_bits_per_byte=2.9, train_seconds=60.0)
+    assert "(here it learned more from the same tokens)" in demo.where_ddp_is_better(
+        BMUF_ADAM, better
+    )
+    slow = replace(DDP, train_seconds=60.0)
+    assert "(here it had neither advantage)" not in demo.where_ddp_is_better(BMUF_ADAM, DDP)
+    assert "neither" in demo.where_ddp_is_better(BMUF_ADAM, slow)
+
+
+def test_the_curve_is_read_between_its_points() -> None:
+    assert DDP.valid_after(299e6) is None
+    assert DDP.valid_after(300e6) == 5.0
+    assert DDP.valid_after(700e6) == 4.0
+    assert DDP.valid_after(5e9) == DDP.valid_bits_per_byte == 3.1
+
+
+def test_demo_prints_table_and_sentences_and_draws_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Settings] = []
+
+    def fake_runs(module: str, arguments: str, *, ranks: int) -> None:
+        assert (module, ranks) == ("examples.language.run_systems", 4)
+        job = json.loads(arguments)
+        started.extend(Settings(**each) for each in job["runs"])
+        with Path(job["results"]).open("a") as file:
+            for each in job["runs"]:
+                given = BMUF_ADAM if each["system"] == "bmuf_adam" else DDP
+                result = replace(given, settings=Settings(**each).anywhere())
+                file.write(json.dumps(asdict(result)) + "\n")
+
+    monkeypatch.setattr(run_store, "run_module", fake_runs)
+    monkeypatch.setattr(demo, "read_text", lambda: 0)
+    monkeypatch.setattr(demo, "PLOT", tmp_path / "plots" / "demo.png")
+    monkeypatch.setattr("sys.argv", ["demo", "--short"])
+    demo.main()
+    assert [settings.system for settings in started] == ["bmuf_adam", "ddp"]
+    assert len({(s.steps, s.batch_windows, s.context, s.seed) for s in started}) == 1
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^\| (?:BMUF-Adam|DDP)", printed, re.MULTILINE)) == 2
+    assert "BMUF-Adam wins by 0.030" in printed and "DDP is the better choice" in printed
+    assert (tmp_path / "plots" / "demo.png").read_bytes().startswith(PNG)
