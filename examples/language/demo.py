@@ -60,12 +60,12 @@ def who_wins(bmuf_adam: Result, ddp: Result) -> str:
     ratio = ddp.across_bytes / bmuf_adam.across_bytes
     # A run of a few steps has blocks of one or two, which send more.
     times = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
-    at_equal_bytes = ddp.valid_after(bmuf_adam.across_bytes) if ratio > 1 else None
+    as_many = ddp.point_after(bmuf_adam.across_bytes) if ratio > 1 else None
     then = ""
-    if at_equal_bytes is not None:
+    if as_many is not None:
         then = (
-            f"; after {sent} MB DDP has {at_equal_bytes:.3f} on valid, where BMUF-Adam ends at "
-            f"{bmuf_adam.valid_bits_per_byte:.3f}"
+            f"; after {megabytes(as_many.across_bytes)} MB DDP has {as_many.bits_per_byte:.3f} on "
+            f"valid, where BMUF-Adam ends at {bmuf_adam.valid_bits_per_byte:.3f}"
         )
     return (
         f"After equal steps and tokens {scores}: {verdict}, and BMUF-Adam sends {times} bytes "
