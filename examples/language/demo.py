@@ -60,12 +60,12 @@ def who_wins(bmuf_adam: Result, ddp: Result) -> str:
     ratio = ddp.across_bytes / bmuf_adam.across_bytes
     # A run of a few steps has blocks of one or two, which send more.
     times = f"{ratio:.1f} times fewer" if ratio >= 1 else f"{1 / ratio:.1f} times more"
-    at_equal_bytes = ddp.valid_after(bmuf_adam.across_bytes) if ratio > 1 else None
+    as_many = ddp.point_after(bmuf_adam.across_bytes) if ratio > 1 else None
     then = ""
-    if at_equal_bytes is not None:
+    if as_many is not None:
         then = (
-            f"; after {sent} MB DDP has {at_equal_bytes:.3f} on valid, where BMUF-Adam ends at "
-            f"{bmuf_adam.valid_bits_per_byte:.3f}"
+            f"; after {megabytes(as_many.across_bytes)} MB DDP has {as_many.bits_per_byte:.3f} on "
+            f"valid, where BMUF-Adam ends at {bmuf_adam.valid_bits_per_byte:.3f}"
         )
     return (
         f"After equal steps and tokens {scores}: {verdict}, and BMUF-Adam sends {times} bytes "
@@ -113,7 +113,8 @@ def main() -> None:
         results = store.results([replace(base, system=name) for name in COMPARED])
     print(f"\n{markdown(HEADER, [row(result) for result in results])}\n")
     print("Bytes are those of all ranks. All of DDP's count as sent across groups, as do those")
-    print("of BMUF-Adam's warm-up, which is DDP.\n")
+    print("of BMUF-Adam's warm-up, which is DDP. BMUF-Adam lowers AdamW's first beta to 0.5 by")
+    print("default; DDP with 0.5 learns more than both: see docs/reports/demo_language.md.\n")
     print(who_wins(*results))
     print(where_ddp_is_better(*results))
     tokens = base.ranks * base.batch_windows * base.context

@@ -123,15 +123,6 @@ class Result:
         """Of the valid split, at the end."""
         return self.points[-1].bits_per_byte
 
-    def valid_after(self, across_bytes: float) -> float | None:
-        """Bits per byte of the valid split after so many bytes, on the lines between the points.
-
-        None if the first point is beyond.
-        """
-        points = self.points
-        for before, after in zip(points, points[1:], strict=False):
-            if before.across_bytes <= across_bytes < after.across_bytes:
-                passed = across_bytes - before.across_bytes
-                share = passed / (after.across_bytes - before.across_bytes)
-                return before.bits_per_byte + share * (after.bits_per_byte - before.bits_per_byte)
-        return points[-1].bits_per_byte if across_bytes >= points[-1].across_bytes else None
+    def point_after(self, across_bytes: float) -> Point | None:
+        """The first validation by which so many bytes were sent; None if there is none."""
+        return next((p for p in self.points if p.across_bytes >= across_bytes), None)

@@ -60,8 +60,8 @@ def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:
     assert "BMUF-Adam has 3.000 bits per byte on test and DDP 3.030" in sentence
     assert "BMUF-Adam wins by 0.030 (1.0%)" in sentence
     assert "5.0 times fewer bytes across groups (400.0 and 2000.0 MB)" in sentence
-    # A quarter of the way from 300 to 700 MB.
-    assert "after 400.0 MB DDP has 4.750 on valid, where BMUF-Adam ends at 3.100" in sentence
+    # DDP's first validation with as many bytes.
+    assert "after 700.0 MB DDP has 4.000 on valid, where BMUF-Adam ends at 3.100" in sentence
     worse = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.33), DDP)
     assert "DDP wins by 0.300 (9.0%)" in worse
     equal = demo.who_wins(replace(BMUF_ADAM, test_bits_per_byte=3.0304), DDP)
@@ -84,13 +84,6 @@ def test_a_sentence_says_where_ddp_is_the_better_choice() -> None:
     slow = replace(DDP, train_seconds=60.0)
     assert "(here it had neither advantage)" not in demo.where_ddp_is_better(BMUF_ADAM, DDP)
     assert "neither" in demo.where_ddp_is_better(BMUF_ADAM, slow)
-
-
-def test_the_curve_is_read_between_its_points() -> None:
-    assert DDP.valid_after(299e6) is None
-    assert DDP.valid_after(300e6) == 5.0
-    assert DDP.valid_after(700e6) == 4.0
-    assert DDP.valid_after(5e9) == DDP.valid_bits_per_byte == 3.1
 
 
 def test_demo_prints_table_and_sentences_and_draws_the_curves(
