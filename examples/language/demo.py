@@ -113,8 +113,7 @@ def main() -> None:
         results = store.results([replace(base, system=name) for name in COMPARED])
     print(f"\n{markdown(HEADER, [row(result) for result in results])}\n")
     print("Bytes are those of all ranks. All of DDP's count as sent across groups, as do those")
-    print("of BMUF-Adam's warm-up, which is DDP. BMUF-Adam lowers AdamW's first beta to 0.5 by")
-    print("default; DDP with 0.5 learns more than both: see docs/reports/demo_language.md.\n")
+    print("of BMUF-Adam's warm-up, which is DDP. AdamW's first beta is 0.5 for both.\n")
     print(who_wins(*results))
     print(where_ddp_is_better(*results))
     tokens = base.ranks * base.batch_windows * base.context

@@ -47,7 +47,7 @@ class Settings:
         context: tokens of a window.
         batch_windows: windows in a batch of one rank.
         learning_rate: of AdamW, at its peak.
-        beta1: of AdamW.
+        beta1: first beta of AdamW; BMUF-Adam would lower a larger one by itself, and DDP would not.
         eval_share: share of the valid and test batches that are evaluated.
         seed: of the initial model and of the order of the windows.
         log_dir: TensorBoard logs go here.
@@ -60,7 +60,7 @@ class Settings:
     context: int = 128
     batch_windows: int = 8
     learning_rate: float = 4e-3
-    beta1: float = 0.9
+    beta1: float = 0.5
     eval_share: float = 1.0
     seed: int = 0
     log_dir: str = "outputs/language/demo"
