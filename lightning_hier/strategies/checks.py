@@ -274,13 +274,15 @@ def warn_of_optimizers(
         num_models: groups.
 
     """
-    for optimizer in {type(own): own for own in optimizers}.values():
-        found = [] if gradient_sync is None else [gradient_sync.advice(optimizer)]
+    found: list[str | None] = []
+    for optimizer in optimizers:
+        if gradient_sync is not None:
+            found.append(gradient_sync.advice(optimizer))
         if block_sync is not None and num_models > 1:
             found.append(block_sync.advice(optimizer, num_models))
-        for advice in found:
-            if advice is not None:
-                rank_zero_warn(advice)
+    # Optimizers of one kind may be advised the same, or, as by their betas, differently.
+    for advice in filter(None, dict.fromkeys(found)):
+        rank_zero_warn(advice)
 
 
 def log_choices(
@@ -289,9 +291,8 @@ def log_choices(
     """Log once what ``"auto"`` has chosen for the optimizers."""
     if block_sync is None:
         return
-    for choice in {block_sync.chosen(optimizer, num_models) for optimizer in optimizers}:
-        if choice is not None:
-            rank_zero_info(choice)
+    for choice in filter(None, {block_sync.chosen(own, num_models) for own in optimizers}):
+        rank_zero_info(choice)
 
 
 def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
+from lightning_hier.strategies.checks import warn_of_optimizers
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
 TAUS = st.one_of(st.integers(1, 200).map(float), st.floats(0.25, 50.0))
@@ -207,6 +209,15 @@ def test_averaging_and_compression_warn_of_adam() -> None:
         assert said is not None and "with Adam" in said and "BMUFAdam(...)" in said
         assert advice(plain) is None
     assert lh.AllReduce().advice(_adam(0.9)) is None
+
+
+def test_each_of_several_optimizers_of_one_kind_is_advised() -> None:
+    sync = lh.BMUFAdam(local_beta1="keep")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn_of_optimizers([_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
+    assert ["beta1=0.9" in str(said[0].message), "beta1=0.7" in str(said[1].message)] == [True] * 2
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "RAdam"])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.optim import Adam, NAdam, Optimizer, RAdam
+from torch.optim import Optimizer
 from typing_extensions import Self, override
 
 from lightning_hier.algorithms.arguments import (
@@ -18,6 +18,7 @@ from lightning_hier.algorithms.arguments import (
     is_number,
 )
 from lightning_hier.algorithms.automatic import Auto, auto_density
+from lightning_hier.comm.blocks.adam_state import SUPPORTED
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
@@ -108,7 +109,7 @@ class GTC(GradientSync):
     @override
     def advice(self, optimizer: Optimizer) -> str | None:
         """Adam divides by the size of what it gets, and this is one size for a whole tensor."""
-        if not isinstance(optimizer, (Adam, NAdam, RAdam)):
+        if not isinstance(optimizer, SUPPORTED):
             return None
         return (
             f"GTC with {type(optimizer).__name__}: in short runs of a transformer it learned less "
