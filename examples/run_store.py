@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+
+import torch.distributed as dist
 
 from examples.torchrun import run_module
 
@@ -92,6 +95,24 @@ class RunStore(Generic[SettingsType, ResultType]):
         if self._file.exists():
             for line in self._file.read_text().splitlines():
                 yield self._result(**json.loads(line))
+
+
+def carry_out(
+    run: Callable[[SettingsType], ResultType], settings: Callable[..., SettingsType]
+) -> None:
+    """Do what the argument of a module says that a ``RunStore`` starts. Every rank must call it.
+
+    Args:
+        run: does one run, on all ranks.
+        settings: makes settings of what the argument holds of them.
+
+    """
+    job = json.loads(sys.argv[1])
+    for noted in job["runs"]:
+        result = run(settings(**noted))
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            with Path(job["results"]).open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")  # type: ignore[call-overload]
 
 
 def portable(corpus_args: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,8 @@ line of JSON for each run.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -23,6 +20,7 @@ from examples.language.data_module import Text
 from examples.language.model import LanguageModel
 from examples.language.runs import SYSTEMS, Point, Result, Settings
 from examples.quiet import progress, silence_lightning
+from examples.run_store import carry_out
 from lightning_hier import HierarchicalStrategy
 
 _BITS = "valid/bits_per_byte"
@@ -113,12 +111,7 @@ def _sent(strategy: object) -> tuple[int, int]:
 def main() -> None:
     """Run what the argument says."""
     silence_lightning()
-    job = json.loads(sys.argv[1])
-    for settings in job["runs"]:
-        result = run(Settings(**settings))
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            with Path(job["results"]).open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+    carry_out(run, Settings)
 
 
 if __name__ == "__main__":

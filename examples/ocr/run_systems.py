@@ -8,13 +8,10 @@ start as to train.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -28,7 +25,7 @@ from examples.ocr.decode_lines import DecodeLines
 from examples.ocr.model import DarkNetDBLSTM
 from examples.ocr.panel import LinePanel
 from examples.quiet import progress, silence_lightning
-from examples.run_store import portable
+from examples.run_store import carry_out, portable
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 
 System = Literal["adam", "sync_adam", "corrected", "average"]
@@ -259,12 +256,7 @@ def _sent(strategy: object) -> int:
 def main() -> None:
     """Run what the argument says."""
     silence_lightning()
-    job = json.loads(sys.argv[1])
-    for settings in job["runs"]:
-        result = run(Settings(**settings))
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            with Path(job["results"]).open("a") as file:
-                file.write(json.dumps(asdict(result)) + "\n")
+    carry_out(run, Settings)
 
 
 if __name__ == "__main__":
