@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -249,19 +248,9 @@ def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]
     yield [str(good), "--metric", "c"], ValueError, "no run has logged 'c'; there is a/loss, b"
     yield [str(good), "--names", "x", "y"], ValueError, "2 names for 1 runs"
     yield [str(good), "--out", str(tmp_path / "no" / "p.html")], OSError, "No such file"
-    yield ["--timeline", str(empty)], OSError, r"no rank_\*.json"
 
 
 def test_mistakes_are_said_clearly(tmp_path: Path) -> None:
     for args, error, text in _mistakes(tmp_path):
         with pytest.raises(error, match=text):
             run(args)
-
-
-def test_timelines_become_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(2):
-        event = {"name": "a", "ph": "X", "ts": 1, "dur": 2, "pid": rank, "tid": 1}
-        (tmp_path / f"rank_{rank:05d}.json").write_text("[\n" + json.dumps(event))
-    run(["--timeline", str(tmp_path)])
-    assert len(json.loads((tmp_path / "timeline.json").read_text())) == 2
-    assert "ui.perfetto.dev" in capsys.readouterr().out
