@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.roll_call import RollCall
 from lightning_hier.comm.traffic import Tier, Traffic
 
@@ -56,7 +57,7 @@ class Pending:
 
         """
         begun = time.perf_counter()
-        with self._explaining():
+        with self._explaining(), profiler_range("hier/wait"):
             self._work.wait()
         self._on_waited(time.perf_counter() - begun)
         self._on_done()

@@ -78,7 +78,6 @@ class Communicators:
 
         """
         progress = progress_record()
-        progress.during = traffic.synchronising
         progress.grace_s = min(5.0, timeout.total_seconds() / 2)
         groups = process_groups or ProcessGroups()
         rank = dist.get_rank()

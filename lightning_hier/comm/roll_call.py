@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, cast
 from weakref import ref
 
@@ -59,7 +59,6 @@ class RollCall:
     Attributes:
         number: collectives of all ranks so far; the same on all ranks in the same collective.
         grace_s: see above.
-        during: entered with the name of a collective of all ranks while this rank is in it.
 
     """
 
@@ -80,7 +79,6 @@ class RollCall:
         self._last = "the start of the job"
         self._found: str | None = None
         self.grace_s = grace_s
-        self.during: Callable[[str], AbstractContextManager[None]] = lambda place: nullcontext()
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -93,7 +91,6 @@ class RollCall:
 
         """
         outer = self._place
-        during = self.during(place) if outer is None else nullcontext()
         self._place = outer or place
         self.number += 1
         try:
@@ -101,7 +98,7 @@ class RollCall:
                 self._record("at", self._place)
             except RuntimeError as error:
                 raise PeerError(self._unreachable(error, error)) from error
-            with self.explaining(self._everyone), during:
+            with self.explaining(self._everyone):
                 yield
             self._last = self._place
         finally:

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import islice
 
 from lightning_hier.comm.channel import Pending
+from lightning_hier.comm.profiling import profiler_range
 
 Stages = Generator[Sequence[Pending], None, None]
 """The work of one chunk: starts collectives, yields them, and goes on when they are complete.
@@ -182,7 +183,8 @@ class WorkQueue:
         while self._waiting:
             planned = sum(plan.until(self._step) for plan in self._plans)
             begun = self._waiting[0].begun
-            self._waited += begun.advance(planned - self._waited)
+            with profiler_range("hier/block/overlap"):
+                self._waited += begun.advance(planned - self._waited)
             if not begun.through:
                 return
             self._waiting.popleft()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 Tier = Literal["group", "across"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -40,24 +37,6 @@ class Count:
         )
 
 
-class Observer(Protocol):
-    """Is told what happens, when it is over. Times are ``time.perf_counter()`` of this rank.
-
-    Called by whichever thread completes a message, so it must be quick and safe among threads.
-    """
-
-    def on_message(
-        self, tier: Tier, kind: str, payload_bytes: int, begun_s: float, ended_s: float
-    ) -> None:
-        """A message, or a collective, that was in flight; both times are one where nobody waits."""
-
-    def on_wait(self, tier: Tier, begun_s: float, ended_s: float) -> None:
-        """Training stood still for ranks of ``tier``."""
-
-    def on_synchronisation(self, place: str, begun_s: float, ended_s: float) -> None:
-        """This rank was in a synchronisation, named as in errors: ``the end of a block``, ..."""
-
-
 class Traffic:
     """Counts of one rank, keyed by tier (``group`` or ``across``) and kind (``gradients``, ...)."""
 
@@ -65,7 +44,6 @@ class Traffic:
         """Start at zero."""
         self._counts: defaultdict[tuple[Tier, str], Count] = defaultdict(Count)
         self._waited_s: dict[Tier, float] = dict.fromkeys(TIERS, 0.0)
-        self._observers: tuple[Observer, ...] = ()
         # Collectives that overlap backward are counted by the thread that completes them.
         self._lock = Lock()
 
@@ -87,43 +65,16 @@ class Traffic:
         seconds: float,
     ) -> None:
         """Count one collective or message that is complete now, after ``seconds`` in flight."""
-        whole = round(payload_bytes)
         with self._lock:
             count = self._counts[tier, kind]
-            count.payload_bytes += whole
+            count.payload_bytes += round(payload_bytes)
             count.seconds += seconds
             count.calls += 1
-        if self._observers:
-            ended_s = time.perf_counter()
-            for observer in self._observers:
-                observer.on_message(tier, kind, whole, ended_s - seconds, ended_s)
 
     def add_wait(self, tier: Tier, seconds: float) -> None:
         """Count ``seconds`` until now in which training stood still for ranks of ``tier``."""
         with self._lock:
             self._waited_s[tier] += seconds
-        if self._observers:
-            ended_s = time.perf_counter()
-            for observer in self._observers:
-                observer.on_wait(tier, ended_s - seconds, ended_s)
-
-    @contextmanager
-    def synchronising(self, place: str) -> Iterator[None]:
-        """Tell observers that this rank is in a synchronisation meanwhile; counts nothing."""
-        begun_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            for observer in self._observers:
-                observer.on_synchronisation(place, begun_s, time.perf_counter())
-
-    def attach(self, observer: Observer) -> None:
-        """Tell ``observer`` of what is complete from now on."""
-        self._observers = (*self._observers, observer)
-
-    def detach(self, observer: Observer) -> None:
-        """Tell ``observer`` nothing more; also right where it is not attached."""
-        self._observers = tuple(other for other in self._observers if other is not observer)
 
     def waited_seconds(self, tier: Tier) -> float:
         """Seconds in which training stood still for ranks of ``tier``, computing nothing."""

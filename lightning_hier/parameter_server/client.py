@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import ClientPort, Received
@@ -111,11 +112,12 @@ class Client:
         """
         begun = time.monotonic()
         limit = self._timeout_s if limit_s is None else limit_s
-        while not done():
-            left = begun + limit - time.monotonic()
-            if left <= 0:
-                raise PeerError(f"after {limit:g} s: {missing()}")
-            self.poll(min(_LONGEST_POLL_S, left))
+        with profiler_range("hier/wait"):
+            while not done():
+                left = begun + limit - time.monotonic()
+                if left <= 0:
+                    raise PeerError(f"after {limit:g} s: {missing()}")
+                self.poll(min(_LONGEST_POLL_S, left))
         waited_s = time.monotonic() - begun
         self._on_waited(waited_s)
         return waited_s

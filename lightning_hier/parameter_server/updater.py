@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.hyperparameters import (
     NOT_HYPERPARAMETERS,
     Hyperparameters,
@@ -131,7 +132,8 @@ class Updater:
         try:
             for group, rate in zip(self._copy.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_factor if rate_factor != 1.0 else rate
-            self._copy.step()
+            with profiler_range("hier/parameter_server/update"):
+                self._copy.step()
         finally:
             for group, rate in zip(self._copy.param_groups, rates, strict=True):
                 group["lr"] = rate

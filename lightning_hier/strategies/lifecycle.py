@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from lightning_hier.comm.profiling import profiler_range
+
 
 class ShowsGlobalModel(Protocol):
     """The part of a synchroniser that decides which model the module holds."""
@@ -43,15 +45,18 @@ class GlobalModelLifecycle(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the global model."""
         if not trainer.sanity_checking:
-            self._model.show()
+            with profiler_range("hier/global_model/swap_in"):
+                self._model.show()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show callbacks and the module the global model at an epoch's end."""
-        self._model.show()
+        with profiler_range("hier/global_model/swap_in"):
+            self._model.show()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
-        self._model.finish()
+        with profiler_range("hier/global_model/swap_in"):
+            self._model.finish()
 
 
 def surround_callbacks(

@@ -77,6 +77,9 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
         "_foreach_mul_": "scales many tensors in one call",
         "_foreach_norm": "virtual workers: notes writes into the parameters",
     },
+    "torch.autograd.profiler": {
+        "_is_profiler_enabled": "names ranges in traces only while a profiler runs",
+    },
     "torch.distributed.distributed_c10d": {
         "_get_default_group": "names the world's process group",
         "_get_default_store": "notes how far each rank is, for errors that name ranks",

@@ -62,7 +62,6 @@ class ServerSession:
         world_tier: Tier,
     ) -> None:
         self._ports = ports
-        self._traffic = traffic
         self._rank = rank
         self._world_size = world_size
         leading = MeetingDuty(world_size, ports.server, limit_s=timeout_s)
@@ -148,11 +147,10 @@ class ServerSession:
         """Put the global model into the module. Every rank that is there must call it."""
         if self._shown or self._buffers is None or self._parameters is None:
             return
-        with self._traffic.synchronising("a look at the model"):
-            if not self.settled:
-                self.engine.rendezvous()
-                self._parameters.note()
-            self._buffers.show()
+        if not self.settled:
+            self.engine.rendezvous()
+            self._parameters.note()
+        self._buffers.show()
         self._shown = True
 
     def hide(self) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning_hier.comm.blocks.joining import Joining
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
@@ -71,7 +72,8 @@ class Training:
 
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What ``read`` finds in the module while it holds the global model. A collective."""
-        self.synchroniser.show()
+        with profiler_range("hier/global_model/swap_in"):
+            self.synchroniser.show()
         state = read()
         if self.synchroniser.shown:
             # The module is about to hold the local model again.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plotly.offline import get_plotlyjs
 
 from lightning_hier.cli.report import run
 from tests.cli.logged_runs import Row, training, write_csv, write_events
+from tests.cli.report_page import ReportPage
 
 SETTINGS = {
     "strategy": "bmuf",
@@ -23,54 +23,11 @@ SETTINGS = {
     "ranks_per_group": 1,
     "block_size": 10,
 }
-# Elements of HTML that have no end.
-_VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
-class _Page(HTMLParser):
-    """Reads a page, and checks that elements nest."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.headings: list[str] = []
-        self.figures: list[str] = []
-        self.values: list[dict[str, float]] = []
-        self.lines: list[tuple[str, int]] = []
-        self.texts: list[str] = []
-        self.addresses: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        own = dict(attrs)
-        self.addresses += [v or "" for name, v in attrs if name in ("href", "src")]
-        if tag not in _VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.values.append({})
-        if "data-value" in own:
-            self.values[-1][str(own["data-name"])] = float(str(own["data-value"]))
-        if tag == "svg":
-            self.figures.append(str(own["aria-label"]))
-        if tag == "g" and "data-run" in own:
-            self.lines.append((self.figures[-1], int(str(own["data-run"]))))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None: ...
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if self.open and self.open[-1] in ("h1", "h2"):
-            self.headings.append(data)
-
-
-def _report(out: Path, *args: Any) -> _Page:
+def _report(out: Path, *args: Any) -> ReportPage:
     run([*map(str, args), "--out", str(out)])
-    return _Page(out.read_text())
+    return ReportPage(out.read_text())
 
 
 @pytest.fixture
@@ -110,7 +67,7 @@ def test_page_has_all_runs_and_metrics_and_needs_nothing_else(
     assert {(shares, 0), (shares, 1)} <= set(page.lines)
     assert [n for figure, n in page.lines if figure == "norm of the global update"] == [0]
     assert page.addresses == []
-    assert "http" not in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "page.html").read_text().count(get_plotlyjs()) == 1
 
 
 def test_numbers_are_those_of_the_files(runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -134,6 +91,23 @@ def test_numbers_are_those_of_the_files(runs: tuple[Path, Path], tmp_path: Path)
     assert "0.4321" in said
     assert "20 kB" in said  # 500 bytes a step between groups
     assert {"bmuf", "4 x 1", "block_size", "10", "lr", "0.125"} <= set(page.texts)
+
+
+def test_lines_are_those_of_the_files(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    page = _report(tmp_path / "page.html", runs[0], "--metric", "valid/loss")
+    over_steps, over_time, over_bytes = page.traces[:3]
+    assert over_steps["x"] == [19, 39] and over_steps["y"] == [0.9, 0.4321]
+    assert over_time["x"] == pytest.approx([10, 20])  # half a second a step
+    assert over_bytes["x"] == pytest.approx([10, 20])
+    labels = [layout["xaxis"]["title"]["text"] for layout in page.layouts[:3]]
+    assert labels == ["step", "time (s)", "sent between groups (kB)"]
+
+
+def test_values_far_apart_get_a_logarithmic_axis(tmp_path: Path) -> None:
+    rows = [(step, {"loss": 100.0 ** (1 - step)}) for step in range(3)]
+    page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
+    assert page.layouts[0]["yaxis"]["type"] == "log"
+    assert page.layouts[0]["xaxis"]["type"] == "linear"
 
 
 def test_plots_over_bytes_take_what_a_single_group_sends(
@@ -160,6 +134,7 @@ def test_names_and_metrics_are_the_users(runs: tuple[Path, Path], tmp_path: Path
     )
     assert page.headings[2:4] == ["valid/loss", "train/loss"]
     assert set(names) <= set(page.texts)
+    assert "<two>" not in (tmp_path / "page.html").read_text()
     assert "bmuf/version_0" not in page.texts
 
 
@@ -217,22 +192,35 @@ def test_values_that_are_not_finite_do_not_spoil_a_page(tmp_path: Path) -> None:
     rows = [(step, {"loss": value}) for step, value in enumerate(values)]
     page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
     assert page.lines == [("loss over steps", 0)]
-    assert "nan" not in (tmp_path / "page.html").read_text().lower()
+    assert page.traces[0]["x"] == [0, 2, 4] and page.traces[0]["y"] == [3, 2, 1]
 
 
 def test_long_runs_make_small_pages(tmp_path: Path) -> None:
+    """Beside plotly.js; the ends and the extremes of a line stay."""
     rows = [(step, {"loss": 1.0 + (step * 37 % 11) / 10}) for step in range(5000)]
-    _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
-    assert (tmp_path / "page.html").stat().st_size < 60_000
+    rows[2345][1]["loss"] = 7.0
+    page = _report(tmp_path / "page.html", write_csv(tmp_path / "run", rows))
+    assert (tmp_path / "page.html").stat().st_size - len(get_plotlyjs()) < 60_000
+    assert page.traces[0]["x"][0] == 0 and page.traces[0]["x"][-1] == 4999
+    assert (2345, 7.0) in zip(page.traces[0]["x"], page.traces[0]["y"], strict=True)
 
 
 def test_more_runs_than_colours_can_be_told_apart(tmp_path: Path) -> None:
     folders = [
         write_csv(tmp_path / f"run{n}", [(1, {"loss": 1.0}), (2, {"loss": 0.5})]) for n in range(10)
     ]
-    text = (tmp_path / "page.html").read_text() if _report(tmp_path / "page.html", *folders) else ""
-    assert 'class="run c1"' in text
-    assert 'class="run c1 dash1"' in text
+    page = _report(tmp_path / "page.html", *folders)
+    styles = [(line["line"]["color"], line["line"]["dash"]) for line in page.traces]
+    assert len(set(styles)) == 10
+    assert styles[0][0] == styles[8][0]
+
+
+def test_missing_plotly_is_one_line(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ValueError, match=r"needs plotly: pip install '\.\[cli\]' in the folder"):
+        run([str(runs[0])])
 
 
 def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]]:
@@ -249,19 +237,9 @@ def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]
     yield [str(good), "--metric", "c"], ValueError, "no run has logged 'c'; there is a/loss, b"
     yield [str(good), "--names", "x", "y"], ValueError, "2 names for 1 runs"
     yield [str(good), "--out", str(tmp_path / "no" / "p.html")], OSError, "No such file"
-    yield ["--timeline", str(empty)], OSError, r"no rank_\*.json"
 
 
 def test_mistakes_are_said_clearly(tmp_path: Path) -> None:
     for args, error, text in _mistakes(tmp_path):
         with pytest.raises(error, match=text):
             run(args)
-
-
-def test_timelines_become_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for rank in range(2):
-        event = {"name": "a", "ph": "X", "ts": 1, "dur": 2, "pid": rank, "tid": 1}
-        (tmp_path / f"rank_{rank:05d}.json").write_text("[\n" + json.dumps(event))
-    run(["--timeline", str(tmp_path)])
-    assert len(json.loads((tmp_path / "timeline.json").read_text())) == 2
-    assert "ui.perfetto.dev" in capsys.readouterr().out

@@ -1,14 +1,14 @@
-"""What docs/watching.md shows writes logs, a timeline and a page of them."""
+"""What docs/watching.md shows writes logs, traces and a page of them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from pathlib import Path
 
 import pytest
 
-from lightning_hier.callbacks.timeline import merge_timelines
 from lightning_hier.cli.report import run
 from tests.docs.pages import Page
 from tests.docs.running import run_code
@@ -31,9 +31,10 @@ def test_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (command,) = (block.text for block in page.code(THIS, "bash"))
     run_ranks(_trained, 2, str(tmp_path), code, ranks_per_node=1)
     monkeypatch.chdir(tmp_path)
-    (fit,) = Path("timeline").iterdir()
-    assert len(list(fit.glob("rank_*.json"))) == 2
-    assert merge_timelines(fit).stat().st_size > 1000
+    traces = [json.loads(file.read_text()) for file in Path("traces").iterdir()]
+    assert {trace["distributedInfo"]["rank"] for trace in traces} == {0, 1}
+    for trace in traces:
+        assert "hier/block/models" in {event["name"] for event in trace["traceEvents"]}
     program, name, *args = shlex.split(command)
     assert (program, name) == ("lightning-hier", "report")
     run(args)

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from lightning_hier.comm.traffic import Count, Tier, Traffic
+from lightning_hier.comm.traffic import Count, Traffic
 
 
 def _some_traffic() -> Traffic:
@@ -89,45 +89,3 @@ def test_counts_survive_pickling() -> None:
     traffic = pickle.loads(pickle.dumps(_some_traffic()))
     traffic.add("across", "models", payload_bytes=1, seconds=0.0)
     assert traffic.total("across") == Count(1001, 2.0, 2)
-
-
-class _Told:
-    """An observer that remembers."""
-
-    def __init__(self) -> None:
-        self.messages: list[tuple[str, str, int, float]] = []
-        self.waits: list[tuple[str, float]] = []
-        self.places: list[str] = []
-
-    def on_message(
-        self, tier: Tier, kind: str, payload_bytes: int, begun_s: float, ended_s: float
-    ) -> None:
-        self.messages.append((tier, kind, payload_bytes, ended_s - begun_s))
-
-    def on_wait(self, tier: Tier, begun_s: float, ended_s: float) -> None:
-        self.waits.append((tier, ended_s - begun_s))
-
-    def on_synchronisation(self, place: str, begun_s: float, ended_s: float) -> None:
-        assert ended_s >= begun_s
-        self.places.append(place)
-
-
-def test_observers_are_told_what_is_counted_and_only_while_they_are_attached() -> None:
-    traffic, told = _some_traffic(), _Told()
-    traffic.attach(told)
-    traffic.add("group", "gradients", payload_bytes=100.6, seconds=0.5)
-    traffic.add_wait("across", 0.25)
-    with traffic.synchronising("the end of a block"):
-        pass
-    traffic.detach(told)
-    traffic.add("group", "gradients", payload_bytes=1, seconds=0.5)
-    traffic.add_wait("across", 0.25)
-    assert [message[:3] for message in told.messages] == [("group", "gradients", 101)]
-    assert told.messages[0][3] == pytest.approx(0.5)
-    ((tier, seconds),) = told.waits
-    assert tier == "across"
-    assert seconds == pytest.approx(0.25)
-    assert told.places == ["the end of a block"]
-    assert traffic.waited_seconds("across") == 0.5
-    assert traffic.metrics()["hier/waited_seconds"] == 0.5
-    assert traffic.metrics()["hier/group/waited_seconds"] == 0.0

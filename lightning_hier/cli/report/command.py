@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_hier.callbacks.timeline import merge_timelines
 from lightning_hier.cli.parsing import CommandParser
 from lightning_hier.cli.report.chosen_metrics import choose_metrics, single_values
 from lightning_hier.cli.report.page import page
@@ -32,13 +31,9 @@ def run(args: list[str]) -> None:
 
     """
     asked = _parser().parse_args(args)
-    if not asked.runs and not asked.timeline:
+    if not asked.runs:
         raise ValueError("give the folder of at least one run; --help tells more")
-    if asked.runs:
-        _write_page(asked.runs, Path(asked.out), asked.metric, asked.names)
-    if asked.timeline:
-        merged = merge_timelines(asked.timeline)
-        print(f"wrote {merged}: open it at https://ui.perfetto.dev")
+    _write_page(asked.runs, Path(asked.out), asked.metric, asked.names)
 
 
 def _write_page(
@@ -64,9 +59,4 @@ def _parser() -> CommandParser:
         help="plot these; otherwise losses, error rates and the like",
     )
     parser.add_argument("--names", nargs="+", help="of the runs, in their order")
-    parser.add_argument(
-        "--timeline",
-        metavar="FOLDER",
-        help="also make one file of the ranks' timelines in this folder",
-    )
     return parser

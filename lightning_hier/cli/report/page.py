@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from lightning_hier.cli.report.plots import style_of, svg
+from lightning_hier.cli.report.plots import chip, figure, plotly_js
 from lightning_hier.cli.report.runs import Run
 from lightning_hier.cli.report.sections import Section, sections
 from lightning_hier.cli.report.tables import results, settings
@@ -15,8 +15,7 @@ from lightning_hier.version import __version__
 _NOTE = (
     "Numbers are the last that were logged. Bytes are payload that the rank which logs has sent; "
     "a run in a single group sends all of it inside that group, also between hosts, so plots over "
-    "bytes take that. Time is since training began. A faint line is what was logged, the line "
-    "over it the running mean."
+    "bytes take that. Time is since training began."
 )
 
 
@@ -34,7 +33,8 @@ def page(runs: Sequence[Run], metrics: Sequence[str], only_in_table: Sequence[st
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_asset('page.css')}</style></head>"
+        f"<title>{escape(title)}</title><style>{_asset('page.css')}</style>"
+        f"<script>{plotly_js()}</script></head>"
         f"<body>{''.join(parts)}<script>{_asset('page.js')}</script></body></html>\n"
     )
 
@@ -47,7 +47,7 @@ def _results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
 def _legend(runs: Sequence[Run]) -> str:
     entries = [
         f'<button type="button" data-run="{number}" aria-pressed="true">'
-        f'<span class="chip {style_of(number)}"></span>{escape(run.name)}</button>'
+        f"{chip(number)}{escape(run.name)}</button>"
         for number, run in enumerate(runs)
     ]
     return f'<nav class="legend" aria-label="runs">{"".join(entries)}</nav>'
@@ -55,7 +55,7 @@ def _legend(runs: Sequence[Run]) -> str:
 
 def _section(section: Section) -> str:
     remark = f"<p>{escape(section.remark)}</p>" if section.remark else ""
-    plots = "".join(map(svg, section.plots))
+    plots = "".join(map(figure, section.plots))
     heading = f"<h2>{escape(section.title)}</h2>"
     return f'<section>{heading}{remark}<div class="plots">{plots}</div></section>'
 

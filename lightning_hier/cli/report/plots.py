@@ -1,4 +1,4 @@
-"""Line plots as SVG, in colours that the page's style sheet sets."""
+"""Line plots of runs, drawn by plotly.js in the reader's browser."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any, Literal
 
-from lightning_hier.cli.report.axis import Axis, Form
-from lightning_hier.cli.report.smoothing import smoothed, thinned
-from lightning_hier.cli.report.ticks import short
+from lightning_hier.cli.commands import INSTALL
+from lightning_hier.cli.report.units import Unit, unit_of
 
-COLOURS = 8
-_WIDTH, _HEIGHT = 380.0, 250.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 12.0, 40.0
 Point = tuple[float, float]
+Form = Literal["zero", "free", "log"]
+"""An axis that contains zero, one that is chosen by its values, or a logarithmic one."""
+
+# Legible on a light and on a dark page. Further runs repeat the colours with other dashes.
+_COLOURS = (
+    "#2a86d1", "#e0701f", "#14a37a", "#cf5fa6", "#c9981a", "#7a6fe0", "#dc4a57", "#7d8b99"
+)  # fmt: skip
+_DASHES = (("solid", "solid"), ("dash", "dashed"), ("dot", "dotted"), ("dashdot", "double"))
+_GREY, _GRID, _CLEAR = "#808890", "rgba(128, 136, 144, 0.25)", "rgba(0, 0, 0, 0)"
+# Above this ratio small values are invisible on a linear axis.
+_LOGARITHMIC_FROM = 50.0
+# Each run takes 20 bytes a point, in each plot; a plot is about 400 pixels wide.
+_MOST_POINTS = 1000
+_MARKED_UP_TO = 30
 
 
 @dataclass(frozen=True)
@@ -28,17 +39,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """What to draw.
+    """A plot with a line for each run.
 
     Attributes:
-        title: above it.
+        title: above the plot.
         lines: of the runs that have points.
         x_label: without its unit.
         x_kind: bytes, seconds or anything else.
         y_kind: likewise.
-        x_form: how the axis is divided.
+        x_form: form of the axis.
         y_form: likewise.
-        context: what the title is about, for readers who do not see the page.
+        context: the metric that the title is about, for screen readers.
 
     """
 
@@ -52,23 +63,107 @@ class Plot:
     context: str = ""
 
 
-def svg(plot: Plot) -> str:
-    """The plot, or a note where no run has anything to draw."""
+def plotly_js() -> str:
+    """The source of plotly.js.
+
+    Raises:
+        ValueError: plotly is not installed.
+
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ValueError(f"report needs plotly: {INSTALL}") from error
+    return str(get_plotlyjs())
+
+
+def chip(run: int) -> str:
+    """A short piece of a run's line, for legends and tables."""
+    colour, (_, border) = _style(run)
+    return f'<span class="chip" style="border-top: 3px {border} {colour}"></span>'
+
+
+def figure(plot: Plot) -> str:
+    """The plot as HTML; a note where no run has a point. Needs :func:`plotly_js` in the page."""
     lines = [line for line in (_drawable(line, plot) for line in plot.lines) if line.points]
     if not lines:
-        title = f"<figcaption>{escape(plot.title)}</figcaption>"
-        return f'<figure>{title}<p class="none">nothing logged</p></figure>'
+        return _framed(plot, plot.title, '<p class="none">nothing logged</p>')
     points = [point for line in lines for point in line.points]
-    x = Axis([p[0] for p in points], plot.x_kind, _LEFT, _WIDTH - _RIGHT, form=plot.x_form)
-    y = Axis([p[1] for p in points], plot.y_kind, _HEIGHT - _BOTTOM, _TOP, form=plot.y_form)
-    of = f" ({y.unit.name})" if y.unit.name else ""
-    drawn = [*_grid(x, y, plot.x_label), *(_drawn(line, x, y) for line in lines)]
-    label = f"{plot.context} {plot.title}".strip()
-    return (
-        f"<figure><figcaption>{escape(plot.title + of)}</figcaption>"
-        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" aria-label="{escape(label)}">'
-        f"{''.join(drawn)}</svg></figure>"
+    x, x_axis = _axis([point[0] for point in points], plot.x_kind, plot.x_form)
+    y, y_axis = _axis([point[1] for point in points], plot.y_kind, plot.y_form)
+    x_axis["title"] = {"text": x.labelled(plot.x_label)}
+    layout = {
+        "xaxis": x_axis,
+        "yaxis": y_axis,
+        "font": {"color": _GREY, "size": 11},
+        "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#1c2026"}},
+        "hovermode": "x unified",
+        "margin": {"l": 50, "r": 10, "t": 28, "b": 40},
+        "modebar": {"bgcolor": _CLEAR, "color": _GREY, "remove": ["select", "lasso"]},
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "showlegend": False,  # the page has one for all plots
+        "template": "none",
+    }
+    return _framed(plot, y.labelled(plot.title), _drawn([_trace(o, x, y) for o in lines], layout))
+
+
+def _drawn(traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> str:
+    # The import takes 0.2 s, which the other commands need not pay.
+    from plotly.graph_objects import Figure
+    from plotly.io import to_html
+
+    return str(
+        to_html(
+            Figure(data=traces, layout=layout),
+            # By default a button sends the plot to a server of Plotly.
+            config={"displaylogo": False, "responsive": True, "showSendToCloud": False},
+            include_plotlyjs=False,
+            full_html=False,
+            default_height="280px",
+        )
     )
+
+
+def _framed(plot: Plot, caption: str, inside: str) -> str:
+    label = escape(f"{plot.context} {plot.title}".strip())
+    return (
+        f'<figure aria-label="{label}"><figcaption>{escape(caption)}</figcaption>{inside}</figure>'
+    )
+
+
+def _trace(line: Line, x: Unit, y: Unit) -> dict[str, Any]:
+    colour, (dash, _) = _style(line.run)
+    points = _thinned(line.points)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(points) <= _MARKED_UP_TO else "lines",
+        "name": escape(line.name),
+        "meta": line.run,
+        "x": [point[0] / x.size for point in points],
+        "y": [point[1] / y.size for point in points],
+        "line": {"color": colour, "dash": dash, "width": 1.6},
+        "marker": {"size": 4},
+    }
+
+
+def _style(run: int) -> tuple[str, tuple[str, str]]:
+    """A run's colour, and its dashes in plotly and in CSS."""
+    return _COLOURS[run % len(_COLOURS)], _DASHES[run // len(_COLOURS) % len(_DASHES)]
+
+
+def _axis(values: Sequence[float], kind: str, form: Form) -> tuple[Unit, dict[str, Any]]:
+    low, high = min(values), max(values)
+    log = form == "log" or (form == "free" and low > 0 and high > _LOGARITHMIC_FROM * low)
+    unit = unit_of(kind, math.sqrt(low * high) if log else max(abs(low), abs(high)))
+    return unit, {
+        "type": "log" if log else "linear",
+        "rangemode": "tozero" if form == "zero" else "normal",
+        "gridcolor": _GRID,
+        "zeroline": False,
+        "hoverformat": ".4~g",
+        "automargin": True,
+    }
 
 
 def _drawable(line: Line, plot: Plot) -> Line:
@@ -78,48 +173,14 @@ def _drawable(line: Line, plot: Plot) -> Line:
     return Line(line.run, line.name, points)
 
 
-def _grid(x: Axis, y: Axis, x_label: str) -> list[str]:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    parts = []
-    for tick in y.marks:
-        at = y.mark_place(tick)
-        parts.append(_rule("grid", (_LEFT, at), (right, at)))
-        parts.append(_text("tick y", (_LEFT - 6, at + 3.5), short(tick)))
-    for tick in x.marks:
-        at = x.mark_place(tick)
-        parts.append(_rule("axis", (at, bottom), (at, bottom + 4)))
-        parts.append(_text("tick x", (at, bottom + 16), short(tick)))
-    parts.append(_rule("axis", (_LEFT, bottom), (right, bottom)))
-    label = f"{x_label} ({x.unit.name})" if x.unit.name else x_label
-    parts.append(_text("label", ((_LEFT + right) / 2, _HEIGHT - 6), label))
-    return parts
-
-
-def _rule(kind: str, start: Point, end: Point) -> str:
-    ends = f'x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"'
-    return f'<line class="{kind}" {ends}/>'
-
-
-def _text(kind: str, at: Point, text: str) -> str:
-    return f'<text class="{kind}" x="{at[0]:.1f}" y="{at[1]:.1f}">{escape(text)}</text>'
-
-
-def _drawn(line: Line, x: Axis, y: Axis) -> str:
-    mean = smoothed(line.points)
-    shown = line.points if mean is None else mean
-    faint = "" if mean is None else f'<polyline class="raw" points="{_path(line.points, x, y)}"/>'
-    end = f'cx="{x.place(shown[-1][0]):.1f}" cy="{y.place(shown[-1][1]):.1f}"'
-    return (
-        f'<g class="run {style_of(line.run)}" data-run="{line.run}">'
-        f"<title>{escape(line.name)}</title>{faint}"
-        f'<polyline points="{_path(shown, x, y)}"/><circle {end} r="2.5"/></g>'
-    )
-
-
-def style_of(run: int) -> str:
-    """Classes of a run's lines: a colour, and dashes where the colours have come round."""
-    return f"c{run % COLOURS}" + (f" dash{run // COLOURS % 3}" if run >= COLOURS else "")
-
-
-def _path(points: Sequence[Point], x: Axis, y: Axis) -> str:
-    return " ".join(f"{x.place(a):.1f},{y.place(b):.1f}" for a, b in thinned(points))
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """The lowest and the highest point of each of so many pieces, and the ends."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    pieces = _MOST_POINTS // 2
+    kept = {0, len(points) - 1}
+    for piece in range(pieces):
+        places = range(len(points) * piece // pieces, len(points) * (piece + 1) // pieces)
+        kept.add(min(places, key=lambda place: points[place][1]))
+        kept.add(max(places, key=lambda place: points[place][1]))
+    return [points[place] for place in sorted(kept)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lightning_hier.cli.report.axis import Form
-from lightning_hier.cli.report.plots import Line, Plot, Point
+from lightning_hier.cli.report.plots import Form, Line, Plot, Point
 from lightning_hier.cli.report.runs import Run, Series
 
 _MANY_TIMES = 5.0

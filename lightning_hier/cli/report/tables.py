@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from lightning_hier.cli.report.plots import style_of
+from lightning_hier.cli.report.plots import chip
 from lightning_hier.cli.report.runs import Run, Series
-from lightning_hier.cli.report.ticks import said
+from lightning_hier.cli.report.units import with_unit
 
 _ABSENT = "-"
 _NONE = f"<td>{_ABSENT}</td>"
@@ -24,7 +24,7 @@ def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
     rows = []
     for number, run in enumerate(runs):
         cells = [
-            f'<th scope="row"><span class="chip {style_of(number)}"></span>{escape(run.name)}</th>',
+            f'<th scope="row">{chip(number)}{escape(run.name)}</th>',
             f"<td>{escape(str(run.settings.get('strategy', '-')))}</td>",
             f"<td>{escape(_ranks(run))}</td>",
             _number("steps", "", max(series.steps[-1] for series in run.series.values())),
@@ -78,7 +78,7 @@ def _final(name: str, kind: str, series: Series | None) -> str:
 
 
 def _number(name: str, kind: str, value: float) -> str:
-    text = f"{value:g}" if name == "steps" else said(kind, value)
+    text = f"{value:g}" if name == "steps" else with_unit(kind, value)
     return f'<td data-name="{escape(name)}" data-value="{value!r}">{escape(text)}</td>'
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lightning_hier.comm.profiling import profiler_range
+
 
 class Aside:
     """Copies of tensors that a look changes; all of them in place, to the last bit."""
@@ -36,7 +38,8 @@ class Aside:
         """Put the values back."""
         if self._saved:
             targets = [tensor.detach() for tensor in self._saved]
-            torch._foreach_copy_(targets, list(self._saved.values()))
+            with profiler_range("hier/global_model/swap_back"):
+                torch._foreach_copy_(targets, list(self._saved.values()))
         self.forget()
 
     def forget(self) -> None:

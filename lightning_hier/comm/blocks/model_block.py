@@ -24,6 +24,7 @@ from lightning_hier.comm.blocks.part_settings import PartSettings
 from lightning_hier.comm.blocks.restart import forget_state_
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.profiling import profiler_range
 
 # Agrees with all ranks before anything is sent, on whose models are averaged, from what this rank
 # finds in its local model; raises on every rank what any rank objects to.
@@ -137,8 +138,10 @@ class ModelBlock:
         self._unite_buffers()
         verdict = agree(self._gather())
         first = self._keep_made()
-        self._local_state.collect(verdict)
-        found = [part.synchronise_(verdict) for part in self._parts]
+        with profiler_range("hier/block/optimizer_state"):
+            self._local_state.collect(verdict)
+        with profiler_range("hier/block/models"):
+            found = [part.synchronise_(verdict) for part in self._parts]
         for part in self._parts:
             part.send_off(verdict)
         for tensor, value in zip(self.members.other_buffers, first, strict=True):

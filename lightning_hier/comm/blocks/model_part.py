@@ -15,6 +15,7 @@ from lightning_hier.comm.blocks.health import Reading, Verdict
 from lightning_hier.comm.blocks.part_mean import PartMean
 from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
 from lightning_hier.comm.blocks.share import Chunk, Share
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import StagedWork, Stages
 
 
@@ -217,7 +218,8 @@ class ModelPart:
 
         def work(chunk: Chunk) -> Stages:
             yield from average(chunk)
-            reckon(chunk)
+            with profiler_range("hier/block/outer_step"):
+                reckon(chunk)
             yield from self._share.spread(chunk, carried=carried)
 
         StagedWork(map(work, self._share.chunks())).finish()
@@ -235,6 +237,7 @@ class ModelPart:
             previous = None
             if self._previous is not None:
                 previous = self._previous[inside.start - first : inside.stop - first]
-            self._local_state.advance_(tensor, mean, previous)
+            with profiler_range("hier/block/optimizer_state"):
+                self._local_state.advance_(tensor, mean, previous)
             if previous is not None:
                 previous.copy_(mean)

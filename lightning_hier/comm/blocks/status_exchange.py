@@ -16,6 +16,7 @@ from lightning_hier.comm.blocks.health import (
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 
 
@@ -148,7 +149,8 @@ class StatusExchange:
             self._parameters.digest,
             self._parameters.written,
         )
-        statuses = exchange(own, self._communicators.world, self._communicators.device)
+        with profiler_range("hier/block/status"):
+            statuses = exchange(own, self._communicators.world, self._communicators.device)
         self._parameters.require(statuses)
         self.signalled |= any(status.terminate for status in statuses)
         return statuses

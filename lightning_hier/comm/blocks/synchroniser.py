@@ -24,6 +24,7 @@ from lightning_hier.comm.blocks.status_exchange import StatusExchange
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 
 # Steps between two checks of all ranks where blocks have not begun or there are none.
@@ -89,8 +90,7 @@ class Synchroniser:
         self.local = LocalValues(self.trained, self._models)
         self._aside = self.local.aside
         self.log = BlockLog(len(self._optimizers))
-        self._finished = False
-        self._settled = False
+        self._finished = self._settled = False
         self._agreed = agreed = AgreedParameters(module, self.trained, optimizers, communicators)
         self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers, agreed)
         self._one_model = OneModel(module, self.trained, self.statuses, communicators)
@@ -154,9 +154,8 @@ class Synchroniser:
     def after_step(self, optimizer: int) -> None:
         """Count a step, and end the block if it was the last of it.
 
-        A collective of the world at the end of a block, and of nobody before; in the warm-up
-        ranks meet anyway, and check from time to time that they are in step. After
-        :meth:`settle` a step has no gradients and does not count.
+        A collective of the world at the end of a block, and at every 50th step of the warm-up.
+        Does nothing after :meth:`settle`.
         """
         if self._settled:
             return
@@ -289,7 +288,8 @@ class Synchroniser:
             return
         count.blocks += 1
         block = self._blocks[optimizer]
-        report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
+        with profiler_range("hier/block/synchronisation"):
+            report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
         count.excluded += report.excluded
         if report.restarted:
             self._worker.memory.forget(block.members.parameters)

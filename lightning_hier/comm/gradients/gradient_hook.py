@@ -13,6 +13,7 @@ from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
+from lightning_hier.comm.profiling import profiler_range
 
 Future = torch.futures.Future[Tensor]
 
@@ -68,7 +69,8 @@ class GradientHook:
 
     def reduce(self, bucket: GradientBucket) -> Future:
         """Reduce one bucket."""
-        future = self._reducer.reduce(bucket)
+        with profiler_range("hier/gradients/exchange"):
+            future = self._reducer.reduce(bucket)
         if bucket.is_last:
             self.ready_order.end_step()
             if self._reached is not None:

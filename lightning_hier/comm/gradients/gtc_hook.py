@@ -37,6 +37,7 @@ from lightning_hier.comm.gradients.returned_residuals import (
     ExactWithResiduals,
     ReturnedResiduals,
 )
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import GradientMemory
 
 
@@ -94,7 +95,8 @@ class GTCReducer:
         if bucket.is_first:
             self._open.clear()  # a backward pass that was cut off leaves its buckets behind
             self._returned.begin()
-        begun = self._begin(bucket)
+        with profiler_range("hier/gtc/encode"):
+            begun = self._begin(bucket)
         self._open.append(begun)
         if len(self._open) > 1:
             self._send(self._open[-2])
@@ -205,7 +207,8 @@ class GTCReducer:
             sizes = [flat.numel() for flat in bucket.exact]
             torch._foreach_copy_(bucket.exact, list(bucket.exact_flat.split(sizes)))
         if bucket.payload is not None:
-            bucket.payload.settle(bucket.scale)
+            with profiler_range("hier/gtc/decode"):
+                bucket.payload.settle(bucket.scale)
         for row in bucket.rows:
             for selection in row:
                 self._thresholds.follow(selection, workers=len(bucket.facts))

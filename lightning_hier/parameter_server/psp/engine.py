@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
@@ -86,7 +87,8 @@ class PSPEngine:
         """
         own = self._optimizers[optimizer]
         self._served.check(optimizer, own)
-        self._worker.push(optimizer, hyperparameters(own), time.monotonic())
+        with profiler_range("hier/psp/push"):
+            self._worker.push(optimizer, hyperparameters(own), time.monotonic())
         self._pull(optimizer)
 
     def abstain(self, optimizer: int) -> None:
@@ -135,11 +137,12 @@ class PSPEngine:
         """Nothing to let go of."""
 
     def _pull(self, optimizer: int) -> None:
-        self._worker.counts.waiting_s += self._wait(
-            lambda now: self._worker.is_pulled(optimizer, now),
-            lambda: self._worker.missing(optimizer),
-        )
-        self._worker.pull(optimizer)
+        with profiler_range("hier/psp/pull"):
+            self._worker.counts.waiting_s += self._wait(
+                lambda now: self._worker.is_pulled(optimizer, now),
+                lambda: self._worker.missing(optimizer),
+            )
+            self._worker.pull(optimizer)
 
     def _wait(self, is_over: Callable[[float], bool], missing: Callable[[], str]) -> float:
         # Ranks that are gone, and blocks that came while this one computed, are seen first.

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
@@ -111,7 +112,9 @@ class Device:
         if not self._warming_up:
             # Before the sum: what the master answers with must not be updated by it again.
             self._update(gradients)
-        if not self._accumulator.add(self._buffer, present, self._settings.timeout_s):
+        with profiler_range("hier/two_stage/accumulate"):
+            added = self._accumulator.add(self._buffer, present, self._settings.timeout_s)
+        if not added:
             raise PeerError(self._missing("the node's lock on this device's sum"))
         self.counts.gradients += 1
         self._end_step()
@@ -192,7 +195,8 @@ class Device:
     def _refresh(self) -> None:
         # Read first: a replica that is replaced meanwhile is copied again at the next step.
         self._seen = self._replica.node.installed
-        self._host.write_values(self._replica.weights, by_way_of=self._buffer)
+        with profiler_range("hier/two_stage/refresh"):
+            self._host.write_values(self._replica.weights, by_way_of=self._buffer)
         self._since_refresh = 0
         self.counts.refreshes += 1
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
@@ -121,9 +122,11 @@ class Exchange:
         if self._question is not None:
             self._ask_again(self._question, now)
         elif self._warming_up and self._all_made_step():
-            self._push(now, together=True)
+            with profiler_range("hier/two_stage/push"):
+                self._push(now, together=True)
         elif self._pending() >= self._least():
-            self._push(now, together=False)
+            with profiler_range("hier/two_stage/push"):
+                self._push(now, together=False)
         elif self._all_arrived():
             number = self._replica.node.finals + 1
             self._ask(Message(Kind.ARRIVE, self._block, number), number, now)
@@ -145,7 +148,8 @@ class Exchange:
             return  # the answer to a reminder, after the one to the message itself
         self._question = None
         self._version = message.timestamp
-        self._replica.install(message.payload)
+        with profiler_range("hier/two_stage/pull"):
+            self._replica.install(message.payload)
         if message.kind == Kind.FINAL:
             self._replica.node.finals = question.number
         else:
