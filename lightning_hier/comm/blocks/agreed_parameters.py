@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
@@ -25,9 +25,7 @@ Entries = Mapping[str, str]
 
 
 class AgreedParameters:
-    """Which parameters a rank synchronises, and whether hooks have written into the global model.
-
-    Ranks exchange a digest of the former and the number of the latter in every health report.
+    """Which parameters a rank synchronises. Ranks exchange a digest in every health report.
 
     Args:
         module: that is trained.
@@ -37,8 +35,6 @@ class AgreedParameters:
 
     Attributes:
         digest: of names, shapes, dtypes and optimizers of the synchronised parameters.
-        written: 1 + place of the first parameter of the module that a hook has written into since
-            the last exchange, 0 if there is none.
 
     """
 
@@ -55,7 +51,6 @@ class AgreedParameters:
         self._communicators = communicators
         self._entries: dict[str, str] = {}
         self.digest = 0
-        self.written = 0
         self.note()
 
     def note(self) -> None:
@@ -71,12 +66,6 @@ class AgreedParameters:
         text = json.dumps(sorted(self._entries.items()))
         found = hashlib.sha256(text.encode()).digest()
         self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
-
-    def note_written(self, parameters: Collection[Parameter]) -> None:
-        """Remember that hooks have written into parameters while they were the global model's."""
-        if parameters:
-            places = {own: place for place, own in enumerate(self._module.parameters())}
-            self.written = 1 + min(places[own] for own in parameters)
 
     def admit(self, channel: Channel) -> tuple[bool, bool]:
         """Take in parameters that have become trainable.
@@ -104,12 +93,9 @@ class AgreedParameters:
         """Check what all ranks have reported. A collective of the world where digests differ.
 
         Raises:
-            OutOfStepError: on every rank, if ranks synchronise different parameters, or a hook of
-                some rank has written into a parameter of the global model.
+            OutOfStepError: on every rank, if ranks synchronise different parameters.
 
         """
-        self.written = 0
-        self._require_unwritten([status.written for status in statuses])
         digests = [status.digest for status in statuses]
         if len(set(digests)) == 1:
             return
@@ -118,21 +104,6 @@ class AgreedParameters:
         own = self._entries if digests.index(digests[rank]) == rank else None
         told = gather_json(own, self._communicators.device)
         raise OutOfStepError(_difference([told[digests.index(digest)] for digest in digests]))
-
-    def _require_unwritten(self, written: Sequence[int]) -> None:
-        ranks = [rank for rank, place in enumerate(written) if place]
-        if not ranks:
-            return
-        names = [name for name, _ in self._module.named_parameters()]
-        first = names[written[ranks[0]] - 1]
-        raise OutOfStepError(
-            f"a hook wrote into the trained parameter {first!r} on rank{'s' * (len(ranks) > 1)} "
-            f"{span(ranks)} while the module held the global model (from validation or the end of "
-            "an epoch until the next batch starts): training goes on from the local model, so the "
-            "write would be lost. Write the same on all ranks in on_train_batch_start or "
-            "on_train_batch_end instead (with virtual_workers in training_step), when the module "
-            "holds the local model. Buffers and frozen parameters may be written in any hook."
-        )
 
 
 def _difference(entries: Sequence[Entries]) -> str:

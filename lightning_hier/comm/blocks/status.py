@@ -49,8 +49,7 @@ class Status:
         terminate: whether this rank has received SIGTERM.
         nonfinite: what of the local model can't be averaged, a ``Nonfinite``.
         out_after: if it has no batches left in this epoch, how many it had, else -1.
-        digest: of the parameters that it synchronises, and
-        written: as in :class:`~lightning_hier.comm.blocks.agreed_parameters.AgreedParameters`.
+        digest: of the parameters that it synchronises.
 
     """
 
@@ -62,7 +61,6 @@ class Status:
     nonfinite: int
     out_after: int
     digest: int = 0
-    written: int = 0
 
     @classmethod
     def of_row(cls, row: list[float]) -> Status:

@@ -146,7 +146,6 @@ class StatusExchange:
             int(reading.nonfinite | self._buffers.finding),
             self.out_after,
             self._parameters.digest,
-            self._parameters.written,
         )
         statuses = exchange(own, self._communicators.world, self._communicators.device)
         self._parameters.require(statuses)

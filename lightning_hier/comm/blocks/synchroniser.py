@@ -87,7 +87,7 @@ class Synchroniser:
         )
         self._blocks: list[ModelBlock] | None = None
         self.local = LocalValues(self.trained, self._models)
-        self._aside = self.local.aside
+        self._saved = self.local.saved
         self.log = BlockLog(len(self._optimizers))
         self._finished = False
         self._settled = False
@@ -105,7 +105,7 @@ class Synchroniser:
     @property
     def shown(self) -> bool:
         """Whether the module holds the global model, its local one put aside."""
-        return self._aside.used
+        return self._saved.used
 
     @property
     def blocks(self) -> Sequence[ModelBlock] | None:
@@ -123,7 +123,7 @@ class Synchroniser:
         self._communicators.route.travelling.finish()
         self._blocks = None
         self._models.forget()
-        self._aside.forget()
+        self._saved.forget()
         self._finished = self._settled = False
         self.log.reports.clear()
 
@@ -192,26 +192,18 @@ class Synchroniser:
             self._look(Place.LOOK)
 
     def hide(self) -> None:
-        """Put the local model back, bit for bit. Does nothing where it is not aside for a look.
+        """Put the local model back, bit for bit. Does nothing where it is in the module already.
 
-        Frozen parameters and buffers keep what hooks have written; trained ones must not be.
+        Buffers keep what hooks have written.
+
+        Raises:
+            RuntimeError: a hook has written into a trained parameter.
+
         """
         if not self.shown or self._finished or self._settled:
             return
-        self._agreed.note_written(self.local.keep_written())
-        self._aside.restore()
-
-    def require_unwritten(self) -> None:
-        """Check that no hook has written into trained parameters, before the model is saved.
-
-        A collective of the world where the module holds the global model.
-        """
-        if not self.shown or self._settled:
-            return
-        written = self.local.keep_written()
-        if not self._finished:
-            self._agreed.note_written(written)
-            self.statuses.compare(Place.LOOK)
+        self.local.keep_written_buffers()
+        self._saved.restore()
 
     def finish(self) -> None:
         """End the last, short blocks and leave the global model. A collective of the world.
@@ -227,7 +219,7 @@ class Synchroniser:
 
     def settle(self) -> None:
         """Leave the module as somebody else has put it; only BatchNorm's buffers still move."""
-        self._aside.keep_all()
+        self._saved.keep_all()
         self._settled = True
 
     @torch.inference_mode(False)  # optimizer state that is made here is trained with later
@@ -238,9 +230,10 @@ class Synchroniser:
         new = self._blocks is None and not self.warming
         blocks = self._new_blocks() if new else self._blocks
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
-        aside = self._aside.putting(own or self._buffers.tensors)
+        # After the end of training hooks may write whatever they like.
+        saved = self._saved.overwriting(own or self._buffers.tensors, watch=place != Place.END)
         at = self._communicators.roll_call.at(self.statuses.said(place))
-        with aside, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
+        with saved, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
             # A rank that comes here alone learns so below: the steps of others wait for its part.
             self._communicators.route.travelling.finish()
             if not blocks:
@@ -250,8 +243,6 @@ class Synchroniser:
                 verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
                 if place == Place.END and count.in_block:
                     self.log.excluded_at_end[index] = len(verdict.excluded)
-        # In the warm-up they are not swapped, but what is refused after it is refused in it, too.
-        self._aside.note_shown(self.trained.parameters if self._config else ())
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         self._buffers.reclaim()

@@ -51,6 +51,11 @@ class TrainedTensors:
         own = [one for one in parameters if also_frozen or one in self.parameters]
         return [*own, *self.buffers.tensors]
 
+    def names(self, tensors: Collection[Tensor]) -> list[str]:
+        """Names of the trained parameters among ``tensors``."""
+        own = self.parameters.intersection(tensors)
+        return [name for name, parameter in self._module.named_parameters() if parameter in own]
+
     @property
     def all_admitted(self) -> bool:
         """Whether no parameter of the module is left that has never been trainable."""

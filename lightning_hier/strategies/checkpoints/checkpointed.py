@@ -76,7 +76,7 @@ class CheckpointedStrategy(TieredStrategy):
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
             write_everywhere(lambda: write(checkpoint, filepath, storage_options), self.root_device)
             return
-        session.training.synchroniser.require_unwritten()
+        session.training.synchroniser.local.keep_written_buffers()
         # What callbacks have put into the checkpoint are the tensors that are shown here.
         with session.training.averaged_weights.shown():
             saved = save_run(
@@ -146,7 +146,7 @@ class CheckpointedStrategy(TieredStrategy):
             session.saved_under[str(path)].append(files)
         kinds = self._kinds(session)
         # Where nothing is left to be trained, what the module holds now is what `fit` leaves.
-        with session.training.synchroniser.local.behind_shown():
+        with session.training.synchroniser.local.loading():
             if saved.goes_on(self.worker_layout.sizes, kinds):
                 self._go_on(saved, kinds)
             else:
