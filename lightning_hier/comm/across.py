@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.stages import WorkQueue
+from lightning_hier.comm.stages import OverlapQueue
 from lightning_hier.comm.tiers import RankLayout
 
 
@@ -27,17 +27,17 @@ class AcrossRoute:
             and where there is one model only.
         host: the averaging ranks of this host; None where each is alone on its host, or all are on
             one.
-        lanes: the number of ranks in ``between``, known also where that is None.
-        at_home: whether some host has several of the averaging ranks; the same on all of them.
-        travelling: what is on its way while blocks are trained, of all blocks.
+        inter_host_ranks: the number of ranks in ``between``, known also where that is None.
+        hosts_are_shared: whether some host has several of the averaging ranks.
+        in_flight: what is on its way while blocks are trained, of all blocks.
 
     """
 
     between: Channel | None
     host: Channel | None
-    lanes: int
-    at_home: bool = False
-    travelling: WorkQueue = field(default_factory=WorkQueue, compare=False, repr=False)
+    inter_host_ranks: int
+    hosts_are_shared: bool = False
+    in_flight: OverlapQueue = field(default_factory=OverlapQueue, compare=False, repr=False)
 
 
 def build_route(
@@ -74,8 +74,8 @@ def _build(
     make: Callable[[Sequence[int], str], Channel | None],
 ) -> AcrossRoute | None:
     between = make([team[0] for team in teams], "between_hosts")
-    at_home = [make(team, "on_host") for team in teams if len(team) > 1]
-    host = next((channel for channel in at_home if channel is not None), None)
+    hosts_are_shared = [make(team, "on_host") for team in teams if len(team) > 1]
+    host = next((channel for channel in hosts_are_shared if channel is not None), None)
     if between is None and host is None:
         return None
-    return AcrossRoute(between, host, len(teams), at_home=len(teams) < len(ranks))
+    return AcrossRoute(between, host, len(teams), hosts_are_shared=len(teams) < len(ranks))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 
 _EXACT = (type(None), bool, int, float, str)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_hier.comm.roll_call import RollCall
+from lightning_hier.comm.progress_record import ProgressRecord
 from lightning_hier.comm.traffic import Tier, Traffic
 
 Explaining = Callable[[], AbstractContextManager[None]]
@@ -91,7 +91,7 @@ class Channel:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: RollCall
+        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: ProgressRecord
     ) -> None:
         """Use ``group``, count in ``traffic`` under ``tier``, explain failures by ``progress``."""
         self.group = group

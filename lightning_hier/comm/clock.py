@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 
 _ROUNDS = 16
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lightning_hier.comm.across import AcrossRoute, build_route
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.process_groups import ProcessGroups
-from lightning_hier.comm.roll_call import RollCall, progress_record
+from lightning_hier.comm.progress_record import ProgressRecord, progress_record
 from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
 
@@ -30,7 +30,7 @@ class Communicators:
         world: all ranks, counted as tier ``across``.
         route: how models travel between the ranks of ``across``.
         traffic: what this rank has sent.
-        roll_call: where each rank is, for errors that name missing ranks.
+        progress: where each rank is, for errors that name missing ranks.
         device: where tensors of collectives live.
         models_per_rank: models of different groups that every rank trains in turns.
 
@@ -43,7 +43,7 @@ class Communicators:
     world: Channel
     route: AcrossRoute
     traffic: Traffic
-    roll_call: RollCall
+    progress: ProgressRecord
     device: torch.device
     models_per_rank: int = 1
 
@@ -108,7 +108,7 @@ class Communicators:
             world=channel(dist.distributed_c10d._get_default_group(), world_tier),
             route=route,
             traffic=traffic,
-            roll_call=progress,
+            progress=progress,
             device=device,
             models_per_rank=models_per_rank,
         )

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 
 
 class ProcessGroups:

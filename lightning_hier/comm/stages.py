@@ -20,14 +20,14 @@ collective takes long, an empty list before it leaves it a round more.
 
 
 class Due(tuple[Pending, ...]):
-    """Collectives, yielded at the same stage on all ranks, whose end a :class:`WorkQueue` plans.
+    """Collectives, yielded at the same stage on all ranks, whose end a :class:`OverlapQueue` plans.
 
     It waits for them at a step that follows from the number of steps alone. Others, in lists, it
     waits for as soon as their turn comes.
     """
 
 
-class StagedWork:
+class Pipeline:
     """Chunks that go through their stages in rounds; every round begins new ones.
 
     In a round each chunk on its way goes on by one stage, the youngest first: what keeps the
@@ -96,17 +96,17 @@ class StagedWork:
             self._round.extend(older)
 
 
-class QueuedWork:
-    """Work in a :class:`WorkQueue`; begun when its turn comes."""
+class QueuedPipeline:
+    """Work in a :class:`OverlapQueue`; begun when its turn comes."""
 
     def __init__(self, chunks: Iterable[Stages], at_once: int) -> None:
         self._chunks = chunks
         self._at_once = at_once
 
     @cached_property
-    def begun(self) -> StagedWork:
+    def begun(self) -> Pipeline:
         """The work, with its first stages begun."""
-        return StagedWork(self._chunks, at_once=self._at_once)
+        return Pipeline(self._chunks, at_once=self._at_once)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Plan:
         return self.due * min(step - self.begin, self.steps) // self.steps
 
 
-class WorkQueue:
+class OverlapQueue:
     """Work that goes on at the steps of training, and shares its process groups.
 
     A piece of work begins when all before it are through. How far it goes at a step follows from
@@ -134,22 +134,24 @@ class WorkQueue:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[QueuedWork] = deque()
+        self._waiting: deque[QueuedPipeline] = deque()
         self._begin_anew()
 
-    def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> QueuedWork:
-        """Add work, as :class:`StagedWork` takes it, and start what waits for nothing planned.
+    def add(
+        self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int
+    ) -> QueuedPipeline:
+        """Add work, as :class:`Pipeline` takes it, and start what waits for nothing planned.
 
         Every rank of the groups must add the same, in the same order, at the same step.
 
         Args:
             chunks: the work.
-            at_once: as in :class:`StagedWork`.
+            at_once: as in :class:`Pipeline`.
             due: how many :class:`Due` all chunks yield.
             steps: over how many steps they are spread evenly.
 
         """
-        work = QueuedWork(chunks, at_once)
+        work = QueuedPipeline(chunks, at_once)
         self._waiting.append(work)
         self._plans.append(_Plan(due, steps, self._step))
         self._go_on()
@@ -165,7 +167,7 @@ class WorkQueue:
         self._step += 1
         self._go_on()
 
-    def finish(self, last: QueuedWork | None = None) -> None:
+    def finish(self, last: QueuedPipeline | None = None) -> None:
         """Wait until all work up to ``last``, or all that there is, is through.
 
         Raises:

@@ -26,7 +26,7 @@ def workers_per_group(group_size: GroupSize, per_host: int, in_all: int) -> int:
 
 
 @dataclass(frozen=True)
-class Casting:
+class WorkerLayout:
     """How the workers of groups are played by ranks, each by one, in order.
 
     Attributes:

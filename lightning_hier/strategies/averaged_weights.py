@@ -120,7 +120,7 @@ class AveragedWeights(Callback):
             if tensors:
                 place = "a look at averaged weights"
                 finite = all(self._is_finite(averaged) for averaged in models)
-                with self._communicators.roll_call.at(place), torch.no_grad():
+                with self._communicators.progress.at(place), torch.no_grad():
                     _average_(tensors, self._communicators, takes_part=finite)
                 if not finite:
                     self._own.save(tensors)

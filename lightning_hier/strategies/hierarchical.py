@@ -125,7 +125,7 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def _problem(self) -> str | None:
-        return combination_problem(self, self._casting) or checks.layout_problem(
+        return combination_problem(self, self._worker_counts) or checks.layout_problem(
             self._group_size(), self._all_workers, self.block_sync
         )
 

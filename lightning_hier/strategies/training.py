@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.joining import Joining
-from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.averaged_weights import AveragedWeights
@@ -43,7 +43,7 @@ class Training:
     communicators: Communicators
     worker: Worker
     played: Played
-    synchroniser: Synchroniser
+    synchroniser: BlockSynchroniser
     termination: QuietTermination
     raw_steps: RawSteps
     state: RunState
@@ -61,7 +61,7 @@ class Training:
 
     def agree_on_signal(self) -> None:
         """If all ranks have learnt of a signal, learn which. A collective of the world then."""
-        if self.synchroniser.statuses.take_signal():
+        if self.synchroniser.health.take_signal():
             self.termination.agree(self.communicators.device)
 
     def obey_signal(self) -> None:
@@ -90,10 +90,10 @@ class Training:
 
         """
         synchroniser = self.synchroniser
-        statuses = synchroniser.statuses
-        joining = Joining(self.communicators, self.worker, statuses, synchroniser.end_block)
+        health = synchroniser.health
+        joining = Joining(self.communicators, self.worker, health, synchroniser.end_block)
         return [
-            EndOfData(statuses, joining if join else None, self.obey_signal),
+            EndOfData(health, joining if join else None, self.obey_signal),
             EpochWithoutSteps(synchroniser),
             GlobalModelLifecycle(synchroniser),
             self.averaged_weights,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_hier import ModelAveraging
-from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
 
@@ -32,9 +32,9 @@ def _counts() -> list[int]:
     """What a buffer that is kept equal holds after a block, and after a look."""
     groups = dist.get_rank() // 2
 
-    def without_the_first(reading: Reading) -> Verdict:
-        verdict = agree(reading, groups=1)
-        return replace(verdict, excluded=(0,), takes_part=groups == 1, first=1)
+    def without_the_first(reading: ModelHealth) -> Participation:
+        participation = agree(reading, groups=1)
+        return replace(participation, excluded=(0,), takes_part=groups == 1, first=1)
 
     found = []
     for looks in (False, True):

@@ -47,7 +47,7 @@ def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> N
 
         route: Any = build_route(layout, host_of, make)
         made.append(own)
-        assert route.lanes == 2
+        assert route.inter_host_ranks == 2
         peers = layout.members(1, rank)
         home = tuple(other for other in peers if host_of[other] == host_of[rank])
         assert route.host == (home if len(home) > 1 else None)

@@ -18,7 +18,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
-from lightning_hier.comm.blocks.health import Verdict
+from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
 
@@ -137,12 +137,12 @@ class AdamMoments(LocalState):
         taken.round_()
         self._taken = taken if first else self._taken.add_(taken)
 
-    def collect(self, verdict: Verdict) -> None:
+    def collect(self, participation: Participation) -> None:
         """Start to add up the steps that the healthy groups have taken."""
-        self._models = verdict.healthy
+        self._models = participation.healthy
         if not self._steps:
             return
-        if not verdict.takes_part:
+        if not participation.takes_part:
             self._taken.zero_()
         self._exchange = self._across.all_reduce_(self._taken, "steps")
 

@@ -11,8 +11,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.blocks.health_report import HealthReport, OutOfStepError, span
 from lightning_hier.comm.blocks.members import optimizer_parameters
-from lightning_hier.comm.blocks.status import OutOfStepError, Status, span
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
@@ -89,7 +89,7 @@ class AgreedParameters:
         channel.all_gather(digests, own, "status").wait()
         return bool((digests == own).all())
 
-    def require(self, statuses: Sequence[Status]) -> None:
+    def require(self, statuses: Sequence[HealthReport]) -> None:
         """Check what all ranks have reported. A collective of the world where digests differ.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Coder, Coder, Int8Coder
+from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Codec, Codec, Int8Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages
@@ -17,16 +17,16 @@ AcrossDtype = Literal["same", "bfloat16", "int8"]
 """In what form models travel between groups."""
 
 _KIND = "models"
-_AT_HOME = "models_on_host"
+_ON_HOST = "models_on_host"
 
 _STAGES = 6
 
 
-def make_coder(across_dtype: AcrossDtype, dtype: torch.dtype) -> Coder | None:
+def make_codec(across_dtype: AcrossDtype, dtype: torch.dtype) -> Codec | None:
     """What shortens the update of a model; None sends it as it is, as all that is not real."""
     if not dtype.is_floating_point:
         return None
-    return {"same": None, "bfloat16": BFloat16Coder(), "int8": Int8Coder()}[across_dtype]
+    return {"same": None, "bfloat16": BFloat16Codec(), "int8": Int8Codec()}[across_dtype]
 
 
 class Averaging:
@@ -44,12 +44,12 @@ class Averaging:
     def __init__(self, route: AcrossRoute) -> None:
         self._route = route
 
-    def due(self, coder: Coder | None) -> int:
+    def due(self, codec: Codec | None) -> int:
         """How many :class:`~lightning_hier.comm.stages.Due` a chunk yields, in a form or exactly.
 
         What goes between hosts, and what comes back from there to the other ranks of a host.
         """
-        return (1 if coder is None else 2) + self._route.at_home
+        return (1 if codec is None else 2) + self._route.hosts_are_shared
 
     def exact(self, piece: Tensor) -> Stages:
         """Sum ``piece`` over the groups, in place. A collective of the ranks that average."""
@@ -57,7 +57,7 @@ class Averaging:
             yield from _nothing()
             return
         route = self._route
-        yield [route.host.reduce_(piece, _AT_HOME)] if route.host else []
+        yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
         sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
         yield []
         yield Due(sent)
@@ -67,11 +67,11 @@ class Averaging:
 
     def _come_home(self, piece: Tensor) -> Sequence[Pending]:
         host = self._route.host
-        started = [host.broadcast_(piece, _AT_HOME)] if host else []
-        return Due(started) if self._route.at_home else started
+        started = [host.broadcast_(piece, _ON_HOST)] if host else []
+        return Due(started) if self._route.hosts_are_shared else started
 
     def coded(
-        self, piece: Tensor, coder: Coder, leftover: Leftover | None, *, weight: float = 1.0
+        self, piece: Tensor, codec: Codec, error: ChunkError | None, *, weight: float = 1.0
     ) -> Stages:
         """Sum ``piece`` over the groups, in place, in a short form and up to what is left over.
 
@@ -82,8 +82,8 @@ class Averaging:
 
         Args:
             piece: 1-D.
-            coder: the short form.
-            leftover: what earlier sums have left over here of this piece; added, and replaced by
+            codec: the short form.
+            error: what earlier sums have left over here of this piece; added, and replaced by
                 what this sum leaves over. None keeps nothing.
             weight: by which every summand is multiplied.
 
@@ -92,18 +92,18 @@ class Averaging:
             yield from _nothing()
             return
         host, between = self._route.host, self._route.between
-        yield [host.reduce_(piece, _AT_HOME)] if host else []
+        yield [host.reduce_(piece, _ON_HOST)] if host else []
         if between is None and host is None:
             piece.mul_(weight)
         if between is None:
             yield from ([], Due(), [], Due())
         else:
-            leftover = leftover or Leftover.nothing(piece, between.size)
-            yield from _coded_between(piece, coder, leftover, between, weight)
+            error = error or ChunkError.nothing(piece, between.size)
+            yield from _coded_between(piece, codec, error, between, weight)
         yield self._come_home(piece)
 
 
-class Leftover:
+class ChunkError:
     """What rounding has left over of one piece: of what this rank sends, and of what it sums up."""
 
     def __init__(self, own: Tensor, sums: Tensor) -> None:
@@ -112,39 +112,39 @@ class Leftover:
         self.sums = sums
 
     @classmethod
-    def nothing(cls, piece: Tensor, lanes: int) -> Leftover:
+    def nothing(cls, piece: Tensor, inter_host_ranks: int) -> ChunkError:
         """Where a first sum of such a piece begins."""
-        each = shard_length(piece.numel(), lanes)
-        own = piece.new_zeros((lanes + 1) * each, dtype=wide(piece.dtype))
-        return cls(own[: lanes * each], own[lanes * each :])
+        each = shard_length(piece.numel(), inter_host_ranks)
+        own = piece.new_zeros((inter_host_ranks + 1) * each, dtype=wide(piece.dtype))
+        return cls(own[: inter_host_ranks * each], own[inter_host_ranks * each :])
 
 
 def _coded_between(
-    piece: Tensor, coder: Coder, leftover: Leftover, between: Channel, weight: float
+    piece: Tensor, codec: Codec, error: ChunkError, between: Channel, weight: float
 ) -> Stages:
-    each = len(leftover.sums)
-    shape = (between.size, coder.bytes_for(each))
+    each = len(error.sums)
+    shape = (between.size, codec.bytes_for(each))
     sent, received = (torch.empty(shape, dtype=torch.uint8, device=piece.device) for _ in range(2))
-    for number, (values, row) in enumerate(zip(leftover.own.split(each), sent, strict=True)):
+    for number, (values, row) in enumerate(zip(error.own.split(each), sent, strict=True)):
         summand = piece[number * each : (number + 1) * each]
-        coder.encode_(values, row, plus=summand, weight=weight)
+        codec.encode_(values, row, plus=summand, weight=weight)
     first = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
     yield []
     yield Due([first])
     for row in received:
-        coder.decode(row, leftover.sums, add=True)
-    coder.encode_(leftover.sums, sent[0])
+        codec.decode(row, error.sums, add=True)
+    codec.encode_(error.sums, sent[0])
     second = between.all_gather(received.view(-1), sent[0], _KIND)
     yield []
     yield Due([second])
-    direct = piece.dtype == leftover.sums.dtype
-    spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=leftover.sums.dtype)
+    direct = piece.dtype == error.sums.dtype
+    spare = torch.empty(0 if direct and len(piece) % each == 0 else each, dtype=error.sums.dtype)
     spare = spare.to(piece.device)
     for values, row in zip(piece.split(each), received, strict=False):
         if direct and len(values) == each:
-            coder.decode(row, values)
+            codec.decode(row, values)
         else:
-            coder.decode(row, spare)
+            codec.decode(row, spare)
             values.copy_(spare[: len(values)])
 
 
@@ -153,9 +153,9 @@ def _nothing() -> Stages:
         yield []
 
 
-def shard_length(numel: int, lanes: int) -> int:
+def shard_length(numel: int, inter_host_ranks: int) -> int:
     """Elements of a shard when ``numel`` are divided among so many ranks, in whole blocks."""
-    return -(-numel // (lanes * BLOCK)) * BLOCK
+    return -(-numel // (inter_host_ranks * BLOCK)) * BLOCK
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

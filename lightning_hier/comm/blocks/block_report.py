@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_hier.comm.blocks.health import NonFiniteModelError, Verdict
-from lightning_hier.comm.blocks.part_settings import Squares
+from lightning_hier.comm.blocks.bucket_settings import Norms
+from lightning_hier.comm.blocks.health import NonFiniteModelError, Participation
 from lightning_hier.comm.communicators import Communicators
 
 
@@ -34,13 +34,13 @@ class BlockReport:
 
     @classmethod
     def of(
-        cls, found: Sequence[Squares], verdict: Verdict, communicators: Communicators
+        cls, found: Sequence[Norms], participation: Participation, communicators: Communicators
     ) -> BlockReport:
         """Put together what the ranks of a group have found. A collective of the group.
 
         Args:
             found: by this rank, in its share of each part of the model.
-            verdict: whose models were averaged.
+            participation: whose models were averaged.
             communicators: channels of this rank.
 
         Raises:
@@ -62,6 +62,6 @@ class BlockReport:
         return cls(
             update_norm=update**0.5,
             model_distance=max(apart, 0.0) ** 0.5,
-            excluded=len(verdict.excluded),
-            restarted=not verdict.takes_part,
+            excluded=len(participation.excluded),
+            restarted=not participation.takes_part,
         )

@@ -190,8 +190,9 @@ class ModelAveraging(LocalMomentumSync):
             leaves over is kept and sent along the next time (error feedback). Averaged buffers
             always travel as they are.
         overlap: True has the mean travel while the next block is trained, spread evenly over its
-            steps; it is applied one block late, and what was made meanwhile is kept
-            (:class:`~lightning_hier.comm.blocks.overlapped_part.OverlappedPart` has the equations).
+            steps; it is applied one block late, and what was made meanwhile is kept. The
+            equations are those of
+            :class:`~lightning_hier.comm.blocks.overlapped_bucket.OverlappedBucket`.
 
     Raises:
         ValueError: a value outside its range.

@@ -11,7 +11,7 @@ from typing import Literal
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.blocks.status import Place, Status, span
+from lightning_hier.comm.blocks.health_report import HealthReport, SyncPoint, span
 from lightning_hier.comm.tiers import RankLayout
 
 OnNonfinite = Literal["error", "exclude"]
@@ -47,7 +47,7 @@ class Nonfinite(IntFlag):
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelHealth:
     """What a rank finds in its local model.
 
     Attributes:
@@ -60,7 +60,7 @@ class Reading:
     nonfinite: Nonfinite = Nonfinite.NOTHING
 
     @classmethod
-    def of_squares(cls, parameters: float, buffers: float, optimizer: float) -> Reading:
+    def of_squares(cls, parameters: float, buffers: float, optimizer: float) -> ModelHealth:
         """From the sums of the squares of the three, which are NaN or inf where a value is."""
         finite = map(math.isfinite, (parameters, buffers, optimizer))
         return cls(parameters + buffers, _flags(finite))
@@ -68,18 +68,18 @@ class Reading:
     @classmethod
     def of_tensors(
         cls, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Iterable[Tensor]
-    ) -> Reading:
+    ) -> ModelHealth:
         """By looking at all values, without their squares."""
         kinds = (parameters, buffers, optimizer)
         return cls(nonfinite=_flags(all(all_finite(t.detach()) for t in own) for own in kinds))
 
-    def __add__(self, other: Reading) -> Reading:
+    def __add__(self, other: ModelHealth) -> ModelHealth:
         """Of both."""
-        return Reading(self.squares + other.squares, self.nonfinite | other.nonfinite)
+        return ModelHealth(self.squares + other.squares, self.nonfinite | other.nonfinite)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Participation:
     """What all ranks know before any model is sent.
 
     Attributes:
@@ -99,13 +99,13 @@ class Verdict:
 
 
 def judge(
-    statuses: Sequence[Status],
+    statuses: Sequence[HealthReport],
     layout: RankLayout,
     rank: int,
     on_nonfinite: OnNonfinite,
     *,
     models_per_rank: int = 1,
-) -> Verdict:
+) -> Participation:
     """Find the groups whose models may be averaged. The same on every rank; no communication.
 
     A group is sick as a whole: its ranks train one model.
@@ -137,10 +137,10 @@ def judge(
         if group not in sick
     )
     first = min(set(group_of) - sick)
-    return Verdict(squares, healthy, tuple(sorted(sick)), group_of[rank] not in sick, first)
+    return Participation(squares, healthy, tuple(sorted(sick)), group_of[rank] not in sick, first)
 
 
-def require_finite(statuses: Sequence[Status]) -> None:
+def require_finite(statuses: Sequence[HealthReport]) -> None:
     """Check the model where all ranks train one. The same on every rank; no communication.
 
     Raises:
@@ -151,32 +151,34 @@ def require_finite(statuses: Sequence[Status]) -> None:
         raise NonFiniteModelError(f"{_finding(statuses)}, and all ranks train it. {_ADVICE}")
 
 
-def exclusion(statuses: Sequence[Status], layout: RankLayout, verdict: Verdict) -> str:
+def exclusion(
+    statuses: Sequence[HealthReport], layout: RankLayout, participation: Participation
+) -> str:
     """What to warn of where groups are left out."""
-    place = Place(statuses[0].place)
+    place = SyncPoint(statuses[0].place)
     said = " and ".join(
         f"group {group} (rank{'s' * (layout.sizes[0] > 1)} "
         f"{span([r for r in range(layout.world_size) if layout.coordinates(r)[1] == group])})"
-        for group in verdict.excluded
+        for group in participation.excluded
     )
     then = (
         " Such a group starts the next block from the global model, its optimizer and residuals "
         "anew."
-        if place == Place.BLOCK
+        if place == SyncPoint.BLOCK
         else ""
     )
-    left = "were" if len(verdict.excluded) > 1 else "was"
+    left = "were" if len(participation.excluded) > 1 else "was"
     return (
         f"At {place.text}, after {statuses[0].steps} steps, {said} {left} left out of the mean of "
         f"the models: {_finding(statuses)}.{then}"
     )
 
 
-def _sick(statuses: Sequence[Status]) -> list[int]:
+def _sick(statuses: Sequence[HealthReport]) -> list[int]:
     return [rank for rank, status in enumerate(statuses) if status.nonfinite]
 
 
-def _finding(statuses: Sequence[Status]) -> str:
+def _finding(statuses: Sequence[HealthReport]) -> str:
     ranks, found = _sick(statuses), Nonfinite.NOTHING
     for rank in ranks:
         found |= Nonfinite(statuses[rank].nonfinite)

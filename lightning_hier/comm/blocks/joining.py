@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_hier.comm.blocks.status import OutOfStepError, Place, span
-from lightning_hier.comm.blocks.status_exchange import StatusExchange
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.health_report import OutOfStepError, SyncPoint, span
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
@@ -24,7 +24,7 @@ class Joining:
     Args:
         communicators: channels of this rank.
         worker: counts of the worker that this rank plays.
-        statuses: of this rank.
+        health: of this rank.
         synchronise: ends the block of an optimizer; a collective of the world.
 
     """
@@ -33,12 +33,12 @@ class Joining:
         self,
         communicators: Communicators,
         worker: Worker,
-        statuses: StatusExchange,
+        health: HealthExchange,
         synchronise: Callable[[int], None],
     ) -> None:
         self._communicators = communicators
         self._worker = worker
-        self._statuses = statuses
+        self._health = health
         self._synchronise = synchronise
 
     def run(self) -> bool:
@@ -52,12 +52,12 @@ class Joining:
                 a rank has had no batch at all.
 
         """
-        while not self._statuses.signalled:
-            place = f"{Place.OUT.text}, after {self._statuses.out_after}"
-            with self._communicators.roll_call.at(place):
+        while not self._health.signalled:
+            place = f"{SyncPoint.OUT_OF_DATA.text}, after {self._health.out_after}"
+            with self._communicators.progress.at(place):
                 # The steps of others wait for this rank's part in it.
-                self._communicators.route.travelling.finish()
-                others = self._statuses.meet_at_end()
+                self._communicators.route.in_flight.finish()
+                others = self._health.meet_at_end()
                 if others is None:
                     self._count_like_the_longest()
                     return True
@@ -69,7 +69,7 @@ class Joining:
         """Count the steps of the rank that has taken most, since the last synchronisation too."""
         counts, world = self._worker.steps, self._communicators.world
         own = torch.tensor(
-            [self._statuses.out_after, *(count.total for count in counts)],
+            [self._health.out_after, *(count.total for count in counts)],
             device=self._communicators.device,
         )
         rows = own.new_empty(world.size * own.numel())

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.away_optimizer import AwayOptimizer, GroupChanges
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.saved_optimizer import GroupChanges, SavedOptimizer
 
 
 @dataclass
@@ -21,7 +21,7 @@ class _Away:
 
     values: dict[Tensor, Tensor]
     gradients: dict[Parameter, Tensor | None]
-    optimizers: list[AwayOptimizer]
+    optimizers: list[SavedOptimizer]
 
 
 class LocalModels:
@@ -146,7 +146,7 @@ class LocalModels:
         return _Away(
             {own: own.data for own in tensors},
             {own: own.grad for own in self._parameters},
-            [AwayOptimizer.of(optimizer) for optimizer in self._optimizers],
+            [SavedOptimizer.of(optimizer) for optimizer in self._optimizers],
         )
 
     def _put_back(self, away: _Away) -> None:

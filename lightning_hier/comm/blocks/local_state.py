@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer, RMSprop
 
-from lightning_hier.comm.blocks.health import Verdict
+from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.members import optimizer_parameters
 
 
@@ -40,11 +40,11 @@ class LocalState:
 
         """
 
-    def collect(self, verdict: Verdict) -> None:
+    def collect(self, participation: Participation) -> None:
         """Prepare, before the model is sent. May start collectives of tier ``across``.
 
         Args:
-            verdict: whose models, with the state that travels along, are averaged.
+            participation: whose models, with the state that travels along, are averaged.
 
         """
 

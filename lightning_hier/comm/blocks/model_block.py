@@ -13,21 +13,21 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.carriers import Carrier
-from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.bucket_settings import BucketSettings
+from lightning_hier.comm.blocks.dtype_bucket import DtypeBucket
+from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.members import Members
-from lightning_hier.comm.blocks.model_part import ModelPart
-from lightning_hier.comm.blocks.overlapped_part import OverlappedPart
-from lightning_hier.comm.blocks.part_settings import PartSettings
+from lightning_hier.comm.blocks.overlapped_bucket import OverlappedBucket
 from lightning_hier.comm.blocks.restart import forget_state_
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
 
 # Agrees with all ranks before anything is sent, on whose models are averaged, from what this rank
 # finds in its local model; raises on every rank what any rank objects to.
-Agreement = Callable[[Reading], Verdict]
+Agreement = Callable[[ModelHealth], Participation]
 
 Counts = Mapping[Parameter, list[float]]
 
@@ -46,7 +46,7 @@ class ModelBlock:
         optimizer: Optimizer,
         *,
         config: BlockSync,
-        carrier: Carrier,
+        placement: ShardPlacement,
         communicators: Communicators,
         models: LocalModels,
     ) -> None:
@@ -55,7 +55,7 @@ class ModelBlock:
         self.members = members
         self._optimizer = optimizer
         self._config = config
-        self._carrier = carrier
+        self._placement = placement
         self._communicators = communicators
         averaged_models = communicators.models
         # One model is not averaged with anything: its optimizer is left alone.
@@ -67,17 +67,17 @@ class ModelBlock:
         filtered = by_dtype(members.parameters)
         averaged = by_dtype(members.float_buffers)
         carried = by_dtype(self._local_state.carried)
-        settings = PartSettings(
+        settings = BucketSettings(
             local_state=self._local_state,
             block_filter=config.filter_for(averaged_models),
-            carrier=carrier,
+            placement=placement,
             route=communicators.route,
             # Nor is it sent anywhere, so nothing shortens it.
             across_dtype=config.across_dtype if averaged_models > 1 else "same",
             models=models,
             block_size=config.steps,
         )
-        kind = OverlappedPart if config.overlap and averaged_models > 1 else ModelPart
+        kind = OverlappedBucket if config.overlap and averaged_models > 1 else DtypeBucket
         self._parts = [
             kind(filtered.get(dtype, []), averaged.get(dtype, []), carried.get(dtype, []), settings)
             for dtype in sorted({*filtered, *averaged, *carried}, key=str)
@@ -135,23 +135,23 @@ class ModelBlock:
         that is left out of the mean gets the same, and fresh state where none is carried.
         """
         self._unite_buffers()
-        verdict = agree(self._gather())
-        first = self._keep_made()
-        self._local_state.collect(verdict)
-        found = [part.synchronise_(verdict) for part in self._parts]
+        participation = agree(self._gather())
+        first = self._keep_local_updates()
+        self._local_state.collect(participation)
+        found = [part.synchronise_(participation) for part in self._parts]
         for part in self._parts:
-            part.send_off(verdict)
+            part.send_off(participation)
         for tensor, value in zip(self.members.other_buffers, first, strict=True):
             tensor.copy_(value)
-        self._equalise_other_buffers(verdict)
+        self._equalise_other_buffers(participation)
         self._hand_to_others()
         for _ in self._models.each():
-            if not verdict.takes_part:
+            if not participation.takes_part:
                 forget_state_(self._optimizer, self.members.parameters, self._local_state.carried)
             self._local_state.finish()
-        return BlockReport.of(found, verdict, self._communicators)
+        return BlockReport.of(found, participation, self._communicators)
 
-    def look(self, agree: Agreement, *, pending: bool) -> Verdict:
+    def look(self, agree: Agreement, *, pending: bool) -> Participation:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
 
         Args:
@@ -162,11 +162,11 @@ class ModelBlock:
         """
         # Buffers move with every forward pass, be it one of a step or not: they are always pending.
         self._unite_buffers()
-        verdict = agree(self._gather())
+        participation = agree(self._gather())
         for part in self._parts:
-            part.look_(verdict, pending=pending)
-        self._equalise_other_buffers(verdict)
-        return verdict
+            part.look_(participation, pending=pending)
+        self._equalise_other_buffers(participation)
+        return participation
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -174,7 +174,7 @@ class ModelBlock:
 
         The state is handed over through the tensors themselves: W, and into the optimizer's state
         what it was when the block began, are written and read by the new block, then Delta and its
-        like; at last they get their local values back. Leftovers of short forms are given up. A
+        like; at last they get their local values back. ErrorFeedback of short forms are given up. A
         collective of the group.
 
         Raises:
@@ -188,14 +188,14 @@ class ModelBlock:
                 "for each worker"
             )
         saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.optimizer_tensors]]
-        self._communicators.route.travelling.finish()
+        self._communicators.route.in_flight.finish()
         for part in self._parts:
             part.recall_()
         block = ModelBlock(
             members,
             self._optimizer,
             config=self._config,
-            carrier=self._carrier,
+            placement=self._placement,
             communicators=self._communicators,
             models=self._models,
         )
@@ -215,26 +215,28 @@ class ModelBlock:
             tensor.copy_(local)
         return block
 
-    def _gather(self) -> Reading:
+    def _gather(self) -> ModelHealth:
         """Put this rank's share into the transfer buffers; tell how the whole model is."""
-        reading = Reading()
+        reading = ModelHealth()
         for turn, _ in enumerate(self._models.each()):
             reading = sum((part.gather(add=turn > 0) for part in self._parts), reading)
             self._local_state.note(first=turn == 0)
         if not all(part.carries_all for part in self._parts):
             # What another rank carries is overwritten, but what this one has made of it is not.
             own = self.members
-            reading += Reading.of_tensors(own.parameters, own.float_buffers, self.optimizer_tensors)
+            reading += ModelHealth.of_tensors(
+                own.parameters, own.float_buffers, self.optimizer_tensors
+            )
         return reading
 
-    def _keep_made(self) -> list[Tensor]:
+    def _keep_local_updates(self) -> list[Tensor]:
         """Have parts keep what each local model has made; the other buffers of the first one."""
         first: list[Tensor] = []
         for turn, _ in enumerate(self._models.each()):
             if turn == 0:
                 first = [tensor.clone() for tensor in self.members.other_buffers]
             for part in self._parts:
-                part.keep_made_()
+                part.keep_local_update_()
         return first
 
     def _hand_to_others(self) -> None:
@@ -250,8 +252,8 @@ class ModelBlock:
         """Give a group its first rank's buffers, as DDP does before every forward pass."""
         broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
 
-    def _equalise_other_buffers(self, verdict: Verdict) -> None:
+    def _equalise_other_buffers(self, participation: Participation) -> None:
         """Give all ranks those of the first healthy group's first rank."""
         world = self._communicators.world
-        source = self._communicators.layout.rank((0, verdict.first))
+        source = self._communicators.layout.rank((0, participation.first))
         broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)

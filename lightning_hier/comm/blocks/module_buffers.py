@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from lightning_hier.comm.blocks.health import Nonfinite
-from lightning_hier.comm.blocks.status import Status, span
+from lightning_hier.comm.blocks.health_report import HealthReport, span
 
 
 class ModuleBuffers:
@@ -68,7 +68,7 @@ class ModuleBuffers:
         """What of this is told to all ranks."""
         return Nonfinite.UNFIT if self.unfit else Nonfinite.NOTHING
 
-    def require_fit(self, statuses: Sequence[Status]) -> None:
+    def require_fit(self, statuses: Sequence[HealthReport]) -> None:
         """Check what all ranks have told. The same on every rank; no communication.
 
         Raises:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import Module
 
-from lightning_hier.comm.blocks.status import Place
-from lightning_hier.comm.blocks.status_exchange import StatusExchange
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.health_report import SyncPoint
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
@@ -25,32 +25,32 @@ class OneModel:
         self,
         module: Module,
         trained: TrainedTensors,
-        statuses: StatusExchange,
+        health: HealthExchange,
         communicators: Communicators,
     ) -> None:
-        """Of ``module``, of which ``trained`` is trained; ``statuses`` judges."""
+        """Of ``module``, of which ``trained`` is trained; ``health`` judges."""
         self._module = module
         self._buffers = trained.buffers
         self._trained = trained
-        self._statuses = statuses
+        self._health = health
         self._communicators = communicators
 
-    def check(self, place: Place, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:
+    def check(self, place: SyncPoint, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:
         """Agree that all ranks are in step and the model is finite.
 
         Buffers and ``carried`` count on rank 0 alone, whose they become.
         """
         first = self._communicators.world.position == 0
         reading = self._trained.reading(averaged=first, carried=carried if first else ())
-        self._statuses.check(place, optimizer, reading)
+        self._health.check(place, optimizer, reading)
 
-    def unite_buffers_(self, place: Place) -> None:
+    def unite_buffers_(self, place: SyncPoint) -> None:
         """Check the model, and give all ranks the buffers of rank 0, in place."""
         self.check(place)
         broadcast_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
 
     def unite_(self, carried: Sequence[Tensor]) -> None:
         """Make models and ``carried`` state equal to the last bit, in place."""
-        self.check(Place.CHECK, carried=carried)
+        self.check(SyncPoint.CHECK, carried=carried)
         everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
         broadcast_tensors_(everything, self._communicators.world, "initial_model")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.health import Reading
+from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.members import Members, divide
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, is_direction
@@ -73,7 +73,7 @@ class TrainedTensors:
             self._module, self._optimizers, self.parameters, self.buffers.names, self.kept_equal
         )
 
-    def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> Reading:
+    def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> ModelHealth:
         """How the model is where all ranks train one.
 
         Args:
@@ -82,4 +82,4 @@ class TrainedTensors:
 
         """
         buffers = [b for own in self.members() for b in own.float_buffers] if averaged else ()
-        return Reading.of_tensors(self.parameters, buffers, carried)
+        return ModelHealth.of_tensors(self.parameters, buffers, carried)

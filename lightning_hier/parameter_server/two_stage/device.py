@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.hyperparameters import hyperparameters

@@ -252,10 +252,10 @@ class CheckpointedStrategy(TieredStrategy):
             "overlap": None if sync is None else sync.overlap,
             "across_dtype": None if sync is None else sync.across_dtype,
             # What short forms leave over lies with the ranks that exchange between hosts.
-            "lanes": self.communicators.route.lanes if shortened else None,
+            "inter_host_ranks": self.communicators.route.inter_host_ranks if shortened else None,
             # Which then lies behind the model, in the same shares.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
-            "carrier": type(session.training.synchroniser.carrier).__name__,
+            "placement": type(session.training.synchroniser.placement).__name__,
             "warmup_steps": self.warmup_steps,
             # Of which each has its share of the global model.
             "ranks_per_group": self.layout.sizes[0],

@@ -6,20 +6,20 @@ import warnings
 
 from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
 from lightning_hier.comm.blocks.health import (
+    ModelHealth,
     OnNonfinite,
-    Reading,
-    Verdict,
+    Participation,
     exclusion,
     judge,
     require_finite,
 )
+from lightning_hier.comm.blocks.health_report import HealthReport, SyncPoint, common_place, exchange
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.blocks.status import Place, Status, common_place, exchange
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
 
-class StatusExchange:
+class HealthExchange:
     """Tells all ranks where this one is and how its model is, and judges what they tell.
 
     Args:
@@ -63,12 +63,12 @@ class StatusExchange:
             self._noted = self.signalled = False
         return signalled
 
-    def said(self, place: Place) -> str:
+    def said(self, place: SyncPoint) -> str:
         """Where this rank is, for people."""
         out = self.out_after
         return f"{place.text}, with no batch left after {out}" if out >= 0 else place.text
 
-    def judge(self, place: Place, optimizer: int, reading: Reading) -> Verdict:
+    def judge(self, place: SyncPoint, optimizer: int, reading: ModelHealth) -> Participation:
         """Agree on whose models are averaged. A collective of the world.
 
         Raises:
@@ -79,20 +79,22 @@ class StatusExchange:
         statuses = self._exchange(place, optimizer, reading)
         communicators = self._communicators
         rank = communicators.world.position
-        verdict = judge(
+        participation = judge(
             statuses,
             communicators.layout,
             rank,
             self._on_nonfinite,
             models_per_rank=communicators.models_per_rank,
         )
-        if verdict.excluded and rank == 0:
+        if participation.excluded and rank == 0:
             warnings.warn(
-                exclusion(statuses, communicators.layout, verdict), RuntimeWarning, stacklevel=2
+                exclusion(statuses, communicators.layout, participation),
+                RuntimeWarning,
+                stacklevel=2,
             )
-        return verdict
+        return participation
 
-    def check(self, place: Place, optimizer: int, reading: Reading) -> None:
+    def check(self, place: SyncPoint, optimizer: int, reading: ModelHealth) -> None:
         """Agree that all ranks are in step with their one model. A collective of the world.
 
         Raises:
@@ -102,17 +104,17 @@ class StatusExchange:
         """
         require_finite(self._exchange(place, optimizer, reading))
 
-    def compare(self, place: Place) -> None:
+    def compare(self, place: SyncPoint) -> None:
         """Agree that all ranks are in step, without a look at the model. A collective of the world.
 
         Raises:
             OutOfStepError: on every rank, if they are not, or do not agree on parameters.
 
         """
-        with self._communicators.roll_call.at(place.text):
-            self._exchange(place, -1, Reading())
+        with self._communicators.progress.at(place.text):
+            self._exchange(place, -1, ModelHealth())
 
-    def meet_at_end(self) -> Status | None:
+    def meet_at_end(self) -> HealthReport | None:
         """Learn where the ranks are that have batches left. A collective of the world.
 
         Returns:
@@ -122,22 +124,24 @@ class StatusExchange:
             OutOfStepError: on every rank, if it is none that this rank can come to.
 
         """
-        return common_place(self._rows(Place.OUT, -1, Reading()))
+        return common_place(self._rows(SyncPoint.OUT_OF_DATA, -1, ModelHealth()))
 
-    def _exchange(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
+    def _exchange(
+        self, place: SyncPoint, optimizer: int, reading: ModelHealth
+    ) -> list[HealthReport]:
         statuses = self._rows(place, optimizer, reading)
         common_place(statuses)
-        if any(status.place == Place.OUT for status in statuses):
+        if any(status.place == SyncPoint.OUT_OF_DATA for status in statuses):
             # Those who waited there know now where to come to, and speak of it for the first time.
             statuses = self._rows(place, optimizer, reading)
             common_place(statuses)
         self._buffers.require_fit(statuses)
         return statuses
 
-    def _rows(self, place: Place, optimizer: int, reading: Reading) -> list[Status]:
+    def _rows(self, place: SyncPoint, optimizer: int, reading: ModelHealth) -> list[HealthReport]:
         counts = self._worker.steps
         steps = counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts)
-        own = Status(
+        own = HealthReport(
             place,
             optimizer,
             steps,

@@ -13,14 +13,14 @@ from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
 from lightning_hier.comm.blocks.block_log import BlockLog
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.carriers import Carrier, make_carrier
 from lightning_hier.comm.blocks.health import OnNonfinite
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.health_report import SyncPoint
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import Agreement, ModelBlock
 from lightning_hier.comm.blocks.one_model import OneModel
-from lightning_hier.comm.blocks.status import Place
-from lightning_hier.comm.blocks.status_exchange import StatusExchange
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement, make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.communicators import Communicators
@@ -30,7 +30,7 @@ from lightning_hier.comm.worker import Worker
 _CHECK_EVERY = 50
 
 
-class Synchroniser:
+class BlockSynchroniser:
     """Runs the blocks of all optimizers of one rank.
 
     A step is one call of ``optimizer_step`` of one optimizer. Every rank counts calls, not updates,
@@ -45,7 +45,7 @@ class Synchroniser:
         worker: counts of the worker that this rank plays.
         models: local models that this rank trains in turns; None is one.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
-        cards: as in :func:`~lightning_hier.comm.blocks.carriers.make_carrier`.
+        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
         on_nonfinite: what becomes of groups whose models are not finite.
 
     Attributes:
@@ -54,7 +54,7 @@ class Synchroniser:
         on_block: called after each synchronisation at a block's end, with its report.
         trained: which tensors are synchronised.
         local: values of this rank's local model.
-        statuses: what this rank tells the others at synchronisations, and learns from them.
+        health: what this rank tells the others at synchronisations, and learns from them.
 
     Raises:
         ValueError: the settings do not suit the number of groups.
@@ -71,7 +71,7 @@ class Synchroniser:
         worker: Worker,
         models: LocalModels | None = None,
         warmup_steps: int = 0,
-        cards: int | None = None,
+        nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
     ) -> None:
         self._optimizers = list(optimizers)
@@ -82,8 +82,8 @@ class Synchroniser:
         self._buffers = self._models.buffers
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self._warmup_steps = warmup_steps
-        self.carrier: Carrier = make_carrier(
-            config.across if config else "auto", communicators.group, cards=cards
+        self.placement: ShardPlacement = make_placement(
+            config.across if config else "auto", communicators.group, nics=nics
         )
         self._blocks: list[ModelBlock] | None = None
         self.local = LocalValues(self.trained, self._models)
@@ -92,8 +92,8 @@ class Synchroniser:
         self._finished = False
         self._settled = False
         self._agreed = agreed = AgreedParameters(module, self.trained, optimizers, communicators)
-        self.statuses = StatusExchange(communicators, worker, on_nonfinite, self._buffers, agreed)
-        self._one_model = OneModel(module, self.trained, self.statuses, communicators)
+        self.health = HealthExchange(communicators, worker, on_nonfinite, self._buffers, agreed)
+        self._one_model = OneModel(module, self.trained, self.health, communicators)
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
 
@@ -120,7 +120,7 @@ class Synchroniser:
 
     def rewind(self) -> None:
         """Forget blocks and looks, before a state is loaded that is older than the present one."""
-        self._communicators.route.travelling.finish()
+        self._communicators.route.in_flight.finish()
         self._blocks = None
         self._models.forget()
         self._saved.forget()
@@ -138,7 +138,7 @@ class Synchroniser:
         new, agreed = self._agreed.admit(channel)
         if not agreed:
             # The ranks of other groups raise it at their next health report.
-            self.statuses.compare(Place.CHECK)
+            self.health.compare(SyncPoint.CHECK)
         if new and self._blocks is not None:
             self._buffers.reclaim()
             self._blocks = [
@@ -148,7 +148,7 @@ class Synchroniser:
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer. The first one after the warm-up opens the blocks."""
-        self.statuses.out_after = -1
+        self.health.out_after = -1
         self._open_blocks()
 
     def after_step(self, optimizer: int) -> None:
@@ -167,15 +167,15 @@ class Synchroniser:
             if not self.warming:
                 self._end_warm_up()
             elif count.total % _CHECK_EVERY == 0:
-                with self._communicators.roll_call.at(Place.CHECK.text):
-                    self._one_model.check(Place.CHECK, optimizer)
+                with self._communicators.progress.at(SyncPoint.CHECK.text):
+                    self._one_model.check(SyncPoint.CHECK, optimizer)
             return
         count.in_block += 1
-        self._communicators.route.travelling.step()
+        self._communicators.route.in_flight.step()
         # More than a block, where a run goes on with a smaller block_size.
         if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
-            place = Place.CHECK if self._blocks is None else Place.BLOCK
-            with self._communicators.roll_call.at(place.text):
+            place = SyncPoint.CHECK if self._blocks is None else SyncPoint.BLOCK
+            with self._communicators.progress.at(place.text):
                 self.end_block(optimizer)
 
     def show(self) -> None:
@@ -186,10 +186,10 @@ class Synchroniser:
         """
         self._buffers.reclaim()
         if self._settled:
-            with self._communicators.roll_call.at(Place.LOOK.text):
+            with self._communicators.progress.at(SyncPoint.EVALUATION.text):
                 average_tensors_(self._buffers.tensors, self._communicators.world, "buffers")
         elif not self.shown:
-            self._look(Place.LOOK)
+            self._look(SyncPoint.EVALUATION)
 
     def hide(self) -> None:
         """Put the local model back, bit for bit. Does nothing where it is in the module already.
@@ -214,7 +214,7 @@ class Synchroniser:
             self.show()
             return
         self.hide()
-        self._look(Place.END)
+        self._look(SyncPoint.TRAINING_END)
         self._finished = True
 
     def settle(self) -> None:
@@ -223,7 +223,7 @@ class Synchroniser:
         self._settled = True
 
     @torch.inference_mode(False)  # optimizer state that is made here is trained with later
-    def _look(self, place: Place) -> None:
+    def _look(self, place: SyncPoint) -> None:
         """Put aside what a look changes, and write the global model. A collective of the world."""
         self._buffers.reclaim()
         # Between the warm-up and the first step, what the blocks would be.
@@ -231,31 +231,37 @@ class Synchroniser:
         blocks = self._new_blocks() if new else self._blocks
         own = [tensor for block in blocks or [] for tensor in block.members.tensors]
         # After the end of training hooks may write whatever they like.
-        saved = self._saved.overwriting(own or self._buffers.tensors, watch=place != Place.END)
-        at = self._communicators.roll_call.at(self.statuses.said(place))
+        saved = self._saved.overwriting(
+            own or self._buffers.tensors, watch=place != SyncPoint.TRAINING_END
+        )
+        at = self._communicators.progress.at(self.health.said(place))
         with saved, self._models.opened(needed=bool(blocks)), at, torch.no_grad():
             # A rank that comes here alone learns so below: the steps of others wait for its part.
-            self._communicators.route.travelling.finish()
+            self._communicators.route.in_flight.finish()
             if not blocks:
                 self._one_model.unite_buffers_(place)
             for index, block in enumerate(blocks or []):
                 count = self._worker.steps[index]
-                verdict = block.look(self._agreement(place, index), pending=count.in_block > 0)
-                if place == Place.END and count.in_block:
-                    self.log.excluded_at_end[index] = len(verdict.excluded)
+                participation = block.look(
+                    self._agreement(place, index), pending=count.in_block > 0
+                )
+                if place == SyncPoint.TRAINING_END and count.in_block:
+                    self.log.excluded_at_end[index] = len(participation.excluded)
 
     def _new_blocks(self) -> list[ModelBlock] | None:
         self._buffers.reclaim()
         self._agreed.note()
         if self._config is None:
             return None
-        make = partial(ModelBlock, config=self._config, carrier=self.carrier, models=self._models)
+        make = partial(
+            ModelBlock, config=self._config, placement=self.placement, models=self._models
+        )
         pairs = zip(self.trained.members(), self._optimizers, strict=True)
         return [make(*pair, communicators=self._communicators) for pair in pairs]
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal to the last bit, buffers included, and begin blocks."""
-        with self._communicators.roll_call.at("the end of the warm-up"), torch.no_grad():
+        with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.optimizer_tensors]
             self._one_model.unite_(carried)
         self.on_warm()
@@ -276,16 +282,16 @@ class Synchroniser:
         count = self._worker.steps[optimizer]
         count.in_block = 0
         if self._blocks is None:
-            self._one_model.check(Place.CHECK, optimizer)
+            self._one_model.check(SyncPoint.CHECK, optimizer)
             return
         count.blocks += 1
         block = self._blocks[optimizer]
-        report = block.synchronise(self._agreement(Place.BLOCK, optimizer))
+        report = block.synchronise(self._agreement(SyncPoint.BLOCK, optimizer))
         count.excluded += report.excluded
         if report.restarted:
             self._worker.memory.forget(block.members.parameters)
         self.log.reports[optimizer] = report
         self.on_block(report)
 
-    def _agreement(self, place: Place, optimizer: int) -> Agreement:
-        return lambda reading: self.statuses.judge(place, optimizer, reading)
+    def _agreement(self, place: SyncPoint, optimizer: int) -> Agreement:
+        return lambda reading: self.health.judge(place, optimizer, reading)

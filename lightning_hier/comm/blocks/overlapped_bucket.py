@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import sum_of_squares
-from lightning_hier.comm.blocks.health import Verdict
-from lightning_hier.comm.blocks.model_part import ModelPart
-from lightning_hier.comm.blocks.part_settings import PartSettings, Squares
-from lightning_hier.comm.blocks.share import Chunk
-from lightning_hier.comm.stages import QueuedWork, Stages, side_by_side
+from lightning_hier.comm.blocks.bucket_settings import BucketSettings, Norms
+from lightning_hier.comm.blocks.dtype_bucket import DtypeBucket
+from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.shard import Chunk
+from lightning_hier.comm.stages import QueuedPipeline, Stages, side_by_side
 
 # Chunks that begin together: enough to keep a link busy from one step to the next.
 _AT_ONCE = 8
 
 
-class OverlappedPart(ModelPart):
+class OverlappedBucket(DtypeBucket):
     """Tensors of one dtype, synchronised one block late (double buffering, brought to blocks).
 
     ``u_k(t)`` is what group k has made of the model in block t: its model at the block's end minus
@@ -44,71 +44,71 @@ class OverlappedPart(ModelPart):
         filtered: Sequence[Tensor],
         averaged: Sequence[Tensor],
         carried: Sequence[Tensor],
-        settings: PartSettings,
+        settings: BucketSettings,
     ) -> None:
         """Take the present tensors as W and w; nothing travels."""
         super().__init__(filtered, averaged, carried, settings)
         self._models = settings.models
         # The same for all local models until a block of theirs has ended.
         self._begun = [self.global_model.clone()] * self._models.number
-        self._travelling = torch.zeros_like(self.global_model)
+        self._in_flight = torch.zeros_like(self.global_model)
         self._under_way = False
-        self._travels = settings.route.travelling
+        self._travels = settings.route.in_flight
         self._steps = settings.block_size
-        self._work: QueuedWork | None = None
+        self._work: QueuedPipeline | None = None
         # Of the models whose way travels: theirs, and of what was averaged at once.
-        self._squares = Squares(0.0)
+        self._squares = Norms(0.0)
 
     @property
-    def _begun_with(self) -> Tensor:
+    def _block_start(self) -> Tensor:
         """This rank's share of what the local model in the module began its block with."""
         return self._begun[self._models.current]
 
     def _leave_out_start_(self, model: Tensor, place: slice) -> float:
         """What travels is what this group has made of its share in this block."""
-        return self._filter.leave_out_start_(model, self._begun_with[place], None)
+        return self._filter.leave_out_start_(model, self._block_start[place], None)
 
-    def synchronise_(self, verdict: Verdict) -> Squares:
+    def synchronise_(self, participation: Participation) -> Norms:
         """Apply the mean of the block before. A collective of the world.
 
         What this block has made is ready for :meth:`send_off`.
         """
-        if self._share.averages:
+        if self._shard.averages:
             self._travels.finish()  # buffers take the same way
         elif self._work is not None:
             self._travels.finish(self._work)
-        found, self._squares = self._squares, Squares(verdict.squares / verdict.healthy)
+        found, self._squares = self._squares, Norms(participation.squares / participation.healthy)
 
         def advance(chunk: Chunk) -> None:
             place = chunk.filtered
-            made, arrived = self._share.values[place], self._travelling[place]
+            made, arrived = self._shard.values[place], self._in_flight[place]
             own, update = self._state_at(place)
             if self._under_way:
                 found.add(*self._filter.advance_by_(arrived, own, update))
             else:
                 arrived.copy_(self._filter.start_model(own, update))
-            self._squares.mean += sum_of_squares(self._share.values[chunk.averaged])
-            begun_with = self._begun_with[place]
+            self._squares.mean += sum_of_squares(self._shard.values[chunk.averaged])
+            block_start = self._block_start[place]
             if len(self._begun) > 1:
                 for each in self._begun:
                     each[place].add_(arrived)
-            elif verdict.takes_part:
-                torch.add(arrived, made, out=begun_with)
+            elif participation.takes_part:
+                torch.add(arrived, made, out=block_start)
             else:
-                begun_with.copy_(arrived)
+                block_start.copy_(arrived)
             arrived.copy_(made)
-            made.copy_(begun_with)
+            made.copy_(block_start)
 
-        self._each_chunk(lambda chunk: self._mean.exact(chunk.averaged, verdict), advance)
+        self._each_chunk(lambda chunk: self._mean.exact(chunk.averaged, participation), advance)
         return found
 
-    def send_off(self, verdict: Verdict) -> None:
+    def send_off(self, participation: Participation) -> None:
         """Have the mean of what this block has made travel while the next one is trained."""
         self._under_way = True
-        places = [chunk.filtered for chunk in self._share.chunks()]
+        places = [chunk.filtered for chunk in self._shard.chunks()]
         self._work = self._travels.add(
             (
-                self._mean.of_filtered(self._travelling[place], place, verdict, keep=True)
+                self._mean.of_filtered(self._in_flight[place], place, participation, keep=True)
                 for place in places
             ),
             at_once=_AT_ONCE,
@@ -116,15 +116,15 @@ class OverlappedPart(ModelPart):
             steps=self._steps,
         )
 
-    def keep_made_(self) -> None:
+    def keep_local_update_(self) -> None:
         """Keep what the local model in the module has made in the place of what it began with.
 
         Where it is the only one, its tensors have that until they are overwritten.
         """
         if len(self._begun) == 1:
             return
-        made = torch.empty_like(self._begun_with)
-        for piece, values in self._share.read_in_pieces(aside=True):
+        made = torch.empty_like(self._block_start)
+        for piece, values in self._shard.read_in_pieces(aside=True):
             own = values(piece.filtered)
             self._leave_out_start_(own, piece.filtered)
             made[piece.filtered].copy_(own)
@@ -132,10 +132,10 @@ class OverlappedPart(ModelPart):
 
     def write_(self) -> None:
         """Write what another local model begins the next block with into its tensors."""
-        self._share.values[self._share.filtered].copy_(self._begun_with)
+        self._shard.values[self._shard.filtered].copy_(self._block_start)
         super().write_()
 
-    def look_(self, verdict: Verdict, *, pending: bool) -> None:
+    def look_(self, participation: Participation, *, pending: bool) -> None:
         """Write W as if training ended here: all that travels, and all that was made, is in it.
 
         A collective of the world. W, Delta and what travels stay as they are.
@@ -143,48 +143,50 @@ class OverlappedPart(ModelPart):
         self._travels.finish()
 
         def average(chunk: Chunk) -> Stages:
-            exact = self._mean.exact(chunk.averaged, verdict)
+            exact = self._mean.exact(chunk.averaged, participation)
             if not pending:
                 return exact
             place = chunk.filtered
-            made = self._mean.of_filtered(self._share.values[place], place, verdict, keep=False)
+            made = self._mean.of_filtered(
+                self._shard.values[place], place, participation, keep=False
+            )
             return side_by_side([made, exact])
 
         def look(chunk: Chunk) -> None:
             place = chunk.filtered
-            shown = self._share.values[place]
+            shown = self._shard.values[place]
             own, update = self._state_at(place)
             own, update = own.clone(), None if update is None else update.clone()
             if self._under_way:
-                self._filter.advance_by_(self._travelling[place].clone(), own, update)
+                self._filter.advance_by_(self._in_flight[place].clone(), own, update)
             shown.copy_(self._filter.global_after(shown, own, update) if pending else own)
 
         self._each_chunk(average, look, carried=False)
 
     def vectors(self) -> dict[str, Tensor]:
         """Delta, what travels, and how far ahead of W the block began."""
-        ahead = self._begun_with - self.global_model
-        return {**super().vectors(), "travelling": self._travelling, "ahead": ahead}
+        ahead = self._block_start - self.global_model
+        return {**super().vectors(), "in_flight": self._in_flight, "ahead": ahead}
 
     def adopt_(self, name: str) -> None:
         """Take the present tensors as one of :meth:`vectors`."""
         if name == "ahead":
-            shown = self._share.read()[self._share.filtered]
-            torch.add(self.global_model, shown, out=self._begun_with)
+            shown = self._shard.read()[self._shard.filtered]
+            torch.add(self.global_model, shown, out=self._block_start)
         else:
             super().adopt_(name)
 
-    def follow(self, older: ModelPart) -> None:
+    def follow(self, older: DtypeBucket) -> None:
         """Whether something travels, and the squares that belong to it."""
-        if isinstance(older, OverlappedPart):
+        if isinstance(older, OverlappedBucket):
             self._under_way, self._squares = older._under_way, older._squares
 
     def state(self) -> dict[str, Any]:
         """This rank's share of the state; the tensors are not copied. Waits for what travels."""
         self._travels.finish()
         return super().state() | {
-            "begun_with": self._begun_with,
-            "travelling": self._travelling if self._under_way else None,
+            "block_start": self._block_start,
+            "in_flight": self._in_flight if self._under_way else None,
             "squares": [self._squares.models, self._squares.mean],
         }
 
@@ -192,14 +194,14 @@ class OverlappedPart(ModelPart):
         """Take over the state of a part with the same share."""
         super().load(state)
         self.load_local(state)
-        self._under_way = state["travelling"] is not None
+        self._under_way = state["in_flight"] is not None
         if self._under_way:
-            self._travelling.copy_(state["travelling"])
-        self._squares = Squares(*state["squares"])
+            self._in_flight.copy_(state["in_flight"])
+        self._squares = Norms(*state["squares"])
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """Take over what the local model in the module began its block with."""
-        self._begun[self._models.current] = state["begun_with"].to(self.global_model, copy=True)
+        self._begun[self._models.current] = state["block_start"].to(self.global_model, copy=True)
 
     def restart_(self, global_model: Tensor, update: Tensor) -> None:
         """Begin a block from a model and an update of the whole world. A collective of the group.

@@ -17,7 +17,7 @@ _Entries = dict[str, _Entry]
 
 
 @dataclass
-class AwayOptimizer:
+class SavedOptimizer:
     """State of each parameter, and what is in the groups beside parameters.
 
     A learning rate is in a group, and so are the step counts and sums of many optimizers.
@@ -27,16 +27,16 @@ class AwayOptimizer:
     groups: list[_Entries]
 
     @classmethod
-    def of(cls, optimizer: Optimizer) -> AwayOptimizer:
+    def of(cls, optimizer: Optimizer) -> SavedOptimizer:
         """By reference: nothing is copied."""
         return cls(
             {key: _entries(state) for key, state in optimizer.state.items()},
             [_entries(_settings(group)) for group in optimizer.param_groups],
         )
 
-    def cloned(self, clone: Clone) -> AwayOptimizer:
+    def cloned(self, clone: Clone) -> SavedOptimizer:
         """The same values in memory of their own."""
-        return AwayOptimizer(
+        return SavedOptimizer(
             {key: _cloned(entries, clone) for key, entries in self.states.items()},
             [_cloned(entries, clone) for entries in self.groups],
         )
@@ -67,7 +67,7 @@ class GroupChanges:
         self._optimizer = optimizer
         self._before = self._marks()
 
-    def tell(self, away: AwayOptimizer, clone: Clone) -> None:
+    def tell(self, away: SavedOptimizer, clone: Clone) -> None:
         """Make the same changes for a model that was away meanwhile."""
         for old, new, group, entries in zip(
             self._before, self._marks(), self._optimizer.param_groups, away.groups, strict=False

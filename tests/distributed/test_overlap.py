@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
-from lightning_hier.comm.blocks import share
+from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.channel import Channel
 from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
@@ -55,17 +55,17 @@ def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
     """W of two optimizers' blocks after some turns."""
     module = nn.ModuleList([_Net(), _Net()])
     communicators = open_groups(1, [0, 0, 1, 1])
-    travelling = communicators.route.travelling
-    with mock.patch.object(share, "CHUNK", 16):
+    in_flight = communicators.route.in_flight
+    with mock.patch.object(shard, "CHUNK", 16):
         blocks = make_blocks(module, communicators, _sync(across_dtype))
         for turn in range(3):
             for block in blocks:
                 _train_(block.members.tensors, turn)
                 block.synchronise(agree)
                 if not at_leisure:
-                    travelling.finish()
+                    in_flight.finish()
             for _ in range(20):
-                travelling.step()
+                in_flight.step()
         for block in blocks:
             block.look(agree, pending=False)
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
@@ -127,7 +127,7 @@ def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Te
     nothing = mock.patch.object(dist.Work, "is_completed", lambda work: False)
     with (
         mock.patch.object(Channel, "_start", noted),
-        mock.patch.object(share, "CHUNK", 4),
+        mock.patch.object(shard, "CHUNK", 4),
         nothing if late else nullcontext(),
     ):
         fit(strategy, 14, model)
@@ -159,7 +159,7 @@ def _uneven(**settings: Any) -> Tensor:
     limit = timedelta(seconds=20)
     strategy = BMUFStrategy(block_size=6, overlap=True, warmup_steps=0, timeout=limit, **settings)
     trainer = make_trainer(strategy, use_distributed_sampler=False)
-    with mock.patch.object(share, "CHUNK", 1):
+    with mock.patch.object(shard, "CHUNK", 1):
         batches = loader((15, 8)[int(os.environ["RANK"])], ranks=1)
         trainer.fit(model, _Endless(batches) if not settings else batches)
     return weights(model)

@@ -38,7 +38,7 @@ class SupportsStore(Protocol):
         """Value of a key that exists."""
 
 
-class RollCall:
+class ProgressRecord:
     """Writes into the job's store where this rank is; reads the others' entries after a failure.
 
     A collective that fails reports on one rank that time ran out, on another that a connection was
@@ -204,7 +204,7 @@ class RollCall:
         )
 
 
-def progress_record() -> RollCall:
+def progress_record() -> ProgressRecord:
     """That of the default process group, which must exist. Communicates nothing."""
     global _record
     world = dist.distributed_c10d._get_default_group()
@@ -212,13 +212,13 @@ def progress_record() -> RollCall:
         store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
         # Entries of an earlier group may still be in the store, and must not look far ahead.
         number = 0 if _record is None else _record[1].number + 1
-        record = RollCall(store, dist.get_rank(), dist.get_world_size(), number=number)
+        record = ProgressRecord(store, dist.get_rank(), dist.get_world_size(), number=number)
         _record = ref(world), record
     return _record[1]
 
 
 # Weak, because nothing may refer to a group when the process ends.
-_record: tuple[ref[dist.ProcessGroup], RollCall] | None = None
+_record: tuple[ref[dist.ProcessGroup], ProgressRecord] | None = None
 
 
 def is_lost_peer(error: RuntimeError) -> bool:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.averaging import AcrossDtype
-from lightning_hier.comm.blocks.carriers import Carrier
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 
 
 @dataclass
-class Squares:
+class Norms:
     """Sums of squares of what a synchronisation has found.
 
     Attributes:
@@ -34,13 +34,13 @@ class Squares:
 
 
 @dataclass(frozen=True)
-class PartSettings:
+class BucketSettings:
     """What all parts of a block have in common.
 
     Attributes:
         local_state: of the local optimizer.
         block_filter: the arithmetic.
-        carrier: who carries what in a group.
+        placement: who carries what in a group.
         route: who exchanges with whom.
         across_dtype: in what form.
         models: local models of this rank.
@@ -50,7 +50,7 @@ class PartSettings:
 
     local_state: LocalState
     block_filter: BlockFilter
-    carrier: Carrier
+    placement: ShardPlacement
     route: AcrossRoute
     across_dtype: AcrossDtype
     models: LocalModels

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.chunks import chunk_length
-from lightning_hier.comm.blocks.carriers import Carrier
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.stages import Stages
 
@@ -52,7 +52,7 @@ Values = Callable[[slice], Tensor]
 """Gives the values of a stretch of the share."""
 
 
-class Share:
+class Shard:
     """The elements that this rank exchanges with other groups, in order of what becomes of them.
 
     Tensors of the model come first, of them those that the block filter moves before those that
@@ -73,21 +73,21 @@ class Share:
         filtered: Sequence[Tensor],
         averaged: Sequence[Tensor],
         carried: Sequence[Tensor],
-        carrier: Carrier,
+        placement: ShardPlacement,
         *,
         shortened: bool,
     ) -> None:
         """Allocate the transfer buffer; communicates nothing."""
-        self._carrier = carrier
+        self._placement = placement
         self.chunk = 2 * CHUNK if shortened else CHUNK
         self._model = FlatView([*filtered, *averaged])
         self._carried = FlatView(carried)
         self._view = FlatView([*filtered, *averaged, *carried])
         example = self._view.tensors[0]
         self._buffer = torch.zeros(
-            carrier.padded(len(self._view)), dtype=example.dtype, device=example.device
+            placement.padded(len(self._view)), dtype=example.dtype, device=example.device
         )
-        place = carrier.share(len(self._view))
+        place = placement.share(len(self._view))
         self.start = place.start
         self.values = self._buffer[place]
         self.elements = len(FlatView(filtered))
@@ -141,7 +141,7 @@ class Share:
 
     def chunks(self) -> Iterator[Chunk]:
         """The whole, a stretch of every rank's share at a time."""
-        return self._stretches(self._carrier.longest(len(self._view)), self.chunk)
+        return self._stretches(self._placement.longest(len(self._view)), self.chunk)
 
     def write(self) -> None:
         """Copy the whole transfer buffer into the tensors, in place."""
@@ -159,7 +159,7 @@ class Share:
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
             yield tensor, slice(place.start + inside.start, place.start + inside.stop)
 
-    def spread(self, chunk: Chunk, *, carried: bool = True) -> Stages:
+    def distribute(self, chunk: Chunk, *, carried: bool = True) -> Stages:
         """Hand a chunk of all shares round in the group and write it into the tensors, in place.
 
         A collective of the group, in one stage; afterwards its ranks hold the same bits.
@@ -169,9 +169,9 @@ class Share:
             carried: False leaves the state of the local optimizer as it is.
 
         """
-        yield self._carrier.spread(self._buffer, chunk.start, chunk.stop)
+        yield self._placement.distribute(self._buffer, chunk.start, chunk.stop)
         view = self._view if carried else self._model
-        for span in self._carrier.spans(chunk.start, chunk.stop, len(self._view)):
+        for span in self._placement.spans(chunk.start, chunk.stop, len(self._view)):
             view.write_range(span.start, min(span.stop, len(view)), self._buffer)
 
     def write_scattered(self, *, carried: bool = True) -> None:

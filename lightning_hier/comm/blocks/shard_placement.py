@@ -14,7 +14,7 @@ from lightning_hier.comm.blocks.block_sync import Across
 from lightning_hier.comm.channel import Channel, Pending
 
 
-class Carrier(Protocol):
+class ShardPlacement(Protocol):
     """How the ranks of a group divide a flat model between them."""
 
     def share(self, numel: int) -> slice:
@@ -26,7 +26,7 @@ class Carrier(Protocol):
     def longest(self, numel: int) -> int:
         """Elements of the longest share of a rank of this group."""
 
-    def spread(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
+    def distribute(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
         """Hand ``start`` to ``stop`` of every share round inside the group, into ``buffer``.
 
         A collective of the group, which must not be empty-handed: ``stop`` is at most
@@ -37,7 +37,7 @@ class Carrier(Protocol):
         """Where ``start`` to ``stop`` of every share lies in the whole."""
 
 
-class LeaderCarrier:
+class LeaderPlacement:
     """The first rank of each group carries everything (two_tiered_bmuf_gtc 2.3)."""
 
     def __init__(self, group: Channel) -> None:
@@ -56,7 +56,7 @@ class LeaderCarrier:
         """That of the leader."""
         return numel
 
-    def spread(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
+    def distribute(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
         """Broadcast from the leader."""
         if self._group.size == 1:
             return ()
@@ -67,8 +67,8 @@ class LeaderCarrier:
         return [slice(start, stop)]
 
 
-class ShardedCarrier:
-    """Every rank of a group carries an equal share: 1/P of the state each, all cards at work."""
+class ShardedPlacement:
+    """Every rank of a group carries an equal share: 1/P of the state each, all nics at work."""
 
     def __init__(self, group: Channel) -> None:
         """Divide among the ranks of ``group``."""
@@ -88,7 +88,7 @@ class ShardedCarrier:
         """That of the first rank."""
         return self._each(numel)
 
-    def spread(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
+    def distribute(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
         """Gather the shares."""
         if self._group.size == 1:
             return ()
@@ -105,8 +105,8 @@ class ShardedCarrier:
         return -(-numel // self._group.size)
 
 
-def make_carrier(across: Across, group: Channel, *, cards: int | None) -> Carrier:
-    """The carrier for a setting.
+def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:
+    """The placement for a setting.
 
     ``"auto"``: sharded where the ranks of a group can send at the same time (they share one host
     with all other groups, so there is no card to queue for, or the host has a network card for
@@ -116,22 +116,22 @@ def make_carrier(across: Across, group: Channel, *, cards: int | None) -> Carrie
     Args:
         across: the setting.
         group: the ranks of this group.
-        cards: the smallest number of network cards of any host, or None where one host runs all
+        nics: the smallest number of network nics of any host, or None where one host runs all
             ranks. Must be the same on all ranks.
 
     """
     if across == "auto":
-        across = "sharded" if cards is None or cards >= group.size else "leader"
-    return ShardedCarrier(group) if across == "sharded" else LeaderCarrier(group)
+        across = "sharded" if nics is None or nics >= group.size else "leader"
+    return ShardedPlacement(group) if across == "sharded" else LeaderPlacement(group)
 
 
-def fewest_network_cards(device: torch.device) -> int:
-    """The smallest number of network cards of any host. A collective of the world."""
-    return min(int(cards) for cards in gather_json(network_cards(), device))
+def fewest_nics(device: torch.device) -> int:
+    """The smallest number of network nics of any host. A collective of the world."""
+    return min(int(nics) for nics in gather_json(count_nics(), device))
 
 
-def network_cards(root: Path = Path("/sys/class")) -> int:
-    """Network cards of this host that are up and are hardware, InfiniBand ports included."""
+def count_nics(root: Path = Path("/sys/class")) -> int:
+    """Network nics of this host that are up and are hardware, InfiniBand ports included."""
     ethernet = [
         card
         for card in root.glob("net/*")

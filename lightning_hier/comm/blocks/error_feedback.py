@@ -8,30 +8,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.comm.blocks.averaging import Leftover, shard_length, wide
+from lightning_hier.comm.blocks.averaging import ChunkError, shard_length, wide
 
 
-class Leftovers:
+class ErrorFeedback:
     """Rounding errors that the next synchronisation sends along.
 
     Args:
         numel: elements of this rank's share of the model.
         chunk: elements that are exchanged at a time.
-        lanes: ranks that exchange.
+        inter_host_ranks: ranks that exchange.
         like: whose device counts; at least float32 is kept.
 
     """
 
-    def __init__(self, numel: int, *, chunk: int, lanes: int, like: Tensor) -> None:
+    def __init__(self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor) -> None:
         self._chunk = chunk
-        self._lanes = lanes
+        self._lanes = inter_host_ranks
         # Every chunk ends in padding, so that its shards are equal.
-        sums = numel // chunk * shard_length(chunk, lanes) + shard_length(numel % chunk, lanes)
+        sums = numel // chunk * shard_length(chunk, inter_host_ranks) + shard_length(
+            numel % chunk, inter_host_ranks
+        )
         dtype = wide(like.dtype)
-        self._own = torch.zeros(lanes * sums, dtype=dtype, device=like.device)
+        self._own = torch.zeros(inter_host_ranks * sums, dtype=dtype, device=like.device)
         self._sums = torch.zeros(sums, dtype=dtype, device=like.device)
 
-    def of(self, place: slice, *, keep: bool) -> Leftover:
+    def of(self, place: slice, *, keep: bool) -> ChunkError:
         """That of one chunk, which begins at a multiple of the chunk's length.
 
         Args:
@@ -44,7 +46,7 @@ class Leftovers:
         sums = self._sums[number * shard :]
         length = shard_length(place.stop - place.start, self._lanes)
         own, sums = own[: self._lanes * length], sums[:length]
-        return Leftover(own, sums) if keep else Leftover(own.clone(), sums.clone())
+        return ChunkError(own, sums) if keep else ChunkError(own.clone(), sums.clone())
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; the tensors are not copied."""

@@ -12,24 +12,26 @@ import torch
 from lightning_hier.comm.channel import Channel
 
 
-class Place(IntEnum):
+class SyncPoint(IntEnum):
     """Where in training a rank comes to a synchronisation."""
 
     BLOCK = 1
-    LOOK = 2
-    END = 3
+    EVALUATION = 2
+    TRAINING_END = 3
     CHECK = 4
-    OUT = 5
+    OUT_OF_DATA = 5
 
     @property
     def text(self) -> str:
         """For people."""
         return {
-            Place.BLOCK: "the synchronisation of models at the end of a block",
-            Place.LOOK: "a look at the global model (validation, checkpoint or end of an epoch)",
-            Place.END: "the end of training",
-            Place.CHECK: "the regular check of all ranks",
-            Place.OUT: "the end of its batches",
+            SyncPoint.BLOCK: "the synchronisation of models at the end of a block",
+            SyncPoint.EVALUATION: (
+                "the evaluation of the global model (validation, checkpoint or end of an epoch)"
+            ),
+            SyncPoint.TRAINING_END: "the end of training",
+            SyncPoint.CHECK: "the regular check of all ranks",
+            SyncPoint.OUT_OF_DATA: "the end of its batches",
         }[self]
 
 
@@ -38,7 +40,7 @@ class OutOfStepError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Status:
+class HealthReport:
     """One rank's state at a synchronisation.
 
     Attributes:
@@ -63,13 +65,13 @@ class Status:
     digest: int = 0
 
     @classmethod
-    def of_row(cls, row: list[float]) -> Status:
+    def of_row(cls, row: list[float]) -> HealthReport:
         """From one row of the exchange."""
         place, optimizer, steps = map(int, row[:3])
         return cls(place, optimizer, steps, row[3], *map(int, row[4:]))
 
 
-def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
+def exchange(own: HealthReport, world: Channel, device: torch.device) -> list[HealthReport]:
     """Tell all ranks where this one is, and learn where they are.
 
     A collective of the world: every rank must call it.
@@ -77,10 +79,10 @@ def exchange(own: Status, world: Channel, device: torch.device) -> list[Status]:
     row = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     rows = row.new_empty(world.size * row.numel())
     world.all_gather(rows, row, "status").wait()
-    return [Status.of_row(values) for values in rows.view(world.size, -1).tolist()]
+    return [HealthReport.of_row(values) for values in rows.view(world.size, -1).tolist()]
 
 
-def common_place(statuses: Sequence[Status]) -> Status | None:
+def common_place(statuses: Sequence[HealthReport]) -> HealthReport | None:
     """Where the ranks are that have batches; None where none has any left in this epoch.
 
     The same on every rank; no communication.
@@ -90,25 +92,25 @@ def common_place(statuses: Sequence[Status]) -> Status | None:
             at the end of their batches.
 
     """
-    active = [status for status in statuses if status.place != Place.OUT]
+    active = [status for status in statuses if status.place != SyncPoint.OUT_OF_DATA]
     places = {(status.place, status.optimizer, status.steps) for status in active}
     joined = 0 < len(active) < len(statuses)
-    if len(places) > 1 or (joined and active[0].place != Place.BLOCK):
+    if len(places) > 1 or (joined and active[0].place != SyncPoint.BLOCK):
         raise OutOfStepError(_out_of_step(statuses))
     return active[0] if active else None
 
 
-def _out_of_step(statuses: Sequence[Status]) -> str:
+def _out_of_step(statuses: Sequence[HealthReport]) -> str:
     ranks: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
     for rank, status in enumerate(statuses):
         ranks[status.place, status.optimizer, status.steps, status.out_after].append(rank)
     said = "; ".join(
-        f"rank{'s' * (len(members) > 1)} {span(members)} at {Place(place).text}"
+        f"rank{'s' * (len(members) > 1)} {span(members)} at {SyncPoint(place).text}"
         f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
         f"{f', with no batch left after {out_after} in this epoch' if out_after >= 0 else ''}"
         for (place, optimizer, steps, out_after), members in ranks.items()
     )
-    if any(status.place == Place.OUT for status in statuses):
+    if any(status.place == SyncPoint.OUT_OF_DATA for status in statuses):
         return (
             "some ranks wait at the end of their batches, and others come to something else than "
             f"a synchronisation of models: {said}. With uneven_batches='join' validate and save at "
