@@ -45,7 +45,7 @@ class EndOfData(Callback):
 
     def _meet(self, trainer: pl.Trainer) -> None:
         self._met = True
-        self._health.out_after = _batches(trainer)
+        self._health.batches = _batches(trainer)
         if self._joining is None:
             return
         while not self._joining.run():

@@ -193,7 +193,7 @@ class FitSession:
         termination = QuietTermination(trainer, synchroniser.health.note_signal)
         raw_steps = RawSteps(
             lambda: synchroniser.trained.parameters,
-            lambda: synchroniser.shown or self._communicators.world.size == 1,
+            lambda: synchroniser.evaluation.active or self._communicators.world.size == 1,
         )
         self._change(termination, raw_steps)
         if len(self.workers) > 1:

@@ -21,8 +21,7 @@ from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.leaving import destroy_groups_at_exit
-from lightning_hier.comm.process_groups import SHARED
+from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks

@@ -71,15 +71,15 @@ class Training:
 
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What ``read`` finds in the module while it holds the global model. A collective."""
-        self.synchroniser.show()
+        self.synchroniser.evaluation.swap_in_global_model()
         state = read()
-        if self.synchroniser.shown:
+        if self.synchroniser.evaluation.active:
             # The module is about to hold the local model again.
             state = {
                 name: value.detach().clone() if isinstance(value, torch.Tensor) else value
                 for name, value in state.items()
             }
-            self.synchroniser.hide()
+            self.synchroniser.evaluation.swap_back()
         return state
 
     def callbacks(self, *, join: bool) -> list[Callback]:
@@ -94,7 +94,7 @@ class Training:
         joining = Joining(self.communicators, self.worker, health, synchroniser.end_block)
         return [
             EndOfData(health, joining if join else None, self.obey_signal),
-            EpochWithoutSteps(synchroniser),
-            GlobalModelLifecycle(synchroniser),
+            EpochWithoutSteps(synchroniser.evaluation),
+            GlobalModelLifecycle(synchroniser.evaluation),
             self.averaged_weights,
         ]

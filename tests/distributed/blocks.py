@@ -12,10 +12,10 @@ from torch import nn
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.members import divide
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.shard_placement import make_placement
+from lightning_hier.comm.blocks.trained import divide
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic

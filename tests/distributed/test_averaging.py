@@ -9,8 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, make_codec
-from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
+from lightning_hier.comm.blocks.averaging import (
+    AcrossDtype,
+    Averaging,
+    ErrorFeedback,
+    make_codec,
+)
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline, Stages
 from lightning_hier.comm.tiers import RankLayout
@@ -54,7 +58,7 @@ def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
     averaging = Averaging(communicators.route)
     values = _own(0, numel)
     expected = _sum(values)
-    Pipeline(averaging.exact(values[place]) for place in _places(numel)).finish()
+    Pipeline(averaging.exact(values[place]) for place in _places(numel)).run()
     sent = communicators.traffic.of("across", "models").payload_bytes
     return float((values - expected).abs().max()), values.tolist(), sent
 
@@ -71,7 +75,7 @@ def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
 def _of_dtype(host_of: list[int], dtype: torch.dtype) -> float:
     averaging = Averaging(_open(host_of).route)
     values = torch.arange(4).to(dtype) * (dist.get_rank() + 1)
-    Pipeline([averaging.exact(values)]).finish()
+    Pipeline([averaging.exact(values)]).run()
     return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
 
 
@@ -102,15 +106,15 @@ def _short_rounds(
 
     def work(values: Tensor, place: slice, *, keep: bool) -> Stages:
         error = error_feedback.of(place, keep=keep)
-        return Averaging(route).coded(values[place], codec, error)
+        return Averaging(route).quantised(values[place], codec, error)
 
     for number in range(rounds):
         values = _own(number, numel)
         meant += _sum(values)
         looked = values.clone()
-        Pipeline(work(looked, place, keep=False) for place in _places(numel)).finish()
+        Pipeline(work(looked, place, keep=False) for place in _places(numel)).run()
         exact = _sum(values)
-        Pipeline(work(values, place, keep=True) for place in _places(numel)).finish()
+        Pipeline(work(values, place, keep=True) for place in _places(numel)).run()
         assert torch.equal(looked, values), "a look gives what the end of the block gives"
         said += values
         worst = max(worst, float((values - exact).abs().max()))
@@ -160,6 +164,7 @@ def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int)
     assert codec is not None
     values = _own(0, numel).float()
     Pipeline(
-        Averaging(communicators.route).coded(values[place], codec, None) for place in _places(numel)
-    ).finish()
+        Averaging(communicators.route).quantised(values[place], codec, None)
+        for place in _places(numel)
+    ).run()
     return communicators.traffic.of("across", "models").payload_bytes

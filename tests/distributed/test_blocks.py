@@ -41,7 +41,7 @@ def _counts() -> list[int]:
         module = nn.ModuleList([_Counting()])
         (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging(block_size=50))
         if looks:
-            block.look(without_the_first, pending=True)
+            block.write_global_model(without_the_first, pending=True)
         else:
             block.synchronise(without_the_first)
         found.append(int(module.get_buffer("0.count")))

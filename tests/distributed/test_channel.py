@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.blocks.shard_placement import LeaderPlacement, ShardedPlacement
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.traffic import Count
 from tests.distributed.gradients import open_world
@@ -94,10 +94,11 @@ def test_broadcast_of_every_dtype_in_place() -> None:
 
 def _carry() -> None:
     communicators = open_world(group_size=2)
-    for placement in (LeaderPlacement(communicators.group), ShardedPlacement(communicators.group)):
+    for sharded in (False, True):
+        placement = ShardPlacement(communicators.group, sharded=sharded)
         for numel in (1, 2, 5, 8):
             buffer = torch.zeros(placement.padded(numel))
-            share = placement.share(numel)
+            share = placement.shard(numel)
             buffer[share] = torch.arange(share.start, share.stop).float() + 1
             longest, spans = placement.longest(numel), []
             for start in range(0, longest, 2):

@@ -67,7 +67,7 @@ def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
             for _ in range(20):
                 in_flight.step()
         for block in blocks:
-            block.look(agree, pending=False)
+            block.write_global_model(agree, pending=False)
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
     found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_hier.comm.across import AcrossRoute, build_route, teams_of
+from lightning_hier.comm.across import AcrossRoute, build_route, by_host
 from lightning_hier.comm.tiers import RankLayout
 
 
@@ -24,7 +24,7 @@ from lightning_hier.comm.tiers import RankLayout
 def test_ranks_of_a_host_meet_first(
     ranks: list[int], host_of: list[int], teams: list[list[int]]
 ) -> None:
-    assert teams_of(ranks, host_of) == teams
+    assert by_host(ranks, host_of) == teams
 
 
 def test_one_model_travels_nowhere() -> None:

@@ -1,4 +1,4 @@
-"""Whose models are averaged, from what the ranks tell; and what a sick group forgets."""
+"""Groups whose models are averaged, and the state that an excluded group forgets."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from torch import nn
 
 from lightning_hier.comm.blocks.health import (
+    HealthReport,
     ModelHealth,
     Nonfinite,
     NonFiniteModelError,
-    exclusion,
-    judge,
+    SyncPoint,
+    decide_participation,
+    exclusion_warning,
     require_finite,
 )
-from lightning_hier.comm.blocks.health_report import HealthReport, SyncPoint
-from lightning_hier.comm.blocks.restart import forget_state_
+from lightning_hier.comm.blocks.local_state import forget_state_
 from lightning_hier.comm.tiers import RankLayout
 
 GOOD = Nonfinite.NOTHING
 
 
-def _statuses(*found: Nonfinite) -> list[HealthReport]:
+def _reports(*found: Nonfinite) -> list[HealthReport]:
     return [
         HealthReport(
             SyncPoint.BLOCK, 0, 12, math.nan if flags else float(rank + 1), 0, int(flags), -1
@@ -33,41 +34,41 @@ def _statuses(*found: Nonfinite) -> list[HealthReport]:
     ]
 
 
-def test_a_group_is_sick_as_a_whole() -> None:
-    statuses = _statuses(GOOD, GOOD, GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
+def test_a_group_is_left_out_as_a_whole() -> None:
+    reports = _reports(GOOD, GOOD, GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
     layout = RankLayout((2, 3))
     for rank in range(6):
-        participation = judge(statuses, layout, rank, "exclude")
+        participation = decide_participation(reports, layout, rank, "exclude")
         assert (participation.healthy, participation.excluded) == (2, (1,))
         assert participation.takes_part == (rank not in (2, 3))
         assert participation.first == 0
         assert participation.squares == 1 + 2 + 5 + 6
-    said = exclusion(statuses, layout, participation)
+    said = exclusion_warning(reports, layout, participation)
     assert "group 1 (ranks 2, 3) was left out" in said
     assert "model of rank 3 holds NaN or inf after 12 steps (averaged buffers)" in said
 
 
 def test_the_first_healthy_group_is_not_always_the_first() -> None:
-    statuses = _statuses(GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
-    assert judge(statuses, RankLayout((2, 2)), 0, "exclude").first == 1
+    reports = _reports(GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
+    assert decide_participation(reports, RankLayout((2, 2)), 0, "exclude").first == 1
 
 
 @pytest.mark.parametrize("choice", ["error", "exclude"])
 def test_all_healthy(choice: Any) -> None:
-    participation = judge(_statuses(GOOD, GOOD), RankLayout((1, 2)), 1, choice)
+    participation = decide_participation(_reports(GOOD, GOOD), RankLayout((1, 2)), 1, choice)
     assert (participation.squares, participation.healthy, participation.excluded) == (3, 2, ())
     assert participation.takes_part
-    require_finite(_statuses(GOOD, GOOD))
+    require_finite(_reports(GOOD, GOOD))
 
 
 def test_everything_that_was_found_is_named() -> None:
-    statuses = _statuses(Nonfinite.PARAMETERS, Nonfinite.OPTIMIZER | Nonfinite.BUFFERS)
+    reports = _reports(Nonfinite.PARAMETERS, Nonfinite.OPTIMIZER | Nonfinite.BUFFERS)
     said = r"ranks 0, 1 .*\(parameters, averaged buffers, state of the local optimizer\)"
     for choice in ("error", "exclude"):
         with pytest.raises(NonFiniteModelError, match=said):
-            judge(statuses, RankLayout((1, 2)), 0, choice)
+            decide_participation(reports, RankLayout((1, 2)), 0, choice)
     with pytest.raises(NonFiniteModelError, match=said):
-        require_finite(statuses)
+        require_finite(reports)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.comm.blocks.health import Nonfinite
-from lightning_hier.comm.blocks.health_report import HealthReport, SyncPoint
+from lightning_hier.comm.blocks.health import HealthReport, Nonfinite, SyncPoint
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 
 

@@ -39,7 +39,7 @@ def test_order_of_starts_is_that_of_a_run_that_waits(
     chunks: int, stages: int, data: st.DataObject
 ) -> None:
     plain: list[str] = []
-    Pipeline(_chunk(plain, [], i, stages) for i in range(chunks)).finish()
+    Pipeline(_chunk(plain, [], i, stages) for i in range(chunks)).run()
     assert len(_starts(plain)) == chunks * stages
     assert sorted(line for line in plain if "end" in line) == sorted(
         f"end {i}" for i in range(chunks)
@@ -50,9 +50,9 @@ def test_order_of_starts_is_that_of_a_run_that_waits(
     waited = 0
     for due in data.draw(st.lists(st.integers(-1, 5), max_size=10)):
         before = waited
-        waited += work.advance(due)
+        waited += work.run(due)
         assert waited - before <= max(due, 0)
-    assert waited + work.finish() == chunks * stages and work.through
+    assert waited + work.run() == chunks * stages and work.finished
     assert _starts(log) == _starts(plain)
 
 
@@ -96,7 +96,7 @@ def _lingering(log: list[str], name: int) -> Stages:
 
 def test_the_network_has_the_next_chunk_while_one_is_waited_for_and_reckoned_with() -> None:
     log: list[str] = []
-    Pipeline(_lingering(log, i) for i in range(9)).finish()
+    Pipeline(_lingering(log, i) for i in range(9)).run()
     for number in range(8):
         following = log.index(f"start {number + 1}.0")
         assert following < log.index(f"wait {number}.0") < log.index(f"reckon {number}")
@@ -104,11 +104,11 @@ def test_the_network_has_the_next_chunk_while_one_is_waited_for_and_reckoned_wit
 
 def test_a_round_begins_as_many_as_it_is_told_to() -> None:
     log: list[str] = []
-    started: list[_Message] = []
-    work = Pipeline((_chunk(log, started, i, 2) for i in range(20)), at_once=8)
-    assert len(started) == 16
-    work.finish()
-    assert [line for line in log if "end" in line] != [] and len(started) == 40
+    work = Pipeline((_planned(log, i, 2) for i in range(20)), at_once=8)
+    work.run(0)
+    assert len(_starts(log)) == 16
+    work.run()
+    assert [line for line in log if "end" in line] != [] and len(_starts(log)) == 40
 
 
 def test_side_by_side_waits_for_all_parts_of_a_stage() -> None:
@@ -125,4 +125,4 @@ def test_an_error_ends_the_work() -> None:
         raise RuntimeError("lost")
 
     with pytest.raises(RuntimeError, match="lost"):
-        Pipeline([broken()]).finish()
+        Pipeline([broken()]).run()

@@ -1,4 +1,4 @@
-"""What ranks must agree on about parameters before models are exchanged."""
+"""Parameters that all ranks must synchronise alike."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.blocks.health_report import HealthReport, OutOfStepError, span
-from lightning_hier.comm.blocks.members import optimizer_parameters
-from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.blocks.health import span
+from lightning_hier.comm.blocks.trained import TrainedTensors, optimizer_parameters
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 
-# Whole numbers up to 2**53 survive in the double precision of the health report.
+# Whole numbers up to 2**53 are exact in the double precision of health reports.
 _DIGEST_BYTES = 6
 _MOST_NAMES = 5
 
 Entries = Mapping[str, str]
 
 
+class OutOfStepError(RuntimeError):
+    """Ranks came to different synchronisations, or synchronise different parameters."""
+
+
 class AgreedParameters:
-    """Which parameters a rank synchronises. Ranks exchange a digest in every health report.
+    """Digest of the parameters that this rank synchronises, part of every health report.
 
     Args:
-        module: that is trained.
-        trained: what of it is synchronised.
+        module: being trained.
+        trained: its synchronised tensors.
         optimizers: each has its own block.
         communicators: channels of this rank.
 
     Attributes:
-        digest: of names, shapes, dtypes and optimizers of the synchronised parameters.
+        digest: of names, shapes, dtypes and optimizers of the parameters.
 
     """
 
@@ -54,11 +57,11 @@ class AgreedParameters:
         self.note()
 
     def note(self) -> None:
-        """Remember the present parameters of each optimizer's block. Communicates nothing."""
+        """Compute the digest of the present parameters. Communicates nothing."""
         names = {own: name for name, own in self._module.named_parameters()}
         self._entries = {}
         for index, members in enumerate(self._trained.members()):
-            # What an optimizer holds has state that may travel along.
+            # Parameters of an optimizer have state that may be averaged too.
             held = set(optimizer_parameters(self._optimizers[index]))
             for own in members.parameters:
                 holder = f"optimizer {index}" if own in held else "no optimizer"
@@ -68,7 +71,7 @@ class AgreedParameters:
         self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
 
     def admit(self, channel: Channel) -> tuple[bool, bool]:
-        """Take in parameters that have become trainable.
+        """Add parameters that have become trainable.
 
         A collective of the channel, as long as some have never been trainable.
 
@@ -89,35 +92,36 @@ class AgreedParameters:
         channel.all_gather(digests, own, "status").wait()
         return bool((digests == own).all())
 
-    def require(self, statuses: Sequence[HealthReport]) -> None:
-        """Check what all ranks have reported. A collective of the world where digests differ.
+    def require_same(self, digests: Sequence[int]) -> None:
+        """Check the digests of all ranks. A collective of the world if they differ.
 
         Raises:
             OutOfStepError: on every rank, if ranks synchronise different parameters.
 
         """
-        digests = [status.digest for status in statuses]
         if len(set(digests)) == 1:
             return
         rank = self._communicators.world.position
-        # One rank of those with the same digest speaks for all of them.
+        # Of the ranks with the same digest the first one sends its entries.
         own = self._entries if digests.index(digests[rank]) == rank else None
-        told = gather_json(own, self._communicators.device)
-        raise OutOfStepError(_difference([told[digests.index(digest)] for digest in digests]))
+        entries = gather_json(own, self._communicators.device)
+        raise OutOfStepError(_difference([entries[digests.index(digest)] for digest in digests]))
 
 
 def _difference(entries: Sequence[Entries]) -> str:
     names = dict.fromkeys(name for own in entries for name in own)
-    said = []
+    differences = []
     for name in names:
         ranks: dict[str | None, list[int]] = {}
         for rank, own in enumerate(entries):
             ranks.setdefault(own.get(name), []).append(rank)
         if len(ranks) > 1:
-            parts = (f"{kind or 'not at all'} on rank {span(on)}" for kind, on in ranks.items())
-            said.append(f"{name!r} ({'; '.join(parts)})")
-    more = f" and {len(said) - _MOST_NAMES} more" if len(said) > _MOST_NAMES else ""
+            kinds = (f"{kind or 'not at all'} on rank {span(on)}" for kind, on in ranks.items())
+            differences.append(f"{name!r} ({'; '.join(kinds)})")
+    omitted = len(differences) - _MOST_NAMES
+    more = f" and {omitted} more" if omitted > 0 else ""
     return (
-        f"the ranks train different parameters: {', '.join(said[:_MOST_NAMES])}{more}. Unfreeze "
-        "the same parameters at the same step on all ranks, and add them to the same optimizer."
+        f"the ranks train different parameters: {', '.join(differences[:_MOST_NAMES])}{more}. "
+        "Unfreeze the same parameters at the same step on all ranks, and add them to the same "
+        "optimizer."
     )

@@ -1,43 +1,71 @@
-"""The mean over the groups of a part of the model, chunk by chunk: exactly, or in a short form."""
+"""Mean over the groups of a dtype bucket, chunk by chunk, and the settings of buckets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec
 from lightning_hier.comm.across import AcrossRoute
-from lightning_hier.comm.blocks.averaging import Averaging
-from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
+from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, ErrorFeedback
 from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.shard import Chunk, Shard
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.stages import Stages, side_by_side
 
 
-class BucketMean:
-    """Averages this rank's share in its transfer buffer, in place.
+@dataclass(frozen=True)
+class BucketSettings:
+    """Settings that all buckets of a block share.
 
-    All methods that return stages are collectives of the ranks that average.
-
-    Args:
-        share: of this rank, of one dtype.
-        codec: the short form in which what is filtered travels; None is none.
-        route: who exchanges with whom.
+    Attributes:
+        local_state: of the local optimizer.
+        block_filter: equations of the global model.
+        placement: division of the model among the ranks of a group.
+        route: process groups of the ranks that average.
+        across_dtype: data type of updates between groups.
+        models: local models of this rank.
+        block_size: steps of a block.
 
     """
 
-    def __init__(self, share: Shard, codec: Codec | None, route: AcrossRoute) -> None:
-        self._shard = share
+    local_state: LocalState
+    block_filter: BlockFilter
+    placement: ShardPlacement
+    route: AcrossRoute
+    across_dtype: AcrossDtype
+    models: LocalModels
+    block_size: int
+
+
+class BucketMean:
+    """Averages this rank's shard in its transfer buffer, in place.
+
+    Methods that return stages are collectives of the ranks that average.
+
+    Args:
+        shard: of this rank.
+        codec: of updates of filtered tensors; None exchanges them without quantisation.
+        route: process groups of the ranks that average.
+
+    """
+
+    def __init__(self, shard: Shard, codec: Codec | None, route: AcrossRoute) -> None:
+        self._shard = shard
         self._codec = codec
         self._averaging = Averaging(route)
-        self._leftovers = (
+        self._feedback = (
             ErrorFeedback(
-                share.filtered.stop - share.filtered.start,
-                chunk=share.chunk,
+                shard.filtered.stop - shard.filtered.start,
+                chunk=shard.chunk,
                 inter_host_ranks=route.inter_host_ranks,
-                like=share.values,
+                like=shard.values,
             )
             if codec is not None and route.between is not None
             else None
@@ -45,23 +73,23 @@ class BucketMean:
 
     @property
     def due(self) -> int:
-        """How many :class:`~lightning_hier.comm.stages.Due` :meth:`of_filtered` yields."""
+        """Number of :class:`~lightning_hier.comm.stages.Due` that :meth:`of_filtered` yields."""
         return self._averaging.due(self._codec)
 
     def of_chunk(
         self, chunk: Chunk, participation: Participation, *, keep: bool, carried: bool = True
     ) -> Stages:
-        """Average all that a chunk holds.
+        """Average all tensors of a chunk.
 
         Args:
-            chunk: of the share.
-            participation: whose values are averaged.
-            keep: whether what rounding leaves over now replaces what it has left over before.
+            chunk: of the shard.
+            participation: groups that take part.
+            keep: whether the error feedback is updated.
             carried: whether the state of local optimizers is averaged too.
 
         """
         if self._codec is None:
-            # All that travels in the same form travels in one collective.
+            # One collective for everything that is not quantised.
             end = self._shard.carried.stop if carried else self._shard.carried.start
             return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), participation)
         place = chunk.filtered
@@ -70,52 +98,46 @@ class BucketMean:
         if chunk.averaged.start < chunk.averaged.stop:
             others.append(self.exact(chunk.averaged, participation))
         if carried and chunk.carried.start < chunk.carried.stop:
-            others.append(self._of_state(chunk.carried, participation))
+            # Second moments span too many orders of magnitude for integers with a common scale.
+            state = _weigh_(self._shard.values[chunk.carried], participation)
+            others.append(self._averaging.quantised(state, BFloat16Codec(), None))
         return side_by_side([mean, *others]) if others else mean
 
     def of_filtered(
         self, piece: Tensor, place: slice, participation: Participation, *, keep: bool
     ) -> Stages:
-        """Average values, in place, that belong to a stretch of the filtered share.
+        """Average values of filtered tensors, in place.
 
         Args:
             piece: the values.
-            place: the stretch.
-            participation: as in :meth:`of_chunk`.
-            keep: as in :meth:`of_chunk`.
+            place: their range in the shard.
+            participation: groups that take part.
+            keep: whether the error feedback is updated.
 
         """
         if self._codec is None:
             return self._averaging.exact(_weigh_(piece, participation))
         if not participation.takes_part:
             piece.zero_()
-        error = self._leftovers.of(place, keep=keep) if self._leftovers else None
+        feedback = self._feedback.of(place, keep=keep) if self._feedback else None
         weight = 1.0 / participation.healthy
-        return self._averaging.coded(piece, self._codec, error, weight=weight)
+        return self._averaging.quantised(piece, self._codec, feedback, weight=weight)
 
     def exact(self, place: slice, participation: Participation) -> Stages:
-        """Average a stretch of the share as it is."""
+        """Average a range of the shard without quantisation."""
         return self._averaging.exact(_weigh_(self._shard.values[place], participation))
 
-    def _of_state(self, place: slice, participation: Participation) -> Stages:
-        """Of local optimizers, whose short form is bfloat16.
-
-        Second moments span too many orders of magnitude for whole numbers with a common scale.
-        """
-        piece = _weigh_(self._shard.values[place], participation)
-        return self._averaging.coded(piece, BFloat16Codec(), None)
-
     def state(self) -> dict[str, Any] | None:
-        """What rounding has left over, for a checkpoint; the tensors are not copied."""
-        return None if self._leftovers is None else self._leftovers.state()
+        """Error feedback for a checkpoint; the tensors are not copied."""
+        return None if self._feedback is None else self._feedback.state()
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Take over what :meth:`state` gave, from a run with the same chunks and ranks."""
-        if self._leftovers is not None and state is not None:
-            self._leftovers.load(state)
+        """Load a state that was saved with the same chunks and ranks."""
+        if self._feedback is not None and state is not None:
+            self._feedback.load(state)
 
 
 def _weigh_(piece: Tensor, participation: Participation) -> Tensor:
     """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
-    # Dividing would leave the NaN.
+    # A product with zero would keep NaN.
     return piece.div_(participation.healthy) if participation.takes_part else piece.zero_()

@@ -1,4 +1,4 @@
-"""A part of the model whose synchronisation runs while the next block is trained."""
+"""A dtype bucket whose synchronisation overlaps with the training of the next block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import sum_of_squares
-from lightning_hier.comm.blocks.bucket_settings import BucketSettings, Norms
+from lightning_hier.comm.blocks.block_report import Norms
+from lightning_hier.comm.blocks.bucket_mean import BucketSettings
 from lightning_hier.comm.blocks.dtype_bucket import DtypeBucket
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.shard import Chunk
@@ -22,21 +23,20 @@ _AT_ONCE = 8
 class OverlappedBucket(DtypeBucket):
     """Tensors of one dtype, synchronised one block late (double buffering, brought to blocks).
 
-    ``u_k(t)`` is what group k has made of the model in block t: its model at the block's end minus
-    the one that it began with. Its mean travels while block t + 1 is trained, and what was made
-    meanwhile is kept. At the end of block t + 1::
+    The local update ``u_k(t)`` of group k in block t is its model at the block's end minus its
+    block-start weights. The mean of the updates is computed while block t + 1 is trained, and the
+    progress of block t + 1 is kept. At the end of block t + 1::
 
         G(t)       = mean over k of u_k(t)
         Delta(t)   = eta * Delta(t-1) + zeta * G(t)
         W(t)       = W(t-1) + Delta(t)
-        w_k(t + 2) = W_g(t) + u_k(t + 1)          the model with which group k begins block t + 2
+        w_k(t + 2) = W_g(t) + u_k(t + 1)          block-start weights of group k in block t + 2
 
     with W_g as in :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`. So every u is in
-    the mean exactly once, one block after it was made. Only tensors that are averaged without a
-    filter are synchronised at once.
+    the mean exactly once, one block late. Tensors that are only averaged are synchronised at once.
 
-    This rank keeps its share of two more vectors than W and Delta: of w_k, for each of its local
-    models, and of what travels, which is what all of them have made.
+    Beside W and Delta this rank keeps its shard of w_k, for each of its local models, and of the
+    update in flight, which is the sum over its local models.
     """
 
     def __init__(
@@ -46,67 +46,73 @@ class OverlappedBucket(DtypeBucket):
         carried: Sequence[Tensor],
         settings: BucketSettings,
     ) -> None:
-        """Take the present tensors as W and w; nothing travels."""
         super().__init__(filtered, averaged, carried, settings)
         self._models = settings.models
-        # The same for all local models until a block of theirs has ended.
-        self._begun = [self.global_model.clone()] * self._models.number
+        # All local models share them until their first block ends.
+        self._block_starts = [self.global_model.clone()] * self._models.number
         self._in_flight = torch.zeros_like(self.global_model)
-        self._under_way = False
-        self._travels = settings.route.in_flight
+        self._has_update = False
+        self._queue = settings.route.in_flight
         self._steps = settings.block_size
         self._work: QueuedPipeline | None = None
-        # Of the models whose way travels: theirs, and of what was averaged at once.
-        self._squares = Norms(0.0)
+        # Of the models whose update is in flight, and of the tensors averaged at once.
+        self._norms = Norms(0.0)
 
     @property
     def _block_start(self) -> Tensor:
-        """This rank's share of what the local model in the module began its block with."""
-        return self._begun[self._models.current]
+        """This rank's shard of the block-start weights of the local model in the module."""
+        return self._block_starts[self._models.current]
 
-    def _leave_out_start_(self, model: Tensor, place: slice) -> float:
-        """What travels is what this group has made of its share in this block."""
+    def _subtract_start_(self, model: Tensor, place: slice) -> float:
+        """Turn a range of the shard into the local update of this block."""
         return self._filter.leave_out_start_(model, self._block_start[place], None)
 
     def synchronise_(self, participation: Participation) -> Norms:
-        """Apply the mean of the block before. A collective of the world.
+        """Apply the mean update of the block before. A collective of the world.
 
-        What this block has made is ready for :meth:`send_off`.
+        :meth:`start_overlap` sends the update of this block.
         """
         if self._shard.averages:
-            self._travels.finish()  # buffers take the same way
+            self._queue.finish()  # buffers use the same process groups
         elif self._work is not None:
-            self._travels.finish(self._work)
-        found, self._squares = self._squares, Norms(participation.squares / participation.healthy)
+            self._queue.finish(self._work)
+        found, self._norms = self._norms, Norms(participation.squares / participation.healthy)
+
+        def average(chunk: Chunk) -> Stages:
+            return self._mean.exact(chunk.averaged, participation)
 
         def advance(chunk: Chunk) -> None:
             place = chunk.filtered
-            made, arrived = self._shard.values[place], self._in_flight[place]
+            local_update, arrived = self._shard.values[place], self._in_flight[place]
             own, update = self._state_at(place)
-            if self._under_way:
-                found.add(*self._filter.advance_by_(arrived, own, update))
+            if self._has_update:
+                mean, squares = self._filter.advance_by_(arrived, own, update)
+                found.mean += mean
+                found.update += squares
             else:
                 arrived.copy_(self._filter.start_model(own, update))
-            self._squares.mean += sum_of_squares(self._shard.values[chunk.averaged])
+            self._norms.mean += sum_of_squares(self._shard.values[chunk.averaged])
+            # Now `arrived` holds W_g.
             block_start = self._block_start[place]
-            if len(self._begun) > 1:
-                for each in self._begun:
+            if len(self._block_starts) > 1:
+                for each in self._block_starts:
                     each[place].add_(arrived)
             elif participation.takes_part:
-                torch.add(arrived, made, out=block_start)
+                torch.add(arrived, local_update, out=block_start)
             else:
                 block_start.copy_(arrived)
-            arrived.copy_(made)
-            made.copy_(block_start)
+            arrived.copy_(local_update)
+            local_update.copy_(block_start)
 
-        self._each_chunk(lambda chunk: self._mean.exact(chunk.averaged, participation), advance)
+        self._pipeline(average, advance).run()
+        self._shard.write_scattered()
         return found
 
-    def send_off(self, participation: Participation) -> None:
-        """Have the mean of what this block has made travel while the next one is trained."""
-        self._under_way = True
+    def start_overlap(self, participation: Participation) -> None:
+        """Queue the mean of this block's updates for the steps of the next block."""
+        self._has_update = True
         places = [chunk.filtered for chunk in self._shard.chunks()]
-        self._work = self._travels.add(
+        self._work = self._queue.add(
             (
                 self._mean.of_filtered(self._in_flight[place], place, participation, keep=True)
                 for place in places
@@ -117,97 +123,98 @@ class OverlappedBucket(DtypeBucket):
         )
 
     def keep_local_update_(self) -> None:
-        """Keep what the local model in the module has made in the place of what it began with.
+        """Replace the block-start weights of the local model in the module by its update.
 
-        Where it is the only one, its tensors have that until they are overwritten.
+        A single local model has its update in the transfer buffer.
         """
-        if len(self._begun) == 1:
+        if len(self._block_starts) == 1:
             return
-        made = torch.empty_like(self._block_start)
-        for piece, values in self._shard.read_in_pieces(aside=True):
+        local_update = torch.empty_like(self._block_start)
+        for piece, values in self._shard.read_in_pieces(into_buffer=False):
             own = values(piece.filtered)
-            self._leave_out_start_(own, piece.filtered)
-            made[piece.filtered].copy_(own)
-        self._begun[self._models.current] = made
+            self._subtract_start_(own, piece.filtered)
+            local_update[piece.filtered].copy_(own)
+        self._block_starts[self._models.current] = local_update
 
     def write_(self) -> None:
-        """Write what another local model begins the next block with into its tensors."""
+        """Write the block-start weights of another local model into its tensors."""
         self._shard.values[self._shard.filtered].copy_(self._block_start)
         super().write_()
 
-    def look_(self, participation: Participation, *, pending: bool) -> None:
-        """Write W as if training ended here: all that travels, and all that was made, is in it.
+    def write_global_(self, participation: Participation, *, pending: bool) -> None:
+        """Write W as if training ended here, with the updates in flight and of this block.
 
-        A collective of the world. W, Delta and what travels stay as they are.
+        A collective of the world. W, Delta and the update in flight stay as they are.
         """
-        self._travels.finish()
+        self._queue.finish()
 
         def average(chunk: Chunk) -> Stages:
             exact = self._mean.exact(chunk.averaged, participation)
             if not pending:
                 return exact
             place = chunk.filtered
-            made = self._mean.of_filtered(
-                self._shard.values[place], place, participation, keep=False
-            )
-            return side_by_side([made, exact])
+            values = self._shard.values[place]
+            mean = self._mean.of_filtered(values, place, participation, keep=False)
+            return side_by_side([mean, exact])
 
-        def look(chunk: Chunk) -> None:
+        def write(chunk: Chunk) -> None:
             place = chunk.filtered
-            shown = self._shard.values[place]
+            values = self._shard.values[place]
             own, update = self._state_at(place)
             own, update = own.clone(), None if update is None else update.clone()
-            if self._under_way:
+            if self._has_update:
                 self._filter.advance_by_(self._in_flight[place].clone(), own, update)
-            shown.copy_(self._filter.global_after(shown, own, update) if pending else own)
+            values.copy_(self._filter.global_after(values, own, update) if pending else own)
 
-        self._each_chunk(average, look, carried=False)
+        self._pipeline(average, write, carried=False).run()
+        self._shard.write_scattered(carried=False)
 
     def vectors(self) -> dict[str, Tensor]:
-        """Delta, what travels, and how far ahead of W the block began."""
+        """Delta, the update in flight, and the block-start weights minus W."""
         ahead = self._block_start - self.global_model
         return {**super().vectors(), "in_flight": self._in_flight, "ahead": ahead}
 
-    def adopt_(self, name: str) -> None:
-        """Take the present tensors as one of :meth:`vectors`."""
+    def read_vector_(self, name: str) -> None:
+        """Read one of :meth:`vectors` from the tensors."""
         if name == "ahead":
-            shown = self._shard.read()[self._shard.filtered]
-            torch.add(self.global_model, shown, out=self._block_start)
+            ahead = self._shard.read()[self._shard.filtered]
+            torch.add(self.global_model, ahead, out=self._block_start)
         else:
-            super().adopt_(name)
+            super().read_vector_(name)
 
     def follow(self, older: DtypeBucket) -> None:
-        """Whether something travels, and the squares that belong to it."""
+        """Take over whether an update is in flight, and its norms."""
         if isinstance(older, OverlappedBucket):
-            self._under_way, self._squares = older._under_way, older._squares
+            self._has_update, self._norms = older._has_update, older._norms
 
     def state(self) -> dict[str, Any]:
-        """This rank's share of the state; the tensors are not copied. Waits for what travels."""
-        self._travels.finish()
+        """This rank's shard of the state; the tensors are not copied. Finishes the update."""
+        self._queue.finish()
         return super().state() | {
             "block_start": self._block_start,
-            "in_flight": self._in_flight if self._under_way else None,
-            "squares": [self._squares.models, self._squares.mean],
+            "in_flight": self._in_flight if self._has_update else None,
+            "norms": [self._norms.models, self._norms.mean],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of a part with the same share."""
+        """Load the state of a bucket with the same shard."""
         super().load(state)
         self.load_local(state)
-        self._under_way = state["in_flight"] is not None
-        if self._under_way:
+        self._has_update = state["in_flight"] is not None
+        if self._has_update:
             self._in_flight.copy_(state["in_flight"])
-        self._squares = Norms(*state["squares"])
+        self._norms = Norms(*state["norms"])
 
     def load_local(self, state: Mapping[str, Any]) -> None:
-        """Take over what the local model in the module began its block with."""
-        self._begun[self._models.current] = state["block_start"].to(self.global_model, copy=True)
+        """Load the block-start weights of the local model in the module."""
+        start = state["block_start"].to(self.global_model, copy=True)
+        self._block_starts[self._models.current] = start
 
     def restart_(self, global_model: Tensor, update: Tensor) -> None:
-        """Begin a block from a model and an update of the whole world. A collective of the group.
+        """Begin a block from W and Delta of a world with other shards, with nothing in flight.
 
-        Nothing travels then.
+        A collective of the group.
         """
         super().restart_(global_model, update)
         start = self._filter.start_model(self.global_model, self.update).clone()
-        self._begun = [start] * self._models.number
+        self._block_starts = [start] * self._models.number

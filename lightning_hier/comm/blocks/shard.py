@@ -1,4 +1,4 @@
-"""A rank's share of a flat model of one dtype: where its elements lie, and the transfer buffer."""
+"""A rank's shard of a flat model of one dtype, and the transfer buffer."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.stages import Stages
 
-# Elements that are exchanged at a time: the network is busy with some while others are reckoned
-# with, and each is long enough to be worth a message. Twice as many where they travel in a short
-# form, since what is done once for each chunk counts for more then.
+# Elements of one chunk: the network transfers some while others are computed, and each is long
+# enough to be worth a message. Quantised chunks are twice as long, since the fixed cost of a chunk
+# counts for more there.
 CHUNK = 1 << 19
 
-# Elements read at a time: what is done with them next finds them in the cache.
+# Elements read at a time: the next operation finds them in the cache.
 _PIECE = 1 << 17
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of every rank's share, counted from the start of the share.
+    """A range of elements of every rank's shard, counted from the start of the shard.
 
     Attributes:
         start: first element.
-        stop: first element after it; the share of this rank may end before.
-        filtered: what of it lies in this rank's filtered tensors, likewise counted.
-        averaged: in those that are only averaged.
-        carried: in the state of the local optimizer.
+        stop: first element after it; the shard of this rank may end before.
+        filtered: range of the filtered tensors in it, on this rank.
+        averaged: range of the tensors that are only averaged.
+        carried: range of the state of the local optimizer.
 
     """
 
@@ -42,27 +42,31 @@ class Chunk:
     averaged: slice
     carried: slice
 
-    @property
-    def whole(self) -> slice:
-        """All of it."""
-        return slice(self.start, self.stop)
-
 
 Values = Callable[[slice], Tensor]
-"""Gives the values of a stretch of the share."""
+"""Values of a range of the shard."""
 
 
 class Shard:
-    """The elements that this rank exchanges with other groups, in order of what becomes of them.
+    """Elements that this rank exchanges with other groups.
 
-    Tensors of the model come first, of them those that the block filter moves before those that
-    are only averaged; then state of the local optimizer that travels along.
+    Filtered tensors come first (the block filter applies to them), then tensors that are only
+    averaged, then state of the local optimizer.
+
+    Args:
+        filtered: tensors of one dtype.
+        averaged: likewise.
+        carried: likewise.
+        placement: division among the ranks of the group.
+        quantised: whether updates are quantised.
 
     Attributes:
-        chunk: elements that are exchanged at a time.
-        values: this rank's share of the transfer buffer.
-        start: where it begins in the whole.
-        filtered: where the three kinds lie in it.
+        chunk: elements of one chunk.
+        values: this rank's shard of the transfer buffer.
+        start: its position in the flat model.
+        is_all: whether this rank exchanges every element.
+        elements: number of filtered elements of the whole model.
+        filtered: range of filtered elements in the shard.
         averaged: likewise.
         carried: likewise.
 
@@ -75,11 +79,10 @@ class Shard:
         carried: Sequence[Tensor],
         placement: ShardPlacement,
         *,
-        shortened: bool,
+        quantised: bool,
     ) -> None:
-        """Allocate the transfer buffer; communicates nothing."""
         self._placement = placement
-        self.chunk = 2 * CHUNK if shortened else CHUNK
+        self.chunk = 2 * CHUNK if quantised else CHUNK
         self._model = FlatView([*filtered, *averaged])
         self._carried = FlatView(carried)
         self._view = FlatView([*filtered, *averaged, *carried])
@@ -87,9 +90,10 @@ class Shard:
         self._buffer = torch.zeros(
             placement.padded(len(self._view)), dtype=example.dtype, device=example.device
         )
-        place = placement.share(len(self._view))
+        place = placement.shard(len(self._view))
         self.start = place.start
         self.values = self._buffer[place]
+        self.is_all = self.values.numel() >= len(self._view)
         self.elements = len(FlatView(filtered))
         self.filtered = self._own(0, self.elements)
         self.averaged = self._own(self.elements, len(self._model))
@@ -102,12 +106,12 @@ class Shard:
 
     @property
     def carried_start(self) -> int:
-        """Where this rank's share of what is carried begins in all of that."""
+        """Position of this rank's optimizer state in all of it."""
         return max(int(self.start) - len(self._model), 0)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all of it."""
+        """Of all tensors."""
         return self._buffer.dtype
 
     @property
@@ -115,58 +119,51 @@ class Shard:
         """Whether any tensors are only averaged."""
         return len(self._model) > self.elements
 
-    @property
-    def is_all(self) -> bool:
-        """Whether this rank carries every element."""
-        return self.values.numel() >= len(self._view)
-
     def read(self) -> Tensor:
-        """Copy this rank's share of the tensors into the transfer buffer; returns it."""
+        """Copy this rank's shard of the tensors into the transfer buffer; returns it."""
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
 
-    def read_in_pieces(self, *, aside: bool = False) -> Iterator[tuple[Chunk, Values]]:
-        """As :meth:`read`; gives every piece as soon as it has been read, and its values.
+    def read_in_pieces(self, *, into_buffer: bool = True) -> Iterator[tuple[Chunk, Values]]:
+        """Read the shard of the tensors piece by piece, each with its values.
 
         Args:
-            aside: leave the transfer buffer as it is; a piece is there until the next one.
+            into_buffer: whether the pieces are copied into the transfer buffer. Otherwise a piece
+                is valid until the next one.
 
         """
         length = min(chunk_length(self.values, _PIECE), self.values.numel())
-        spare = self.values.new_empty(length) if aside else None
-        for piece in self._stretches(self.values.numel(), max(length, 1)):
-            own = self.values[piece.whole] if spare is None else spare[: piece.stop - piece.start]
-            self._view.read_(self.start + piece.start, self.start + piece.stop, own)
-            yield piece, partial(_inside, own, piece.start)
+        spare = None if into_buffer else self.values.new_empty(length)
+        for piece in self._ranges(self.values.numel(), max(length, 1)):
+            start, stop = piece.start, piece.stop
+            own = self.values[start:stop] if spare is None else spare[: stop - start]
+            self._view.read_(self.start + start, self.start + stop, own)
+            yield piece, partial(_inside, own, start)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The whole, a stretch of every rank's share at a time."""
-        return self._stretches(self._placement.longest(len(self._view)), self.chunk)
+    def chunks(self) -> list[Chunk]:
+        """Chunks of the whole model, each a range of every rank's shard."""
+        return list(self._ranges(self._placement.longest(len(self._view)), self.chunk))
 
-    def write(self) -> None:
-        """Copy the whole transfer buffer into the tensors, in place."""
-        self._view.write_from(self._buffer)
-
-    def _stretches(self, numel: int, each: int) -> Iterator[Chunk]:
+    def _ranges(self, numel: int, each: int) -> Iterator[Chunk]:
         for start in range(0, numel, each):
             stop = min(start + each, numel)
             kinds = (self.filtered, self.averaged, self.carried)
-            yield Chunk(start, stop, *(_common(kind, start, stop) for kind in kinds))
+            yield Chunk(start, stop, *(_overlap(kind, start, stop) for kind in kinds))
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
-        """The carried tensors in a stretch of the share, and where each lies in the share."""
+        """Tensors of optimizer state in a range of the shard, and the range of each."""
         offset = self.start - len(self._model)
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
             yield tensor, slice(place.start + inside.start, place.start + inside.stop)
 
     def distribute(self, chunk: Chunk, *, carried: bool = True) -> Stages:
-        """Hand a chunk of all shares round in the group and write it into the tensors, in place.
+        """All-gather, or broadcast, a chunk in the group and write it into the tensors, in place.
 
-        A collective of the group, in one stage; afterwards its ranks hold the same bits.
+        A collective of the group in one stage; afterwards its ranks hold the same bits.
 
         Args:
-            chunk: of :meth:`chunks`.
-            carried: False leaves the state of the local optimizer as it is.
+            chunk: one of :meth:`chunks`.
+            carried: whether the state of the local optimizer is written too.
 
         """
         yield self._placement.distribute(self._buffer, chunk.start, chunk.stop)
@@ -174,8 +171,12 @@ class Shard:
         for span in self._placement.spans(chunk.start, chunk.stop, len(self._view)):
             view.write_range(span.start, min(span.stop, len(view)), self._buffer)
 
+    def write(self) -> None:
+        """Copy the whole transfer buffer into the tensors, in place."""
+        self._view.write_from(self._buffer)
+
     def write_scattered(self, *, carried: bool = True) -> None:
-        """Write what :meth:`spread` could not write chunk by chunk, once all chunks are there."""
+        """Write the tensors that are not contiguous, after all chunks are distributed."""
         (self._view if carried else self._model).write_scattered(self._buffer)
 
 
@@ -183,6 +184,6 @@ def _inside(values: Tensor, start: int, place: slice) -> Tensor:
     return values[max(place.start - start, 0) : max(place.stop - start, 0)]
 
 
-def _common(kind: slice, start: int, stop: int) -> slice:
+def _overlap(kind: slice, start: int, stop: int) -> slice:
     low = min(max(kind.start, start), kind.stop)
     return slice(low, max(min(kind.stop, stop), low))

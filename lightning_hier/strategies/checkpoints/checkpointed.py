@@ -255,7 +255,7 @@ class CheckpointedStrategy(TieredStrategy):
             "inter_host_ranks": self.communicators.route.inter_host_ranks if shortened else None,
             # Which then lies behind the model, in the same shares.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
-            "placement": type(session.training.synchroniser.placement).__name__,
+            "sharded": session.training.synchroniser.placement.sharded,
             "warmup_steps": self.warmup_steps,
             # Of which each has its share of the global model.
             "ranks_per_group": self.layout.sizes[0],

@@ -61,7 +61,9 @@ class RunState:
             "frozen_at_first": self._frozen_at_first,
             "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
-            "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
+            "counts": None
+            if blocks is None
+            else [self._named(block.local_state.counts()) for block in blocks],
         }
 
     def of_group(self) -> State:
