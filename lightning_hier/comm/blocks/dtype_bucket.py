@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -95,22 +95,24 @@ class DtypeBucket:
         The tensors and the averaged optimizer state get it in place. A collective of the world.
         """
         found = Norms(participation.squares / participation.healthy)
-
-        def average(chunk: Chunk) -> Stages:
-            return self._mean.of_chunk(chunk, participation, keep=True)
-
-        def advance(chunk: Chunk) -> None:
-            values = self._shard.values
-            self._advance_carried_(chunk.carried)
-            advance_ = self._filter.advance_by_ if self._codec else self._filter.advance_
-            mean, update = advance_(values[chunk.filtered], *self._state_at(chunk.filtered))
-            found.mean += mean
-            found.mean += sum_of_squares(values[chunk.averaged])
-            found.update += update
-
-        self._pipeline(average, advance).run()
+        Pipeline(
+            self._synchronise_chunk(chunk, participation, found) for chunk in self._shard.chunks()
+        ).run()
         self._shard.write_scattered()
         return found
+
+    def _synchronise_chunk(
+        self, chunk: Chunk, participation: Participation, found: Norms
+    ) -> Stages:
+        yield from self._mean.of_chunk(chunk, participation, keep=True)
+        values = self._shard.values
+        self._advance_carried_(chunk.carried)
+        advance_ = self._filter.advance_by_ if self._codec else self._filter.advance_
+        mean, update = advance_(values[chunk.filtered], *self._state_at(chunk.filtered))
+        found.mean += mean
+        found.mean += sum_of_squares(values[chunk.averaged])
+        found.update += update
+        yield from self._shard.distribute(chunk)
 
     def write_global_(self, participation: Participation, *, pending: bool) -> None:
         """Write W, and the mean of the other tensors, into the tensors; W and Delta stay.
@@ -122,20 +124,24 @@ class DtypeBucket:
             pending: whether to write the W that would result if the block ended here.
 
         """
-
-        def average(chunk: Chunk) -> Stages:
-            if pending:
-                return self._mean.of_chunk(chunk, participation, keep=False, carried=False)
-            return self._mean.exact(chunk.averaged, participation)
-
-        def write(chunk: Chunk) -> None:
-            mean = self._shard.values[chunk.filtered]
-            own, update = self._state_at(chunk.filtered)
-            following = self._filter.global_after if self._codec else self._filter.next_global
-            mean.copy_(following(mean, own, update) if pending else own)
-
-        self._pipeline(average, write, carried=False).run()
+        Pipeline(
+            self._write_global_chunk(chunk, participation, pending=pending)
+            for chunk in self._shard.chunks()
+        ).run()
         self._shard.write_scattered(carried=False)
+
+    def _write_global_chunk(
+        self, chunk: Chunk, participation: Participation, *, pending: bool
+    ) -> Stages:
+        if pending:
+            yield from self._mean.of_chunk(chunk, participation, keep=False, carried=False)
+        else:
+            yield from self._mean.exact(chunk.averaged, participation)
+        values = self._shard.values[chunk.filtered]
+        own, update = self._state_at(chunk.filtered)
+        following = self._filter.global_after if self._codec else self._filter.next_global
+        values.copy_(following(values, own, update) if pending else own)
+        yield from self._shard.distribute(chunk, carried=False)
 
     def keep_local_update_(self) -> None:
         """Prepare for :meth:`write_` where a rank has several local models."""
@@ -215,22 +221,6 @@ class DtypeBucket:
         start = self._filter.start_model(self.global_model, self.update)
         values[self._shard.filtered].copy_(start)
         self._distribute_(carried=False)
-
-    def _pipeline(
-        self,
-        average: Callable[[Chunk], Stages],
-        compute: Callable[[Chunk], None],
-        *,
-        carried: bool = True,
-    ) -> Pipeline:
-        """Average, compute and distribute, chunk by chunk. A collective of the world."""
-
-        def work(chunk: Chunk) -> Stages:
-            yield from average(chunk)
-            compute(chunk)
-            yield from self._shard.distribute(chunk, carried=carried)
-
-        return Pipeline(map(work, self._shard.chunks()))
 
     def _distribute_(self, *, carried: bool = True) -> None:
         chunks = self._shard.chunks()

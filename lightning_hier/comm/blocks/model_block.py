@@ -95,7 +95,7 @@ class ModelBlock:
         return [bucket.state() for bucket in self._buckets]
 
     def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
-        """Continue in the middle of a block of the same groups. Communicates nothing."""
+        """Continue in the middle of a block of the same groups."""
         for bucket, state in zip(self._buckets, states, strict=True):
             bucket.load(state)
         self.local_state.set_counts(counts)
@@ -176,7 +176,6 @@ class ModelBlock:
 
         Raises:
             ValueError: this rank has several local models.
-
         """
         if self._models.number > 1:
             raise ValueError(
@@ -184,8 +183,7 @@ class ModelBlock:
                 "parameters while training: have them trainable from the start, or start a rank "
                 "for each worker"
             )
-        tensors = [*members.tensors, *self.local_state.carried]
-        saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.local_state.carried]]
         self._communicators.route.in_flight.finish()
         for bucket in self._buckets:
             bucket.recall_()

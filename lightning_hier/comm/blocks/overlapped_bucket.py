@@ -14,7 +14,7 @@ from lightning_hier.comm.blocks.bucket_mean import BucketSettings
 from lightning_hier.comm.blocks.dtype_bucket import DtypeBucket
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.shard import Chunk
-from lightning_hier.comm.stages import QueuedPipeline, Stages, side_by_side
+from lightning_hier.comm.stages import Pipeline, QueuedPipeline, Stages, side_by_side
 
 # Chunks that begin together: enough to keep a link busy from one step to the next.
 _AT_ONCE = 8
@@ -77,36 +77,38 @@ class OverlappedBucket(DtypeBucket):
         elif self._work is not None:
             self._queue.finish(self._work)
         found, self._norms = self._norms, Norms(participation.squares / participation.healthy)
-
-        def average(chunk: Chunk) -> Stages:
-            return self._mean.exact(chunk.averaged, participation)
-
-        def advance(chunk: Chunk) -> None:
-            place = chunk.filtered
-            local_update, arrived = self._shard.values[place], self._in_flight[place]
-            own, update = self._state_at(place)
-            if self._has_update:
-                mean, squares = self._filter.advance_by_(arrived, own, update)
-                found.mean += mean
-                found.update += squares
-            else:
-                arrived.copy_(self._filter.start_model(own, update))
-            self._norms.mean += sum_of_squares(self._shard.values[chunk.averaged])
-            # Now `arrived` holds W_g.
-            block_start = self._block_start[place]
-            if len(self._block_starts) > 1:
-                for each in self._block_starts:
-                    each[place].add_(arrived)
-            elif participation.takes_part:
-                torch.add(arrived, local_update, out=block_start)
-            else:
-                block_start.copy_(arrived)
-            arrived.copy_(local_update)
-            local_update.copy_(block_start)
-
-        self._pipeline(average, advance).run()
+        Pipeline(
+            self._synchronise_chunk(chunk, participation, found) for chunk in self._shard.chunks()
+        ).run()
         self._shard.write_scattered()
         return found
+
+    def _synchronise_chunk(
+        self, chunk: Chunk, participation: Participation, found: Norms
+    ) -> Stages:
+        yield from self._mean.exact(chunk.averaged, participation)
+        place = chunk.filtered
+        local_update, arrived = self._shard.values[place], self._in_flight[place]
+        own, update = self._state_at(place)
+        if self._has_update:
+            mean, squares = self._filter.advance_by_(arrived, own, update)
+            found.mean += mean
+            found.update += squares
+        else:
+            arrived.copy_(self._filter.start_model(own, update))
+        # Now `arrived` holds W_g.
+        self._norms.mean += sum_of_squares(self._shard.values[chunk.averaged])
+        block_start = self._block_start[place]
+        if len(self._block_starts) > 1:
+            for each in self._block_starts:
+                each[place].add_(arrived)
+        elif participation.takes_part:
+            torch.add(arrived, local_update, out=block_start)
+        else:
+            block_start.copy_(arrived)
+        arrived.copy_(local_update)
+        local_update.copy_(block_start)
+        yield from self._shard.distribute(chunk)
 
     def start_overlap(self, participation: Participation) -> None:
         """Queue the mean of this block's updates for the steps of the next block."""
@@ -147,27 +149,25 @@ class OverlappedBucket(DtypeBucket):
         A collective of the world. W, Delta and the update in flight stay as they are.
         """
         self._queue.finish()
+        super().write_global_(participation, pending=pending)
 
-        def average(chunk: Chunk) -> Stages:
-            exact = self._mean.exact(chunk.averaged, participation)
-            if not pending:
-                return exact
-            place = chunk.filtered
-            values = self._shard.values[place]
+    def _write_global_chunk(
+        self, chunk: Chunk, participation: Participation, *, pending: bool
+    ) -> Stages:
+        place = chunk.filtered
+        values = self._shard.values[place]
+        exact = self._mean.exact(chunk.averaged, participation)
+        if pending:
             mean = self._mean.of_filtered(values, place, participation, keep=False)
-            return side_by_side([mean, exact])
-
-        def write(chunk: Chunk) -> None:
-            place = chunk.filtered
-            values = self._shard.values[place]
-            own, update = self._state_at(place)
-            own, update = own.clone(), None if update is None else update.clone()
-            if self._has_update:
-                self._filter.advance_by_(self._in_flight[place].clone(), own, update)
-            values.copy_(self._filter.global_after(values, own, update) if pending else own)
-
-        self._pipeline(average, write, carried=False).run()
-        self._shard.write_scattered(carried=False)
+            yield from side_by_side([mean, exact])
+        else:
+            yield from exact
+        own, update = self._state_at(place)
+        own, update = own.clone(), None if update is None else update.clone()
+        if self._has_update:
+            self._filter.advance_by_(self._in_flight[place].clone(), own, update)
+        values.copy_(self._filter.global_after(values, own, update) if pending else own)
+        yield from self._shard.distribute(chunk, carried=False)
 
     def vectors(self) -> dict[str, Tensor]:
         """Delta, the update in flight, and the block-start weights minus W."""
