@@ -1,4 +1,4 @@
-"""Means over the groups: exact ones, and short forms that keep what they leave over."""
+"""Sums over the groups: exact, and quantised with error feedback."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _short_rounds(
         Pipeline(work(looked, place, keep=False) for place in _places(numel)).run()
         exact = _sum(values)
         Pipeline(work(values, place, keep=True) for place in _places(numel)).run()
-        assert torch.equal(looked, values), "a look gives what the end of the block gives"
+        assert torch.equal(looked, values), "evaluation gives the same bits as the end of the block"
         said += values
         worst = max(worst, float((values - exact).abs().max()))
     left = _left_over(error_feedback, communicators, numel)

@@ -29,7 +29,7 @@ class _Counting(nn.Module):
 
 @torch.no_grad()
 def _counts() -> list[int]:
-    """What a buffer that is kept equal holds after a block, and after a look."""
+    """A buffer that is kept equal, after a block and after an evaluation."""
     groups = dist.get_rank() // 2
 
     def without_the_first(reading: ModelHealth) -> Participation:

@@ -1,4 +1,4 @@
-"""Models that travel while blocks are trained: in what order, from when on, what is told."""
+"""Overlapped synchronisation: order and start of collectives, errors, and ranks without data."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _models() -> dict[str, list[list[float]]]:
     }
 
 
-def test_steps_of_training_change_nothing_in_what_travels() -> None:
+def test_steps_of_training_do_not_change_an_overlapped_mean() -> None:
     """Two optimizers, three dtypes, many chunks and two hosts."""
     first, *others = run_ranks(_models, 4)
     for promptly, leisurely in first.values():
@@ -103,8 +103,8 @@ def _started() -> list[int]:
     return found
 
 
-def test_what_travels_starts_at_the_end_of_its_block() -> None:
-    """A short form has then begun the first of its two halves."""
+def test_overlapped_mean_starts_at_the_end_of_its_block() -> None:
+    """A quantised mean has then begun the first of its two collectives."""
     for exact, short in run_ranks(_started, 4):
         assert (exact, short) == (1, 1)
 
@@ -154,7 +154,7 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
 
 
 def _uneven(**settings: Any) -> Tensor:
-    """A rank runs out of data while more travels than is started at once."""
+    """A rank runs out of data while more is in flight than starts at once."""
     model = Net()
     limit = timedelta(seconds=20)
     strategy = BMUFStrategy(block_size=6, overlap=True, warmup_steps=0, timeout=limit, **settings)
@@ -175,7 +175,7 @@ class _Endless:
         return iter(self._batches)
 
 
-def test_a_rank_without_batches_takes_part_in_what_travels() -> None:
+def test_a_rank_without_batches_takes_part_in_the_overlapped_mean() -> None:
     first, second = run_ranks(partial(_uneven, uneven_batches="join"), 2)
     assert torch.equal(first, second)
     for error in run_ranks(_uneven, 2, expect_failure=True):

@@ -12,7 +12,7 @@ from lightning_hier.comm.tiers import RankLayout
 
 
 @pytest.mark.parametrize(
-    ("ranks", "host_of", "teams"),
+    ("ranks", "host_of", "hosts"),
     [
         ([0, 1, 2, 3], [0, 0, 1, 1], [[0, 1], [2, 3]]),
         ([0, 1, 2], [0, 1, 1], [[0], [1, 2]]),
@@ -22,9 +22,9 @@ from lightning_hier.comm.tiers import RankLayout
     ],
 )
 def test_ranks_of_a_host_meet_first(
-    ranks: list[int], host_of: list[int], teams: list[list[int]]
+    ranks: list[int], host_of: list[int], hosts: list[list[int]]
 ) -> None:
-    assert by_host(ranks, host_of) == teams
+    assert by_host(ranks, host_of) == hosts
 
 
 def test_one_model_travels_nowhere() -> None:
