@@ -33,6 +33,9 @@ class Evaluation:
         blocks: returns one block for each optimizer, or None during the warm-up and where no models
             are synchronised.
 
+    Attributes:
+        keeps_module: whether :meth:`keep_module` has been called.
+
     """
 
     def __init__(
