@@ -143,7 +143,7 @@ def test_ranks_begin_with_the_package_imported() -> None:
     """This module does not import it; where it is missing every rank of every test imports it."""
     engines = {f"lightning_hier.parameter_server.{kind}.engine" for kind in ("psp", "two_stage")}
     (found,) = run_ranks(_imported, 1)
-    assert {"lightning_hier", "lightning_hier.comm.blocks.synchroniser", *engines} <= found
+    assert {"lightning_hier", "lightning_hier.comm.blocks.block_synchroniser", *engines} <= found
 
 
 def test_results_come_back_in_the_order_of_ranks() -> None:

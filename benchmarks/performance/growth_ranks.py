@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 from benchmarks.performance.on_rank import report
 from lightning_hier import BMUF, GTC
-from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gtc_hook import GTCReducer
@@ -101,7 +101,7 @@ def bmuf(point: Point) -> dict[str, float]:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     worker = Worker()
     worker.count_optimizers(1)
-    synchroniser = Synchroniser(
+    synchroniser = BlockSynchroniser(
         module, [optimizer], BMUF(block_size=1), communicators=communicators, worker=worker
     )
     synchroniser.before_step()

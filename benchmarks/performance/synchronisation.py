@@ -24,7 +24,7 @@ from benchmarks.performance.link import measure_goodput
 from benchmarks.performance.on_rank import report
 from benchmarks.performance.work import Work, WorkModule
 from lightning_hier import BMUF
-from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
@@ -133,7 +133,7 @@ def measure(variant: Variant, told: Synchronisations) -> dict[str, Any]:
     }
 
 
-def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> Synchroniser:
+def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> BlockSynchroniser:
     """Blocks of one step around the module, with groups of their own."""
     worker = Worker()
     worker.count_optimizers(1)
@@ -145,7 +145,7 @@ def _open(module: WorkModule, variant: Variant, ranks_per_host: int) -> Synchron
         traffic=Traffic(),
         host_of=[rank // ranks_per_host for rank in range(ranks)],
     )
-    synchroniser = Synchroniser(
+    synchroniser = BlockSynchroniser(
         module,
         [module.configure_optimizers()],
         variant.config(),

@@ -89,14 +89,14 @@ class BlockPasses:
     def encode_int8_(
         self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, steps: Tensor
     ) -> None:
-        """As ``Int8Coder.encode_``, into ``scales`` and ``steps``."""
+        """As ``Int8Codec.encode_``, into ``scales`` and ``steps``."""
         self._library.encode_int8(
             *(values.data_ptr(), values.numel(), *_summand(plus), weight),
             *(scales.data_ptr(), steps.data_ptr()),
         )
 
     def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
-        """As ``Int8Coder.decode``."""
+        """As ``Int8Codec.decode``."""
         self._library.decode_int8(
             out.data_ptr(), out.numel(), scales.data_ptr(), steps.data_ptr(), add
         )
@@ -104,7 +104,7 @@ class BlockPasses:
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
     ) -> None:
-        """As ``BFloat16Coder.encode_``."""
+        """As ``BFloat16Codec.encode_``."""
         self._library.encode_bfloat16(
             *(values.data_ptr(), values.numel(), *_summand(plus), weight, out.data_ptr())
         )

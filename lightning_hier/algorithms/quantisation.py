@@ -17,7 +17,7 @@ _CHUNK = 1 << 16
 _LARGEST = 127.0
 
 
-class Coder:
+class Codec:
     """Writes real numbers as bytes and reads them back.
 
     Values are 1-D, in float32 or float64, and their number is a multiple of ``BLOCK``.
@@ -76,7 +76,7 @@ class Coder:
         raise NotImplementedError
 
 
-class BFloat16Coder(Coder):
+class BFloat16Codec(Codec):
     """Two bytes an element: rounds to the nearest bfloat16, a relative error of at most 2^-9."""
 
     def bytes_for(self, numel: int) -> int:
@@ -103,7 +103,7 @@ class BFloat16Coder(Coder):
         out.add_(place) if add else out.copy_(place)
 
 
-class Int8Coder(Coder):
+class Int8Codec(Codec):
     """One byte an element: ``BLOCK`` neighbours share a scale, which is their largest / 127.
 
     The error of an element is at most half of the scale. Scales are float32 and lie first.

@@ -1,1 +1,1 @@
-"""Process groups, collectives, and what is sent through them. No Lightning."""
+"""Process groups, collectives and their traffic. No Lightning."""

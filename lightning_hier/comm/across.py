@@ -1,4 +1,4 @@
-"""How what the groups average travels between them: host by host where a host has several."""
+"""Process groups that average models, host by host where that saves bytes."""
 
 from __future__ import annotations
 
@@ -7,37 +7,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.stages import WorkQueue
+from lightning_hier.comm.stages import OverlapQueue
 from lightning_hier.comm.tiers import RankLayout
 
 
 @dataclass(frozen=True)
 class AcrossRoute:
-    """The ranks through which this one averages its share of the model with other groups.
+    """Ranks through which this rank averages its shard of the model with other groups.
 
-    Where several groups have ranks on one host, their models are added up there first, one rank of
-    each host exchanges the sum with the other hosts, and hands the result round at home. A link
-    between hosts then carries a model once, and not once for each group that ends there.
+    Where several groups have ranks on one host, their models are summed there first, one rank of
+    each host exchanges the sum with the other hosts, and broadcasts the result on its host. So a
+    link between hosts transfers a model once, and not once for each group on the host.
 
-    These groups are used for models alone, so that what travels while a block is trained can't be
-    mixed up with what is exchanged meanwhile.
+    These process groups are used for models alone, so that an overlapped synchronisation can't be
+    mixed up with other collectives.
 
     Attributes:
-        between: the ranks that exchange between hosts; None where another rank of this host does,
-            and where there is one model only.
-        host: the averaging ranks of this host; None where each is alone on its host, or all are on
-            one.
-        lanes: the number of ranks in ``between``, known also where that is None.
-        at_home: whether some host has several of the averaging ranks; the same on all of them.
-        travelling: what is on its way while blocks are trained, of all blocks.
+        between: ranks that exchange between hosts; None if another rank of this host does, and if
+            there is one model only.
+        host: averaging ranks of this host; None if each is alone on its host, or all are on one.
+        inter_host_ranks: number of ranks in ``between``, also where that is None.
+        hosts_are_shared: whether some host has several averaging ranks; the same on all of them.
+        in_flight: overlapped synchronisations of all blocks.
 
     """
 
     between: Channel | None
     host: Channel | None
-    lanes: int
-    at_home: bool = False
-    travelling: WorkQueue = field(default_factory=WorkQueue, compare=False, repr=False)
+    inter_host_ranks: int
+    hosts_are_shared: bool = False
+    in_flight: OverlapQueue = field(default_factory=OverlapQueue, compare=False, repr=False)
 
 
 def build_route(
@@ -45,37 +44,37 @@ def build_route(
     host_of: Sequence[int],
     make: Callable[[Sequence[int], str], Channel | None],
 ) -> AcrossRoute:
-    """Create the groups of all routes. Every rank must call it.
+    """Create the process groups of all routes. Every rank must call it.
 
     Args:
         layout: rank layout of two tiers.
-        host_of: for each rank the number of its host.
+        host_of: host number of each rank.
         make: creates the process group of some ranks under a name; a collective of the world.
             Returns its channel, or None on a rank that is not in it.
 
     """
     if layout.sizes[1] == 1:
         return AcrossRoute(None, None, 1)
-    found = [_build(ranks, teams_of(ranks, host_of), make) for ranks in layout.groups(1)]
+    found = [_build(ranks, by_host(ranks, host_of), make) for ranks in layout.groups(1)]
     return next(route for route in found if route is not None)
 
 
-def teams_of(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:
-    """The given ranks by host; each alone if going host by host saves nothing."""
-    teams: defaultdict[int, list[int]] = defaultdict(list)
+def by_host(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:
+    """Ranks by host; each alone if all are on one host, where summing first saves nothing."""
+    hosts: defaultdict[int, list[int]] = defaultdict(list)
     for rank in ranks:
-        teams[host_of[rank]].append(rank)
-    return [[rank] for rank in ranks] if len(teams) == 1 else list(teams.values())
+        hosts[host_of[rank]].append(rank)
+    return [[rank] for rank in ranks] if len(hosts) == 1 else list(hosts.values())
 
 
 def _build(
     ranks: Sequence[int],
-    teams: Sequence[Sequence[int]],
+    hosts: Sequence[Sequence[int]],
     make: Callable[[Sequence[int], str], Channel | None],
 ) -> AcrossRoute | None:
-    between = make([team[0] for team in teams], "between_hosts")
-    at_home = [make(team, "on_host") for team in teams if len(team) > 1]
-    host = next((channel for channel in at_home if channel is not None), None)
+    between = make([own[0] for own in hosts], "between_hosts")
+    shared = [make(own, "on_host") for own in hosts if len(own) > 1]
+    host = next((channel for channel in shared if channel is not None), None)
     if between is None and host is None:
         return None
-    return AcrossRoute(between, host, len(teams), at_home=len(teams) < len(ranks))
+    return AcrossRoute(between, host, len(hosts), hosts_are_shared=len(hosts) < len(ranks))

@@ -1,4 +1,4 @@
-"""Exchange of small facts before training, as JSON: nothing from the net is unpickled."""
+"""Exchange of small values as JSON: nothing from the network is unpickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 
 _EXACT = (type(None), bool, int, float, str)
 
@@ -20,14 +20,14 @@ _EXACT = (type(None), bool, int, float, str)
 def gather_json(
     value: Any, device: torch.device, *, place: str = "an exchange of settings"
 ) -> list[Any]:
-    """Every rank's ``value`` (anything JSON can say), in order of rank.
+    """Every rank's ``value`` (anything that JSON can represent), in order of rank.
 
     A collective of the world: every rank must call it.
 
     Args:
         value: of this rank.
         device: of collectives.
-        place: what is exchanged, for errors.
+        place: name of the exchange in errors.
 
     Raises:
         PeerError: a rank did not take part within the time limit; names it.
@@ -53,10 +53,9 @@ def _gather(own: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def gather_where_different(value: Any, device: torch.device, *, place: str) -> list[Any] | None:
-    """Every rank's ``value`` as :func:`gather_json` gives it; None where all have the same.
+    """Every rank's ``value`` as from :func:`gather_json`, or None if all are equal.
 
-    Equal values cost a hash for each rank, however long they are. A collective of the world: every
-    rank must call it.
+    Equal values cost only a hash for each rank. A collective of the world: every rank must call it.
     """
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     if len(set(gather_json(digest, device, place=place))) == 1:
@@ -65,12 +64,12 @@ def gather_where_different(value: Any, device: torch.device, *, place: str) -> l
 
 
 def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
-    """What rank ``source`` gives, on every rank, exactly; paths become text.
+    """The value of rank ``source`` on every rank, exactly; paths become text.
 
     A collective of the world: every rank must call it.
 
     Raises:
-        TypeError: on every rank, if JSON can't carry it exactly.
+        TypeError: on every rank, if JSON can't represent it exactly.
         PeerError: a rank did not take part within the time limit; names it.
 
     """
@@ -80,7 +79,7 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
 
 
 def sealed(value: Any) -> dict[str, Any]:
-    """A value that a rank is about to send, or why JSON can't carry it. See :func:`opened`."""
+    """A value to send, or the reason why JSON can't represent it. See :func:`opened`."""
     try:
         return {"value": _exact(value, "")}
     except TypeError as error:
@@ -88,16 +87,16 @@ def sealed(value: Any) -> dict[str, Any]:
 
 
 def opened(message: Mapping[str, Any], source: int) -> Any:
-    """The value that rank ``source`` has sealed.
+    """The value that rank ``source`` has sent.
 
     Raises:
-        TypeError: on every rank, if JSON can't carry it exactly.
+        TypeError: on every rank, if JSON can't represent it exactly.
 
     """
     if "problem" in message:
         raise TypeError(
-            f"rank {source} can't broadcast what JSON can't say ({message['problem']}): nothing "
-            "from the network is unpickled, and nothing may arrive as something else. Broadcast "
+            f"rank {source} can't broadcast what JSON can't represent ({message['problem']}): "
+            "nothing from the network is unpickled, and values must arrive unchanged. Broadcast "
             "None, bool, int, float, str, and lists and dictionaries of these with text as keys: "
             "list(...) of a tuple or set, .item() of a scalar, .tolist() of an array; "
             "torch.distributed.broadcast is for tensors"
@@ -106,7 +105,7 @@ def opened(message: Mapping[str, Any], source: int) -> Any:
 
 
 def _exact(value: Any, where: str) -> Any:
-    """The value, if it is the same after it has gone through JSON; paths become text."""
+    """The value, if it stays the same in JSON; paths become text."""
     if type(value) in _EXACT:
         return value
     if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
@@ -128,7 +127,7 @@ def _named(value: Any, where: str) -> str:
 
 
 def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say in one message what the ranks do not agree on; None where they do.
+    """Message that names the settings in which the ranks differ; None if they are equal.
 
     Args:
         settings: for each rank, values by name.
@@ -141,11 +140,11 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
         for rank, own in enumerate(settings):
             holders[json.dumps(own.get(name), sort_keys=True)].append(rank)
         if len(holders) > 1:
-            said = "; ".join(
+            values = "; ".join(
                 f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
                 for value, ranks in holders.items()
             )
-            problems.append(f"{name}: {said}")
+            problems.append(f"{name}: {values}")
     if not problems:
         return None
     return "all ranks must have the same settings, but they differ in " + " | ".join(problems)
@@ -173,22 +172,22 @@ def raise_everywhere(
     error: type[Exception] = ValueError,
     place: str = "a check of all ranks",
 ) -> None:
-    """Raise on every rank what any rank objects to, so that none is left waiting for the others.
+    """Raise an error on every rank if any rank has a problem, so that no rank waits for others.
 
-    A collective of the world: every rank must call it, with None where it has no objection.
+    A collective of the world: every rank must call it, with None if it has no problem.
 
     Raises:
-        error: ValueError, or what is asked for, naming the objections and the ranks that made them.
+        error: ValueError, or the given type, naming the problems and the ranks that have them.
 
     """
-    said: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, objection in enumerate(gather_json(problem, device, place=place)):
-        if objection is not None:
-            said[objection].append(rank)
-    if not said:
+    problems: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, own in enumerate(gather_json(problem, device, place=place)):
+        if own is not None:
+            problems[own].append(rank)
+    if not problems:
         return
-    if len(said) == 1:
-        raise error(next(iter(said)))
+    if len(problems) == 1:
+        raise error(next(iter(problems)))
     raise error(
-        " | ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in said.items())
+        " | ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in problems.items())
     )

@@ -15,12 +15,12 @@ _NEVER_SENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 
 
 def is_averaged(tensor: Tensor) -> bool:
-    """Whether several ranks' values have a mean: not whole numbers, masks and 8-bit floats."""
+    """Whether a tensor is averaged over ranks: not integers, masks and 8-bit floats."""
     return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
 
 
 def ddp_problem(module: Module, backend: str) -> str | None:
-    """Which tensors of a module DDP can't keep equal in a group over ``backend``, or None."""
+    """Names of tensors of a module that DDP can't send over ``backend``, as a message, or None."""
     named = [*module.named_parameters(), *module.named_buffers()]
     refused = [
         f"{name} ({tensor.dtype})"
@@ -39,7 +39,7 @@ def ddp_problem(module: Module, backend: str) -> str | None:
 def is_direction(name: str, buffer: Tensor) -> bool:
     """Whether a buffer is a vector of length 1 whose name ends in ``_u`` or ``_v``.
 
-    So ``spectral_norm`` keeps singular vectors. A mean of directions is shorter than they are.
+    ``spectral_norm`` keeps singular vectors so. The mean of unit vectors is shorter.
     """
     if not name.endswith(("_u", "_v")) or buffer.dim() != 1 or not is_averaged(buffer):
         return False
@@ -74,9 +74,9 @@ def broadcast_tensors_(
 
 
 def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:
-    """Give every rank of ``channel`` the mean of all; whole numbers become those of its first rank.
+    """Give every rank of ``channel`` the mean of all; integers become those of its first rank.
 
-    A collective of the channel. The tensors must lie on the device of collectives.
+    A collective of the channel. The tensors must be on the device of collectives.
     """
     if channel.size == 1:
         return

@@ -1,4 +1,4 @@
-"""Collectives of one process group: counted, limited in time, and with errors that name ranks."""
+"""Collectives of one process group: counted, with a time limit and errors that name ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.roll_call import RollCall
+from lightning_hier.comm.progress_record import ProgressRecord
 from lightning_hier.comm.traffic import Tier, Traffic
 
 Explaining = Callable[[], AbstractContextManager[None]]
@@ -20,7 +20,7 @@ Explaining = Callable[[], AbstractContextManager[None]]
 
 
 class Pending:
-    """A collective under way."""
+    """A collective in flight."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Pending:
         """Wrap ``work``.
 
         Args:
-            work: as torch gives it.
-            on_done: runs once, after it has completed.
-            on_waited: gets the seconds for which :meth:`wait` has blocked.
+            work: of torch.
+            on_done: called once, after completion.
+            on_waited: called with the seconds for which :meth:`wait` has blocked.
             explaining: names the missing ranks after a failure.
 
         """
@@ -49,7 +49,7 @@ class Pending:
         return self._work.is_completed()
 
     def wait(self) -> None:
-        """Block until the result is there.
+        """Block until the collective is complete.
 
         Raises:
             PeerError: a rank was lost or late; names the missing ranks.
@@ -63,10 +63,10 @@ class Pending:
         self._on_done()
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
-        """The result as DDP wants it from a communication hook.
+        """The result in the form of DDP's communication hooks.
 
         Args:
-            nothing_left: nothing is left to compute meanwhile, so this rank waits from now on.
+            nothing_left: whether nothing is left to compute, so that this rank waits from now on.
 
         """
         begun = time.perf_counter()
@@ -75,7 +75,7 @@ class Pending:
             with self._explaining():
                 result = done.value()[0]
             if nothing_left:
-                # Here, where the backward pass still stands: afterwards it would be a race.
+                # In the callback the backward pass still waits; later would be a race.
                 self._on_waited(time.perf_counter() - begun)
             self._on_done()
             return result
@@ -85,34 +85,36 @@ class Pending:
 
 
 class Channel:
-    """The ranks that this rank shares a process group with, in one tier.
+    """A process group of this rank in one tier.
 
     Every method but :meth:`pass_` is a collective of the group: all its ranks must call it, in the
     same order.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: RollCall
+        self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: ProgressRecord
     ) -> None:
-        """Use ``group``, count in ``traffic`` under ``tier``, explain failures by ``progress``."""
+        """Use ``group``, count in ``traffic`` under ``tier``; ``progress`` explains failures."""
         self.group = group
         self.tier: Tier = tier
         self.size = dist.get_world_size(group)
         self.position = dist.get_rank(group)
         self.ranks = dist.get_process_group_ranks(group)
+        # Bytes that a rank sends in a ring all-reduce, as a multiple of the tensor.
+        self._ring_share = 2 * (self.size - 1) / self.size
         self._traffic = traffic
         self._progress = progress
 
     def all_reduce_(self, tensor: Tensor, kind: str) -> Pending:
         """Sum ``tensor`` over the group, in place."""
         return self._start(
-            lambda: dist.all_reduce(tensor, group=self.group, async_op=True),
+            partial(dist.all_reduce, tensor, group=self.group, async_op=True),
             kind,
             self._ring_share * tensor.nbytes,
         )
 
     def count_ring(self, kind: str, payload_bytes: float, seconds: float) -> None:
-        """Count an all-reduce of ``payload_bytes`` that somebody else has issued."""
+        """Count an all-reduce of ``payload_bytes`` that DDP has issued."""
         self._traffic.add(
             self.tier, kind, payload_bytes=self._ring_share * payload_bytes, seconds=seconds
         )
@@ -121,15 +123,10 @@ class Channel:
         """Count ``seconds`` until now in which this rank waited for the others."""
         self._traffic.add_wait(self.tier, seconds)
 
-    @property
-    def _ring_share(self) -> float:
-        # What a rank passes on of a tensor that is reduced in a ring and handed round again.
-        return 2 * (self.size - 1) / self.size
-
     def all_gather(self, output: Tensor, own: Tensor, kind: str) -> Pending:
         """Concatenate ``own`` of every rank, in order of position, into ``output``."""
         return self._start(
-            lambda: dist.all_gather_into_tensor(output, own, group=self.group, async_op=True),
+            partial(dist.all_gather_into_tensor, output, own, group=self.group, async_op=True),
             kind,
             (self.size - 1) * own.nbytes,
         )
@@ -137,7 +134,7 @@ class Channel:
     def gather_into(self, places: Sequence[Tensor], own: Tensor, kind: str) -> Pending:
         """Copy ``own`` of every rank into the place of its position; all are of one length."""
         return self._start(
-            lambda: dist.all_gather(list(places), own, group=self.group, async_op=True),
+            partial(dist.all_gather, list(places), own, group=self.group, async_op=True),
             kind,
             (self.size - 1) * own.nbytes,
         )
@@ -145,7 +142,7 @@ class Channel:
     def all_to_all(self, output: Tensor, rows: Tensor, kind: str) -> Pending:
         """Send an equal part of ``rows`` to every rank; ``output`` gets theirs, by position."""
         return self._start(
-            lambda: dist.all_to_all_single(output, rows, group=self.group, async_op=True),
+            partial(dist.all_to_all_single, output, rows, group=self.group, async_op=True),
             kind,
             (self.size - 1) / self.size * rows.nbytes,
         )
@@ -153,7 +150,7 @@ class Channel:
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
         """Sum ``tensor`` over the group into that of the first rank; the others' is overwritten."""
         return self._start(
-            lambda: dist.reduce(tensor, group=self.group, group_dst=0, async_op=True),
+            partial(dist.reduce, tensor, group=self.group, group_dst=0, async_op=True),
             kind,
             self._ring_share / 2 * tensor.nbytes,
         )
@@ -162,7 +159,7 @@ class Channel:
         """Copy ``tensor`` of the rank at position ``source`` to the others, in place."""
         sends = self.size > 1 and self.position == source
         return self._start(
-            lambda: dist.broadcast(tensor, group=self.group, group_src=source, async_op=True),
+            partial(dist.broadcast, tensor, group=self.group, group_src=source, async_op=True),
             kind,
             tensor.nbytes if sends else 0,
         )
@@ -170,7 +167,7 @@ class Channel:
     def pass_(self, tensor: Tensor, source: int, target: int, kind: str) -> tuple[Pending, ...]:
         """Copy ``tensor`` of the rank at position ``source`` to that at ``target``, in place.
 
-        Only these two need to call it, and only they have something to wait for.
+        Only these two ranks need to call it; the others get nothing to wait for.
         """
         if self.position == source:
             send = partial(dist.isend, tensor, group=self.group, group_dst=target)

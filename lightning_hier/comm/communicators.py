@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from lightning_hier.comm.across import AcrossRoute, build_route
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.process_groups import ProcessGroups
-from lightning_hier.comm.roll_call import RollCall, progress_record
+from lightning_hier.comm.progress_record import ProgressRecord, progress_record
 from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
 
 
 @dataclass(frozen=True)
 class Communicators:
-    """What a rank communicates through.
+    """Channels of one rank.
 
     Attributes:
         layout: rank layout, group tier first.
@@ -28,10 +28,10 @@ class Communicators:
         group: the ranks of this rank's group.
         across: the ranks at this rank's position in all groups.
         world: all ranks, counted as tier ``across``.
-        route: how models travel between the ranks of ``across``.
-        traffic: what this rank has sent.
-        roll_call: where each rank is, for errors that name missing ranks.
-        device: where tensors of collectives live.
+        route: process groups that average models over ``across``.
+        traffic: counts of this rank.
+        progress: positions of all ranks, for errors that name missing ranks.
+        device: of tensors in collectives.
         models_per_rank: models of different groups that every rank trains in turns.
 
     """
@@ -43,13 +43,13 @@ class Communicators:
     world: Channel
     route: AcrossRoute
     traffic: Traffic
-    roll_call: RollCall
+    progress: ProgressRecord
     device: torch.device
     models_per_rank: int = 1
 
     @property
     def models(self) -> int:
-        """Number of models that are averaged: those of all groups."""
+        """Number of averaged models: those of all groups."""
         return self.layout.sizes[1] * self.models_per_rank
 
     @classmethod
@@ -70,11 +70,10 @@ class Communicators:
             layout: rank layout of two tiers.
             device: the device of this rank's model.
             timeout: limit of every collective.
-            traffic: where to count.
-            host_of: for each rank the number of its host, the same on all ranks; None: all are on
-                one.
-            models_per_rank: see there.
-            process_groups: where they are kept for the next fit of this process; None: nowhere.
+            traffic: counts of this rank.
+            host_of: host number of each rank, the same on all ranks; None if all are on one.
+            models_per_rank: see the attribute.
+            process_groups: keeps them for the next fit of this process; None keeps none.
 
         """
         progress = progress_record()
@@ -107,7 +106,7 @@ class Communicators:
             world=channel(dist.distributed_c10d._get_default_group(), world_tier),
             route=route,
             traffic=traffic,
-            roll_call=progress,
+            progress=progress,
             device=device,
             models_per_rank=models_per_rank,
         )

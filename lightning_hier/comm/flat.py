@@ -1,4 +1,4 @@
-"""Many tensors seen as one flat run of elements for collectives; read and written in place."""
+"""Several tensors as one flat vector for collectives; read and written in place."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class _Probe:
 
         """
         self._turns += 1
-        with self._communicators.roll_call.at(f"turn {self._turns} of measuring the links"):
+        with self._communicators.progress.at(f"turn {self._turns} of measuring the links"):
             if channel is not None and (pair is None or channel.position in pair):
                 for size in self._settings.sizes:
                     self._time(where, channel, pair, size)
@@ -144,7 +144,7 @@ class _Probe:
     def readings(self) -> list[LinkReading]:
         """What all ranks have found. A collective of the world."""
         own = [asdict(reading) for reading in self._found]
-        with self._communicators.roll_call.at("the exchange of what was measured"):
+        with self._communicators.progress.at("the exchange of what was measured"):
             rows = gather_json(own, self._communicators.device)
         return [
             LinkReading(**{**reading, "ranks": tuple(reading["ranks"])})

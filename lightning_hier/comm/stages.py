@@ -1,4 +1,16 @@
-"""Work that goes through collectives in stages, with several chunks of it on their way."""
+"""Chunks that pass through several collectives, with several chunks in flight at a time.
+
+A chunk is a generator that yields the collectives it has started. With three stages::
+
+    round       1    2    3    4    5
+    chunk 0     a    b    c
+    chunk 1          a    b    c
+    chunk 2               a    b    c
+
+In a round each chunk in flight advances by one stage, the newest first, so that the network is
+busy before the processor is. The order in which collectives start depends on the chunks alone and
+not on time, so it is the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -12,107 +24,101 @@ from lightning_hier.comm.channel import Pending
 from lightning_hier.comm.profiling import profiler_range
 
 Stages = Generator[Sequence[Pending], None, None]
-"""The work of one chunk: starts collectives, yields them, and goes on when they are complete.
+"""Work on one chunk: starts collectives, yields them, and resumes when they are complete.
 
-Every rank's work on a chunk yields equally often, where it has nothing to wait for an empty list:
-then all ranks start their collectives in the same order, whatever completes first. Where a
-collective takes long, an empty list before it leaves it a round more.
+The work on a chunk yields equally often on every rank, an empty list where there is nothing to
+wait for. An empty list after a collective gives it one more round.
 """
 
 
 class Due(tuple[Pending, ...]):
-    """Collectives, yielded at the same stage on all ranks, whose end a :class:`WorkQueue` plans.
+    """Collectives, yielded at the same stage on all ranks, that an :class:`OverlapQueue` schedules.
 
-    It waits for them at a step that follows from the number of steps alone. Others, in lists, it
-    waits for as soon as their turn comes.
+    The queue waits for them at a step that follows from the number of steps alone. It waits for
+    collectives in lists as soon as their chunk has its turn.
     """
 
 
-class StagedWork:
-    """Chunks that go through their stages in rounds; every round begins new ones.
-
-    In a round each chunk on its way goes on by one stage, the youngest first: what keeps the
-    network busy is started before what keeps the processor busy. The order in which collectives are
-    started follows from the chunks alone and not from time, so it is the same on all ranks.
+class Pipeline:
+    """Chunks that pass through their stages in rounds.
 
     Args:
-        chunks: the work of each; begun one after the other.
-        at_once: begun in a round. One keeps all stages busy with chunks that follow each other
-            closely; more suit work that goes on at steps of training only.
+        chunks: work on each, begun in order.
+        at_once: number of chunks begun in a round. One suffices where rounds follow each other
+            without a pause; more suit work that advances only at training steps.
 
     """
 
     def __init__(self, chunks: Iterable[Stages], *, at_once: int = 1) -> None:
-        self._coming: Iterator[Stages] = iter(chunks)
+        self._chunks: Iterator[Stages] = iter(chunks)
         self._at_once = at_once
-        self._going: list[_OnItsWay] = []
-        self._round: deque[_OnItsWay] = deque()
+        self._active: list[_Chunk] = []
+        self._round: deque[_Chunk] = deque()
         self._begin_round()
 
     @property
-    def through(self) -> bool:
-        """Whether all chunks are through."""
+    def finished(self) -> bool:
+        """Whether all chunks have passed through all stages."""
         return not self._round
 
-    def finish(self) -> int:
-        """Wait until all chunks are through; returns how many :class:`Due` were waited for.
+    def run(self, due: int | None = None) -> int:
+        """Advance the chunks.
+
+        Args:
+            due: number of :class:`Due` to wait for; the run ends before the next one. None runs to
+                the end.
+
+        Returns:
+            Number of :class:`Due` that were waited for.
 
         Raises:
             PeerError: a collective failed or ran out of time; names the missing ranks.
 
         """
-        return self.advance(None)
-
-    def advance(self, due: int | None) -> int:
-        """Go on until one more than ``due`` :class:`Due` would be waited for; None: to the end.
-
-        Returns how many were waited for.
-
-        Raises:
-            PeerError: as :meth:`finish`.
-
-        """
         waited = 0
         while self._round:
-            planned = isinstance(self._round[0].awaited, Due)
-            if planned and due is not None and waited >= due:
+            scheduled = isinstance(self._round[0].awaited, Due)
+            if scheduled and due is not None and waited >= due:
                 break
-            waited += planned
-            self._turn()
+            waited += scheduled
+            chunk = self._round.popleft()
+            for pending in chunk.awaited or ():
+                pending.wait()
+            chunk.awaited = next(chunk.stages, None)
+            if not self._round:
+                self._begin_round()
         return waited
 
-    def _turn(self) -> None:
-        self._round.popleft().go_on()
-        if not self._round:
-            self._begin_round()
-
     def _begin_round(self) -> None:
-        """Begin new chunks, then let those that were on their way have a turn each."""
-        while not self._round:
-            older = [chunk for chunk in self._going if not chunk.through]
-            new = [_OnItsWay(chunk) for chunk in islice(self._coming, self._at_once)]
-            if not older and not new:
-                return
-            self._going = [*new, *older]
-            self._round.extend(older)
+        new = [_Chunk(stages) for stages in islice(self._chunks, self._at_once)]
+        self._active = [*new, *(chunk for chunk in self._active if chunk.awaited is not None)]
+        self._round.extend(self._active)
 
 
-class QueuedWork:
-    """Work in a :class:`WorkQueue`; begun when its turn comes."""
+@dataclass
+class _Chunk:
+    """A chunk, and the collectives of its last stage; None after all stages."""
+
+    stages: Stages
+    awaited: Sequence[Pending] | None = ()
+
+
+class QueuedPipeline:
+    """A pipeline of an :class:`OverlapQueue`, begun when its turn comes."""
 
     def __init__(self, chunks: Iterable[Stages], at_once: int) -> None:
         self._chunks = chunks
         self._at_once = at_once
 
     @cached_property
-    def begun(self) -> StagedWork:
-        """The work, with its first stages begun."""
-        return StagedWork(self._chunks, at_once=self._at_once)
+    def begun(self) -> Pipeline:
+        """The pipeline; its first stages run at the first access."""
+        return Pipeline(self._chunks, at_once=self._at_once)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """So many :class:`Due` are waited for, evenly over so many steps after ``begin``."""
+    """Waits for ``due`` :class:`Due`, spread evenly over ``steps`` steps after ``begin``."""
 
     due: int
     steps: int
@@ -122,101 +128,83 @@ class _Plan:
         return self.due * min(step - self.begin, self.steps) // self.steps
 
 
-class WorkQueue:
-    """Work that goes on at the steps of training, and shares its process groups.
+class OverlapQueue:
+    """Pipelines that advance at training steps and share process groups.
 
-    A piece of work begins when all before it are through. How far it goes at a step follows from
-    the number of steps and not from what has completed: so the order of all collectives, those of
-    other process groups between two steps included, is the same on all ranks. Over NCCL ranks that
-    start collectives of two communicators in differing order can wait for each other without an
-    end. Where an end that is due has not come yet, the step waits for it.
+    A pipeline begins when all before it have finished. How far it advances at a step follows from
+    the number of steps and not from what has completed, so the order of all collectives, also of
+    other process groups between two steps, is the same on all ranks. Over NCCL, ranks that start
+    collectives of two communicators in different orders can deadlock. A step waits for a collective
+    that is due and not complete.
 
-    Whatever else uses the groups must call :meth:`finish` before.
+    Other users of the process groups must call :meth:`finish` first.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[QueuedWork] = deque()
-        self._begin_anew()
+        self._waiting: deque[QueuedPipeline] = deque()
+        self._reset_plans()
 
-    def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> QueuedWork:
-        """Add work, as :class:`StagedWork` takes it, and start what waits for nothing planned.
+    def add(
+        self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int
+    ) -> QueuedPipeline:
+        """Add a pipeline, and run what does not wait for a :class:`Due`.
 
         Every rank of the groups must add the same, in the same order, at the same step.
 
         Args:
-            chunks: the work.
-            at_once: as in :class:`StagedWork`.
-            due: how many :class:`Due` all chunks yield.
-            steps: over how many steps they are spread evenly.
+            chunks: as in :class:`Pipeline`.
+            at_once: as in :class:`Pipeline`.
+            due: number of :class:`Due` that all chunks yield.
+            steps: number of steps over which they are spread evenly.
 
         """
-        work = QueuedWork(chunks, at_once)
+        work = QueuedPipeline(chunks, at_once)
         self._waiting.append(work)
         self._plans.append(_Plan(due, steps, self._step))
-        self._go_on()
+        self._run()
         return work
 
     def step(self) -> None:
-        """Go on as far as is planned for the next step. All ranks must count the same steps.
+        """Advance as planned for the next step. All ranks must count the same steps.
 
         Raises:
             PeerError: a collective failed or ran out of time; names the missing ranks.
 
         """
         self._step += 1
-        self._go_on()
+        self._run()
 
-    def finish(self, last: QueuedWork | None = None) -> None:
-        """Wait until all work up to ``last``, or all that there is, is through.
+    def finish(self, last: QueuedPipeline | None = None) -> None:
+        """Finish all pipelines up to ``last``; None finishes all.
 
         Raises:
             PeerError: a collective failed or ran out of time; names the missing ranks.
 
         """
         while self._waiting and (last is None or last in self._waiting):
-            self._waited += self._waiting[0].begun.finish()
+            self._waited += self._waiting[0].begun.run()
             self._waiting.popleft()
         if not self._waiting:
-            self._begin_anew()
+            self._reset_plans()
 
-    def _go_on(self) -> None:
+    def _run(self) -> None:
         while self._waiting:
             planned = sum(plan.until(self._step) for plan in self._plans)
             begun = self._waiting[0].begun
             with profiler_range("hier/block/overlap"):
-                self._waited += begun.advance(planned - self._waited)
-            if not begun.through:
+                self._waited += begun.run(planned - self._waited)
+            if not begun.finished:
                 return
             self._waiting.popleft()
-        self._begin_anew()
+        self._reset_plans()
 
-    def _begin_anew(self) -> None:
+    def _reset_plans(self) -> None:
         self._plans: list[_Plan] = []
         self._step = self._waited = 0
 
 
-class _OnItsWay:
-    """A chunk between two stages; made by going through the first one."""
-
-    def __init__(self, stages: Stages) -> None:
-        self._stages = stages
-        self.through = False
-        self.awaited: Sequence[Pending] = ()
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Wait for what the last stage has started, and go through the next one."""
-        for pending in self.awaited:
-            pending.wait()
-        self.awaited = ()
-        try:
-            self.awaited = next(self._stages)
-        except StopIteration:
-            self.through = True
-
-
 def side_by_side(parts: Iterable[Stages]) -> Stages:
-    """Several pieces of work as one; all have the same number of stages."""
+    """Several chunks as one; all have the same number of stages."""
     running = list(parts)
     while running:
         awaited: list[Pending] = []

@@ -26,12 +26,12 @@ def workers_per_group(group_size: GroupSize, per_host: int, in_all: int) -> int:
 
 
 @dataclass(frozen=True)
-class Casting:
-    """How the workers of groups are played by ranks, each by one, in order.
+class WorkerLayout:
+    """Assignment of the workers of groups to ranks, in order.
 
     Attributes:
         group_size: workers of one group.
-        workers_per_rank: that every rank plays.
+        workers_per_rank: virtual workers of every rank.
 
     """
 
@@ -42,7 +42,7 @@ class Casting:
         """Check the numbers.
 
         Raises:
-            ValueError: a group would begin or end in the middle of a rank that has others too.
+            ValueError: a group would begin or end in the middle of a rank with several groups.
 
         """
         if self.group_size % self.workers_per_rank and self.workers_per_rank % self.group_size:
@@ -69,7 +69,7 @@ class Casting:
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How ranks are numbered through a list of tier sizes, lowest tier first.
+    """Numbering of ranks by a list of tier sizes, lowest tier first.
 
     ``RankLayout((P, M))``: groups of P consecutive ranks, M groups. The coordinate of a rank in
     tier 0 is its position in its group, in tier 1 the number of its group. A rank's tier-k group
@@ -85,10 +85,10 @@ class RankLayout:
 
     @classmethod
     def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
-        """Groups of ``group_size`` ranks, or whatever they are ``of``; the world must divide.
+        """Groups of ``group_size`` ranks, or workers; the size must divide the world.
 
         Raises:
-            ValueError: it does not; the message lists the sizes that do.
+            ValueError: it does not divide the world; the message lists the sizes that do.
 
         """
         if group_size < 1 or world_size % group_size:
@@ -138,7 +138,7 @@ class RankLayout:
         return next(ranks for ranks in self.groups(tier) if rank in ranks)
 
     def grid(self) -> torch.Tensor:
-        """Ranks as a DeviceMesh wants them: the upper tiers first."""
+        """Ranks in the order of a DeviceMesh: the upper tiers first."""
         return torch.arange(self.world_size).view(*reversed(self.sizes))
 
 
@@ -157,7 +157,7 @@ def build_mesh(
         names: a name for each tier, lowest first.
         device_type: ``"cpu"`` or ``"cuda"``.
         timeout: limit of every collective of the groups.
-        process_groups: where they are kept.
+        process_groups: keeps them.
 
     """
     own: list[dist.ProcessGroup] = []

@@ -1,4 +1,4 @@
-"""What one worker owns besides the model and its optimizer."""
+"""State of one worker besides the model and its optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 @dataclass
 class TensorMemory:
-    """What GTC remembers of one parameter tensor.
+    """State of GTC for one parameter tensor.
 
     Attributes:
         residual: gradient not sent yet, flat, in units of the unscaled gradient.
@@ -61,7 +61,7 @@ class GradientMemory:
     def load(
         self, state: Mapping[str, Mapping[str, Any]], parameters: Mapping[str, Parameter]
     ) -> None:
-        """Take over what :meth:`state` gave, for the parameters that are there."""
+        """Load :meth:`state` for the parameters that exist."""
         for name, residual in state["residuals"].items():
             if name in parameters:
                 own = parameters[name]
@@ -69,7 +69,7 @@ class GradientMemory:
                 self.tensors[own] = TensorMemory(flat, state["thresholds"][name])
 
     def forget(self, parameters: Iterable[Parameter]) -> None:
-        """Drop residuals and thresholds of these parameters; they begin anew, as at first."""
+        """Reset residuals and thresholds of these parameters."""
         for parameter in parameters:
             memory = self.tensors.get(parameter)
             if memory is not None:
@@ -121,15 +121,15 @@ class Worker:
 
     @classmethod
     def several(cls, number: int) -> list[Worker]:
-        """So many workers that one rank plays, who take their steps together."""
+        """Virtual workers of one rank, with common step counts."""
         first = cls()
         return [first, *(cls(steps=first.steps) for _ in range(1, number))]
 
     @property
     def begun(self) -> bool:
-        """Whether a step has been taken, in this run or in the one that it goes on from."""
+        """Whether a step has been taken, in this run or in the one that it resumes."""
         return any(count.total > 0 for count in self.steps)
 
     def count_optimizers(self, number: int) -> None:
-        """Start the counts of so many optimizers at zero."""
+        """Start the counts of ``number`` optimizers at zero."""
         self.steps[:] = [StepCount() for _ in range(number)]

@@ -1,4 +1,4 @@
-"""The random numbers of the workers that one rank plays: each draws from its own."""
+"""States of random generators: of a rank, and of each of its virtual workers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_hier.comm.random_state import random_state, set_random_state
-
 
 class WorkerRandom:
-    """States of all generators that a worker draws from; those of worker 0 are in place.
+    """Generator states of each worker of a rank; those of worker 0 are in place.
 
-    All begin in the state that is in place when one of them first draws, as the ranks of a job do
-    that have the same seed.
+    All workers begin in the state in place when one of them first draws, as the ranks of a job with
+    one seed do.
 
     Args:
         number: workers of this rank.
@@ -31,41 +29,41 @@ class WorkerRandom:
     def __init__(self, number: int, device: torch.device) -> None:
         self.number = number
         self._device = device
-        self._away: dict[int, Any] = {}
+        self._saved: dict[int, Any] = {}
 
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
-        """Draw as this worker."""
-        if self.number > 1 and not self._away:
-            self._away = dict.fromkeys(range(1, self.number), self._read())
+        """Use the generator states of this worker in the body."""
+        if self.number > 1 and not self._saved:
+            self._saved = dict.fromkeys(range(1, self.number), self._read())
         if worker == 0:
             yield
             return
         first = self._read()
-        self._write(self._away[worker])
+        self._write(self._saved[worker])
         try:
             yield
         finally:
-            self._away[worker] = self._read()
+            self._saved[worker] = self._read()
             self._write(first)
 
     def state(self, worker: int) -> dict[str, Any]:
-        """Of a worker, as :func:`random_state` gives it."""
+        """State of a worker, in the form of :func:`random_state`."""
         with self.of(worker):
             return random_state(self._device)
 
     def states(self) -> list[dict[str, Any]]:
-        """Of each worker."""
+        """State of each worker."""
         return [self.state(worker) for worker in range(self.number)]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Put each worker's generators into what :meth:`states` gave."""
+        """Set the states of all workers to those of :meth:`states`."""
         for worker, state in enumerate(states):
             with self.of(worker):
                 set_random_state(state, self._device)
 
     def _read(self) -> Any:
-        # Not by `random_state`: the plain values, which files want, take twice as long.
+        # The plain values of `random_state`, for files, take twice as long.
         on_device = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_device
 
@@ -76,3 +74,44 @@ class WorkerRandom:
         torch.set_rng_state(cpu)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device, self._device)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """State of the generators of Python, NumPy, torch and, on CUDA, of ``device``.
+
+    Tensors, numbers and strings only, so that it can be read with ``weights_only=True``.
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
+        "numpy": {
+            "name": name,
+            "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set all generators to a state of :func:`random_state` on a device of this type."""
+    python, own = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(
+        (
+            own["name"],
+            own["keys"].numpy().astype(np.uint32),
+            own["position"],
+            own["has_gauss"],
+            own["cached"],
+        )
+    )
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

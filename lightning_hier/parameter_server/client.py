@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import ClientPort, Received
 from lightning_hier.parameter_server.servant import Servant

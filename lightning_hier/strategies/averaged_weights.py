@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.blocks.aside import Aside
+from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_, is_averaged
 from lightning_hier.comm.communicators import Communicators
 
@@ -50,7 +50,7 @@ class AveragedWeights(Callback):
         self._trainer = trainer
         self._kept_equal = kept_equal
         self._communicators = communicators
-        self._own = Aside()
+        self._own = SavedTensors()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have the callbacks validate the agreed average."""
@@ -116,14 +116,14 @@ class AveragedWeights(Callback):
             return
         models = self._averaged_models()
         tensors = [t for m in models for t in chain(m.parameters(), m.buffers())]
-        with self._own.putting(tensors):
+        with self._own.overwriting(tensors):
             if tensors:
                 place = "a look at averaged weights"
                 finite = all(self._is_finite(averaged) for averaged in models)
-                with self._communicators.roll_call.at(place), torch.no_grad():
+                with self._communicators.progress.at(place), torch.no_grad():
                     _average_(tensors, self._communicators, takes_part=finite)
                 if not finite:
-                    self._own.put(tensors)
+                    self._own.save(tensors)
 
     def _is_finite(self, averaged: AveragedModel) -> bool:
         passed_over = self._kept_equal()

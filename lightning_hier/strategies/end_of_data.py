@@ -9,8 +9,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.joining import Joining
-from lightning_hier.comm.blocks.status_exchange import StatusExchange
 
 
 class EndOfData(Callback):
@@ -21,10 +21,10 @@ class EndOfData(Callback):
     """
 
     def __init__(
-        self, statuses: StatusExchange, joining: Joining | None, obey: Callable[[], None]
+        self, health: HealthExchange, joining: Joining | None, obey: Callable[[], None]
     ) -> None:
-        """Tell ``statuses``; join by ``joining`` if there is one; ``obey`` acts on a signal."""
-        self._statuses = statuses
+        """Tell ``health``; join by ``joining`` if there is one; ``obey`` acts on a signal."""
+        self._health = health
         self._joining = joining
         self._obey = obey
         self._met = False
@@ -45,7 +45,7 @@ class EndOfData(Callback):
 
     def _meet(self, trainer: pl.Trainer) -> None:
         self._met = True
-        self._statuses.out_after = _batches(trainer)
+        self._health.batches = _batches(trainer)
         if self._joining is None:
             return
         while not self._joining.run():
@@ -53,7 +53,7 @@ class EndOfData(Callback):
             if trainer.received_sigterm:
                 # The others leave in the middle of their epoch, where Lightning looks for it.
                 raise SIGTERMException
-        if self._statuses.signalled:
+        if self._health.signalled:
             self._obey()
 
 

@@ -8,11 +8,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 
-class Settles(Protocol):
-    """The part of a synchroniser that gives up its model for another one."""
+class KeepsModule(Protocol):
+    """Gives up its model for another one."""
 
-    def settle(self) -> None:
-        """Leave the module as somebody else has put it; only BatchNorm's buffers still move."""
+    def keep_module(self) -> None:
+        """Keep the weights that are in the module; only buffers still change."""
 
 
 class EpochWithoutSteps(Callback):
@@ -22,13 +22,13 @@ class EpochWithoutSteps(Callback):
     then the local model must not come back.
     """
 
-    def __init__(self, model: Settles) -> None:
-        """Drive ``model``; this callback must come before the one that hides the model."""
+    def __init__(self, model: KeepsModule) -> None:
+        """Drive ``model``; this callback must come before the one that swaps the model back."""
         self._model = model
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Settle for the model that is in the module."""
+        """Keep the model that is in the module."""
         if trainer.fit_loop._skip_backward:
-            self._model.settle()
+            self._model.keep_module()

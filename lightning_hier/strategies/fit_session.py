@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.carriers import fewest_network_cards
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.worker import Worker
@@ -177,7 +177,7 @@ class FitSession:
         self.worker.count_optimizers(len(optimizers))
         local = LocalModels(module, optimizers, self._communicators.models_per_rank)
         played = Played(local, self.random)
-        synchroniser = Synchroniser(
+        synchroniser = BlockSynchroniser(
             module,
             optimizers,
             block_sync,
@@ -185,15 +185,15 @@ class FitSession:
             worker=self.worker,
             models=local,
             warmup_steps=self._warmup_steps,
-            cards=None if one_host else fewest_network_cards(device),
+            nics=None if one_host else fewest_nics(device),
             on_nonfinite=on_nonfinite,
         )
         if scaler is not None:
             synchroniser.on_block = LossScale(scaler, self.worker).after_block
-        termination = QuietTermination(trainer, synchroniser.statuses.note_signal)
+        termination = QuietTermination(trainer, synchroniser.health.note_signal)
         raw_steps = RawSteps(
             lambda: synchroniser.trained.parameters,
-            lambda: synchroniser.shown or self._communicators.world.size == 1,
+            lambda: synchroniser.evaluation.active or self._communicators.world.size == 1,
         )
         self._change(termination, raw_steps)
         if len(self.workers) > 1:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
+from torch import Tensor
 from torch.nn import Module
 
-from lightning_hier.comm.blocks.shown_model import ShownModel
+from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.broadcast import is_averaged, is_direction
 from lightning_hier.parameter_server.collectives import LiveCollectives
 
@@ -22,7 +25,7 @@ class GlobalBuffers:
     def __init__(self, module: Module, collectives: LiveCollectives) -> None:
         self._module = module
         self._collectives = collectives
-        self._own = ShownModel()
+        self._own = SavedTensors()
 
     @torch.no_grad()
     def show(self) -> None:
@@ -34,7 +37,10 @@ class GlobalBuffers:
         buffers = list(names)
         if not buffers:
             return
-        self._own.put(buffers)
+        with self._own.overwriting(buffers, watch=True):
+            self._write_global(buffers, names)
+
+    def _write_global(self, buffers: Sequence[Tensor], names: Mapping[Tensor, str]) -> None:
         raw = torch.cat([buffer.cpu().reshape(-1).view(torch.uint8) for buffer in buffers])
         sizes = [buffer.nbytes for buffer in buffers]
         everybody = [theirs.split(sizes) for theirs in self._collectives.gather(raw)]
@@ -46,7 +52,6 @@ class GlobalBuffers:
                 buffer.copy_(torch.stack([value.to(wide) for value in values]).mean(0))
             else:
                 buffer.copy_(values[0])
-        self._own.note_shown()
 
     @torch.no_grad()
     def hide(self) -> None:

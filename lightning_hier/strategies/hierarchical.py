@@ -21,7 +21,7 @@ from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
-from lightning_hier.comm.leaving import stay_at_exit
+from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.automatic import Synchronisation, resolved_for_run
@@ -125,7 +125,7 @@ class HierarchicalStrategy(PlayingStrategy):
 
     @override
     def _problem(self) -> str | None:
-        return combination_problem(self, self._casting) or checks.layout_problem(
+        return combination_problem(self, self._worker_counts) or checks.layout_problem(
             self._group_size(), self._all_workers, self.block_sync
         )
 
@@ -252,14 +252,14 @@ class HierarchicalStrategy(PlayingStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """State of the global model. A collective of the world during training."""
         session = self._session
-        if session is None or not session.begun or session.training.synchroniser.shown:
+        if session is None or not session.begun or session.training.synchroniser.evaluation.active:
             return super().lightning_module_state_dict()
         return session.training.global_state(super().lightning_module_state_dict)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        stay_at_exit()
+        keep_groups_at_exit()
 
     @override
     def teardown(self) -> None:

@@ -19,7 +19,7 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
 
     """
     require_same(checks.model_settings(module), communicators.device)
-    place = communicators.roll_call.at("the broadcast of the initial model")
+    place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
         broadcast_tensors_(tensors, communicators.world, "initial_model")

@@ -1,4 +1,4 @@
-"""Shows the global model whenever Lightning looks at the model outside training steps."""
+"""Swaps the global model into the module whenever Lightning evaluates it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from lightning.pytorch.callbacks import Callback
 from lightning_hier.comm.profiling import profiler_range
 
 
-class ShowsGlobalModel(Protocol):
-    """The part of a synchroniser that decides which model the module holds."""
+class SwapsGlobalModel(Protocol):
+    """Decides which model the module holds."""
 
-    def show(self) -> None:
-        """Put the local model aside and write the global one."""
+    def swap_in_global_model(self) -> None:
+        """Save the local model and write the global one into the module."""
 
-    def hide(self) -> None:
-        """Put the local model back."""
+    def swap_back(self) -> None:
+        """Restore the local model."""
 
-    def finish(self) -> None:
-        """End the last block and leave the global model."""
+    def end_training(self) -> None:
+        """Synchronise the last block and leave the global model in the module."""
 
 
 class GlobalModelLifecycle(Callback):
     """First of all callbacks, so that the others see the global model.
 
-    It is shown when validation starts and when an epoch ends, and stays until the next batch: at
-    an epoch's end validation, checkpoints and callbacks follow each other, and one exchange serves
-    them all.
+    It is swapped in when validation starts and when an epoch ends, and stays until the next batch:
+    at an epoch's end validation, checkpoints and callbacks share one exchange.
     """
 
-    def __init__(self, model: ShowsGlobalModel) -> None:
+    def __init__(self, model: SwapsGlobalModel) -> None:
         """Drive ``model``."""
         self._model = model
 
@@ -40,23 +39,23 @@ class GlobalModelLifecycle(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Train on with the local model."""
-        self._model.hide()
+        self._model.swap_back()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the global model."""
         if not trainer.sanity_checking:
             with profiler_range("hier/global_model/swap_in"):
-                self._model.show()
+                self._model.swap_in_global_model()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show callbacks and the module the global model at an epoch's end."""
         with profiler_range("hier/global_model/swap_in"):
-            self._model.show()
+            self._model.swap_in_global_model()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
         with profiler_range("hier/global_model/swap_in"):
-            self._model.finish()
+            self._model.end_training()
 
 
 def surround_callbacks(

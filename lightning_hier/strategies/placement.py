@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from lightning_hier.comm.agreement import broadcast_json, gather_json
 from lightning_hier.comm.broadcast import ddp_problem
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 from lightning_hier.strategies import ray_train
 
 

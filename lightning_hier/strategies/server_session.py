@@ -143,7 +143,7 @@ class ServerSession:
             self.engine.abstain(optimizer)
         return result
 
-    def show(self) -> None:
+    def swap_in_global_model(self) -> None:
         """Put the global model into the module. Every rank that is there must call it."""
         if self._shown or self._buffers is None or self._parameters is None:
             return
@@ -153,7 +153,7 @@ class ServerSession:
         self._buffers.show()
         self._shown = True
 
-    def hide(self) -> None:
+    def swap_back(self) -> None:
         """Train on, with this rank's own buffers where nothing was written into those shown.
 
         Raises:
@@ -167,16 +167,16 @@ class ServerSession:
             self._buffers.hide()
             self._shown = False
 
-    def settle(self) -> None:
+    def keep_module(self) -> None:
         """Leave the module as somebody else has put it; only its buffers are still averaged."""
         if not self.settled and self._buffers is not None and self._parameters is not None:
             self._buffers.keep()
             self._parameters.forget()
             self._shown, self.settled = False, True
 
-    def finish(self) -> None:
+    def end_training(self) -> None:
         """Leave the global model in the module."""
-        self.show()
+        self.swap_in_global_model()
         if self._buffers is not None and self._parameters is not None:
             self._buffers.keep()
             self._parameters.forget()

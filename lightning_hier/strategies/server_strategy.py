@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from lightning_hier.callbacks.progress import show_in_progress_bar
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
-from lightning_hier.comm.leaving import stay_at_exit
+from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.comm.traffic import Tier
 from lightning_hier.strategies import checks, server_checks
@@ -215,7 +215,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self._failed = True
-        stay_at_exit()
+        keep_groups_at_exit()
 
     @override
     def teardown(self) -> None:
@@ -223,7 +223,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         session, self._session = self._session, None
         if session is not None:
             if session.lost():
-                stay_at_exit()
+                keep_groups_at_exit()
                 several_agents = dist.is_torchelastic_launched() and self.num_nodes > 1
                 first = min(set(range(self.world_size)) - session.lost().keys())
                 if several_agents and self.global_rank == first:  # rank 0 may be lost itself

@@ -21,9 +21,8 @@ from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.leaving import destroy_groups_at_exit
-from lightning_hier.comm.process_groups import SHARED
-from lightning_hier.comm.tiers import Casting, GroupSize, RankLayout, workers_per_group
+from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit
+from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import checks
 from lightning_hier.strategies.batch_counts import uneven_problem
@@ -170,12 +169,12 @@ class TieredStrategy(PlacedStrategy, ABC):
         require_same(own | comparable(self._settings()), self.root_device)
         self._generation = generation
         self._communicators = Communicators.build(
-            RankLayout.two_tiers(self._casting.ranks_per_group, self.world_size),
+            RankLayout.two_tiers(self._worker_counts.ranks_per_group, self.world_size),
             device=self.root_device,
             timeout=self._limit,
             traffic=self.traffic,
             host_of=self._host_of_ranks(),
-            models_per_rank=self._casting.models_per_rank,
+            models_per_rank=self._worker_counts.models_per_rank,
             process_groups=SHARED,
         )
 
@@ -258,7 +257,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         if self.group_size == "node" and uneven_hosts is not None:
             return uneven_hosts
         try:
-            _ = self.worker_layout, self._casting
+            _ = self.worker_layout, self._worker_counts
         except ValueError as error:
             return str(error)
         return None
@@ -273,9 +272,9 @@ class TieredStrategy(PlacedStrategy, ABC):
         return self.world_size * self.virtual_workers
 
     @property
-    def _casting(self) -> Casting:
+    def _worker_counts(self) -> WorkerLayout:
         """How ranks play the workers of groups."""
-        return Casting(self._group_size(), self.virtual_workers)
+        return WorkerLayout(self._group_size(), self.virtual_workers)
 
     def _index(self, optimizer: Optimizer) -> int:
         """Place of an optimizer, as the module or as Lightning holds it, among the strategy's."""

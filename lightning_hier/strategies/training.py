@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.joining import Joining
-from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
@@ -44,7 +44,7 @@ class Training:
     communicators: Communicators
     worker: Worker
     played: Played
-    synchroniser: Synchroniser
+    synchroniser: BlockSynchroniser
     termination: QuietTermination
     raw_steps: RawSteps
     state: RunState
@@ -62,7 +62,7 @@ class Training:
 
     def agree_on_signal(self) -> None:
         """If all ranks have learnt of a signal, learn which. A collective of the world then."""
-        if self.synchroniser.statuses.take_signal():
+        if self.synchroniser.health.take_signal():
             self.termination.agree(self.communicators.device)
 
     def obey_signal(self) -> None:
@@ -73,15 +73,15 @@ class Training:
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What ``read`` finds in the module while it holds the global model. A collective."""
         with profiler_range("hier/global_model/swap_in"):
-            self.synchroniser.show()
+            self.synchroniser.evaluation.swap_in_global_model()
         state = read()
-        if self.synchroniser.shown:
+        if self.synchroniser.evaluation.active:
             # The module is about to hold the local model again.
             state = {
                 name: value.detach().clone() if isinstance(value, torch.Tensor) else value
                 for name, value in state.items()
             }
-            self.synchroniser.hide()
+            self.synchroniser.evaluation.swap_back()
         return state
 
     def callbacks(self, *, join: bool) -> list[Callback]:
@@ -92,11 +92,11 @@ class Training:
 
         """
         synchroniser = self.synchroniser
-        statuses = synchroniser.statuses
-        joining = Joining(self.communicators, self.worker, statuses, synchroniser.end_block)
+        health = synchroniser.health
+        joining = Joining(self.communicators, self.worker, health, synchroniser.end_block)
         return [
-            EndOfData(statuses, joining if join else None, self.obey_signal),
-            EpochWithoutSteps(synchroniser),
-            GlobalModelLifecycle(synchroniser),
+            EndOfData(health, joining if join else None, self.obey_signal),
+            EpochWithoutSteps(synchroniser.evaluation),
+            GlobalModelLifecycle(synchroniser.evaluation),
             self.averaged_weights,
         ]

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from lightning_hier.comm.random_state import random_state, set_random_state
+from lightning_hier.comm.worker_random import random_state, set_random_state
 
 # The second one is called when a run is resumed, and makes an iterator that it does not use.
 _DRAWING = ("run", "increment_progress_to_evaluation_end")

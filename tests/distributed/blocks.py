@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch import nn
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.carriers import make_carrier
-from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.members import divide
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.shard_placement import make_placement
+from lightning_hier.comm.blocks.trained import divide
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
@@ -52,7 +52,7 @@ def make_blocks(
         ModelBlock(
             *pair,
             config=sync,
-            carrier=make_carrier("sharded", communicators.group, cards=None),
+            placement=make_placement("sharded", communicators.group, nics=None),
             communicators=communicators,
             models=LocalModels(module, optimizers),
         )
@@ -60,8 +60,8 @@ def make_blocks(
     ]
 
 
-def agree(reading: Reading, groups: int = 4) -> Verdict:
+def agree(reading: ModelHealth, groups: int = 4) -> Participation:
     """Find all groups healthy. A collective of the world."""
     squares = torch.tensor(reading.squares, dtype=torch.float64)
     dist.all_reduce(squares)
-    return Verdict(float(squares), groups)
+    return Participation(float(squares), groups)

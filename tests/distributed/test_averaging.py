@@ -1,4 +1,4 @@
-"""Means over the groups: exact ones, and short forms that keep what they leave over."""
+"""Sums over the groups: exact, and quantised with error feedback."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_hier.comm.blocks.averaging import AcrossDtype, Averaging, make_coder
-from lightning_hier.comm.blocks.leftovers import Leftovers
+from lightning_hier.comm.blocks.averaging import (
+    AcrossDtype,
+    Averaging,
+    ErrorFeedback,
+    make_codec,
+)
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.stages import StagedWork, Stages
+from lightning_hier.comm.stages import Pipeline, Stages
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from tests.ranks import run_ranks
@@ -54,7 +58,7 @@ def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
     averaging = Averaging(communicators.route)
     values = _own(0, numel)
     expected = _sum(values)
-    StagedWork(averaging.exact(values[place]) for place in _places(numel)).finish()
+    Pipeline(averaging.exact(values[place]) for place in _places(numel)).run()
     sent = communicators.traffic.of("across", "models").payload_bytes
     return float((values - expected).abs().max()), values.tolist(), sent
 
@@ -71,7 +75,7 @@ def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
 def _of_dtype(host_of: list[int], dtype: torch.dtype) -> float:
     averaging = Averaging(_open(host_of).route)
     values = torch.arange(4).to(dtype) * (dist.get_rank() + 1)
-    StagedWork([averaging.exact(values)]).finish()
+    Pipeline([averaging.exact(values)]).run()
     return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
 
 
@@ -92,36 +96,38 @@ def _short_rounds(
 ) -> tuple[float, float, list[float]]:
     """Largest loss, largest error of one round, and the last sum."""
     communicators = _open(host_of)
-    route, coder = communicators.route, make_coder(across_dtype, torch.float64)
-    assert coder is not None
-    leftovers = Leftovers(numel, chunk=CHUNK, lanes=route.lanes, like=torch.zeros(1).double())
+    route, codec = communicators.route, make_codec(across_dtype, torch.float64)
+    assert codec is not None
+    error_feedback = ErrorFeedback(
+        numel, chunk=CHUNK, inter_host_ranks=route.inter_host_ranks, like=torch.zeros(1).double()
+    )
     said, meant = torch.zeros(numel).double(), torch.zeros(numel).double()
     worst, values = 0.0, torch.zeros(0)
 
     def work(values: Tensor, place: slice, *, keep: bool) -> Stages:
-        leftover = leftovers.of(place, keep=keep)
-        return Averaging(route).coded(values[place], coder, leftover)
+        error = error_feedback.of(place, keep=keep)
+        return Averaging(route).quantised(values[place], codec, error)
 
     for number in range(rounds):
         values = _own(number, numel)
         meant += _sum(values)
         looked = values.clone()
-        StagedWork(work(looked, place, keep=False) for place in _places(numel)).finish()
+        Pipeline(work(looked, place, keep=False) for place in _places(numel)).run()
         exact = _sum(values)
-        StagedWork(work(values, place, keep=True) for place in _places(numel)).finish()
-        assert torch.equal(looked, values), "a look gives what the end of the block gives"
+        Pipeline(work(values, place, keep=True) for place in _places(numel)).run()
+        assert torch.equal(looked, values), "evaluation gives the same bits as the end of the block"
         said += values
         worst = max(worst, float((values - exact).abs().max()))
-    left = _left_over(leftovers, communicators, numel)
+    left = _left_over(error_feedback, communicators, numel)
     return float((said + left - meant).abs().max()), worst, values.tolist()
 
 
-def _left_over(leftovers: Leftovers, communicators: Communicators, numel: int) -> Tensor:
+def _left_over(error_feedback: ErrorFeedback, communicators: Communicators, numel: int) -> Tensor:
     """What all ranks have left over together, by element."""
     route, left = communicators.route, torch.zeros(numel, dtype=torch.float64)
     if route.between is not None:
         for place in _places(numel):
-            own = leftovers.of(place, keep=True)
+            own = error_feedback.of(place, keep=True)
             left[place] += own.own[: place.stop - place.start]
             first = place.start + route.between.position * own.sums.numel()
             mine = left[first : min(first + own.sums.numel(), place.stop)]
@@ -154,10 +160,11 @@ def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
 
 def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int) -> int:
     communicators = _open(host_of)
-    coder = make_coder(across_dtype, torch.float64)
-    assert coder is not None
+    codec = make_codec(across_dtype, torch.float64)
+    assert codec is not None
     values = _own(0, numel).float()
-    StagedWork(
-        Averaging(communicators.route).coded(values[place], coder, None) for place in _places(numel)
-    ).finish()
+    Pipeline(
+        Averaging(communicators.route).quantised(values[place], codec, None)
+        for place in _places(numel)
+    ).run()
     return communicators.traffic.of("across", "models").payload_bytes

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_hier import ModelAveraging
-from lightning_hier.comm.blocks.health import Reading, Verdict
+from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
 
@@ -29,19 +29,19 @@ class _Counting(nn.Module):
 
 @torch.no_grad()
 def _counts() -> list[int]:
-    """What a buffer that is kept equal holds after a block, and after a look."""
+    """A buffer that is kept equal, after a block and after an evaluation."""
     groups = dist.get_rank() // 2
 
-    def without_the_first(reading: Reading) -> Verdict:
-        verdict = agree(reading, groups=1)
-        return replace(verdict, excluded=(0,), takes_part=groups == 1, first=1)
+    def without_the_first(reading: ModelHealth) -> Participation:
+        participation = agree(reading, groups=1)
+        return replace(participation, excluded=(0,), takes_part=groups == 1, first=1)
 
     found = []
     for looks in (False, True):
         module = nn.ModuleList([_Counting()])
         (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging(block_size=50))
         if looks:
-            block.look(without_the_first, pending=True)
+            block.write_global_model(without_the_first, pending=True)
         else:
             block.synchronise(without_the_first)
         found.append(int(module.get_buffer("0.count")))

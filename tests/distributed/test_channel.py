@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.blocks.carriers import LeaderCarrier, ShardedCarrier
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.traffic import Count
 from tests.distributed.gradients import open_world
@@ -94,17 +94,18 @@ def test_broadcast_of_every_dtype_in_place() -> None:
 
 def _carry() -> None:
     communicators = open_world(group_size=2)
-    for carrier in (LeaderCarrier(communicators.group), ShardedCarrier(communicators.group)):
+    for sharded in (False, True):
+        placement = ShardPlacement(communicators.group, sharded=sharded)
         for numel in (1, 2, 5, 8):
-            buffer = torch.zeros(carrier.padded(numel))
-            share = carrier.share(numel)
+            buffer = torch.zeros(placement.padded(numel))
+            share = placement.shard(numel)
             buffer[share] = torch.arange(share.start, share.stop).float() + 1
-            longest, spans = carrier.longest(numel), []
+            longest, spans = placement.longest(numel), []
             for start in range(0, longest, 2):
                 stop = min(start + 2, longest)
-                for pending in carrier.spread(buffer, start, stop):
+                for pending in placement.distribute(buffer, start, stop):
                     pending.wait()
-                spans += carrier.spans(start, stop, numel)
+                spans += placement.spans(start, stop, numel)
             assert buffer[:numel].tolist() == [i + 1.0 for i in range(numel)]
             told = sorted(place for span in spans for place in range(span.start, span.stop))
             assert told == list(range(numel))

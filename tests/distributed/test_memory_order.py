@@ -21,12 +21,12 @@ class _Net(nn.Module):
         super().__init__()
         self.picture = nn.Conv2d(3, 4, (2, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.turned = Parameter(torch.randn(5, 4).t())
-        self.spread = Parameter(torch.randn(4, 6)[:, ::2])
+        self.distribute = Parameter(torch.randn(4, 6)[:, ::2])
         self.number = Parameter(torch.randn(()))
 
     def forward(self, batch: Tensor) -> Tensor:
         means = self.picture(batch).mean((2, 3))
-        return (means @ self.turned).sum() * self.number + (means @ self.spread).square().sum()
+        return (means @ self.turned).sum() * self.number + (means @ self.distribute).square().sum()
 
 
 def _orders() -> None:

@@ -18,7 +18,7 @@ from lightning_hier import (
     HierarchicalStrategy,
     ModelAveragingStrategy,
 )
-from lightning_hier.comm.blocks import share
+from lightning_hier.comm.blocks import shard
 from tests.equivalence.cases import Case, difference, fit_all, identical, run_twin
 from tests.equivalence.twins import Recipe, Values
 from tests.ranks import run_ranks
@@ -237,7 +237,7 @@ CASES = [
 
 def _in_small_chunks(cases: list[Case], elements: int) -> dict[str, Values]:
     """As models of millions of elements travel; a share may end in the middle of a chunk."""
-    with mock.patch.object(share, "CHUNK", elements):
+    with mock.patch.object(shard, "CHUNK", elements):
         return fit_all(cases)
 
 

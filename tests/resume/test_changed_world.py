@@ -107,7 +107,7 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     [[part]] = torch.load(file, weights_only=True)["blocks"]
     now, eta = _flat(saved["state_dict"]), 1 - 1 / before
-    delta = eta * part["update"] + part["travelling"]
+    delta = eta * part["update"] + part["in_flight"]
     update = now - (part["global_model"] + delta)
     for own in resumed:
         start = own["start"]
@@ -116,7 +116,7 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
         torch.testing.assert_close(start["weights"], expected, rtol=1e-6, atol=1e-6)
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
-        assert start["global"][0][0]["travelling"] is None
+        assert start["global"][0][0]["in_flight"] is None
     assert "the block that was under way ended after 3 steps" in resumed[0]["said"][0]
 
 

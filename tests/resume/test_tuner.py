@@ -47,7 +47,7 @@ class _Tuned(DropoutNet):
                     "steps": [vars(count).copy() for count in session.worker.steps],
                     "residuals": len(session.worker.memory.tensors),
                     "blocks": session.training.synchroniser.blocks,
-                    "shown": session.training.synchroniser.shown,
+                    "shown": session.training.synchroniser.evaluation.active,
                     "warming": session.reduction.warming,
                     "momentum": len(self.trainer.optimizers[0].state),
                     "random": torch.get_rng_state(),

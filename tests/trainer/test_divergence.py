@@ -139,7 +139,9 @@ def _failing_look() -> tuple[bool, bool]:
     with pytest.raises(NonFiniteModelError):
         trainer.fit(model, loader(6), loader(1))
     assert strategy._ended is not None
-    return strategy._ended.training.synchroniser.shown, bool(weights(model).isfinite().all())
+    return strategy._ended.training.synchroniser.evaluation.active, bool(
+        weights(model).isfinite().all()
+    )
 
 
 def test_look_that_fails_leaves_the_local_model() -> None:

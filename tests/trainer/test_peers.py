@@ -124,7 +124,7 @@ def test_rank_that_ran_out_of_data_is_named(block_size: int) -> None:
     errors = run_ranks(_uneven, 3, block_size, 1, 60.0, expect_failure=True)
     for error in errors:
         assert error.startswith("OutOfStepError"), error
-        assert "rank 1 at a look at the global model" in error
+        assert "rank 1 at the evaluation of the global model" in error
         assert "end of an epoch) after 5 steps" in error
         assert "ranks 0, 2 at" in error
         assert "same number of batches" in error
@@ -135,7 +135,7 @@ def test_rank_that_ran_out_inside_a_group_is_named_in_limited_time() -> None:
     """Its neighbour waits for it in a step, and the others for both."""
     errors = run_ranks(_uneven, 4, 3, 2, LIMIT.total_seconds(), expect_failure=True)
     assert all(error.startswith(("PeerError", "OutOfStepError")) for error in errors)
-    assert "rank 1 was last seen at a look at the global model" in errors[0]
+    assert "rank 1 was last seen at the evaluation of the global model" in errors[0]
 
 
 def _second_fit_with_a_late_rank(marks: Path) -> None:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.strategies.server_session import ServerSession

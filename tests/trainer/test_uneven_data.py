@@ -212,7 +212,7 @@ def test_look_that_cannot_be_joined_is_one_error_that_names_who_waits(tmp_path: 
     for error in errors:
         assert error.startswith("OutOfStepError: some ranks wait at the end of their batches")
         assert "rank 0 at the end of its batches after 3 steps, with no batch left after 3" in error
-        assert "ranks 1, 2 at a look at the global model" in error
+        assert "ranks 1, 2 at the evaluation of the global model" in error
         assert "save at the ends of epochs" in error
     assert len(set(errors)) == 1
 
@@ -243,7 +243,7 @@ def test_error_about_data_of_unknown_length_names_ranks_and_counts() -> None:
     errors = run_ranks(_streams, 3, (9, 5, 9), 1, "error", 60.0, expect_failure=True)
     for error in errors:
         assert error.startswith("OutOfStepError"), error
-        assert "rank 1 at a look at the global model" in error
+        assert "rank 1 at the evaluation of the global model" in error
         assert "after 5 steps, with no batch left after 5 in this epoch" in error
         assert "ranks 0, 2 at the synchronisation of models at the end of a block" in error
         assert "end of a block after 8 steps" in error

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import lightning_hier as lh
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.gradients.gradient_hook import GradientHook
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 from lightning_hier.comm.traffic import Traffic
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit

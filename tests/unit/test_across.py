@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lightning_hier.comm.across import AcrossRoute, build_route, teams_of
+from lightning_hier.comm.across import AcrossRoute, build_route, by_host
 from lightning_hier.comm.tiers import RankLayout
 
 
 @pytest.mark.parametrize(
-    ("ranks", "host_of", "teams"),
+    ("ranks", "host_of", "hosts"),
     [
         ([0, 1, 2, 3], [0, 0, 1, 1], [[0, 1], [2, 3]]),
         ([0, 1, 2], [0, 1, 1], [[0], [1, 2]]),
@@ -22,9 +22,9 @@ from lightning_hier.comm.tiers import RankLayout
     ],
 )
 def test_ranks_of_a_host_meet_first(
-    ranks: list[int], host_of: list[int], teams: list[list[int]]
+    ranks: list[int], host_of: list[int], hosts: list[list[int]]
 ) -> None:
-    assert teams_of(ranks, host_of) == teams
+    assert by_host(ranks, host_of) == hosts
 
 
 def test_one_model_travels_nowhere() -> None:
@@ -47,7 +47,7 @@ def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> N
 
         route: Any = build_route(layout, host_of, make)
         made.append(own)
-        assert route.lanes == 2
+        assert route.inter_host_ranks == 2
         peers = layout.members(1, rank)
         home = tuple(other for other in peers if host_of[other] == host_of[rank])
         assert route.host == (home if len(home) > 1 else None)

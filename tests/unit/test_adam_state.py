@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.adam_state import AdamMoments
-from lightning_hier.comm.blocks.health import Verdict
+from lightning_hier.comm.blocks.health import Participation
 
 KINDS = ["Adam", "AdamW", "NAdam", "RAdam"]
 # torch has no fused kernel of NAdam and RAdam, and captures on GPUs alone.
@@ -55,7 +55,7 @@ def test_step_counts_have_the_form_that_the_optimizer_insists_on(
         insists = "fused" in options or "capturable" in options
         assert count.dtype == (torch.float32 if insists else torch.float64)
     moments.note(first=True)
-    moments.collect(Verdict(squares=0.0, healthy=2))
+    moments.collect(Participation(squares=0.0, healthy=2))
     moments.finish()
     for name, count in counts.items():
         assert state[name] is count

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from lightning_hier.algorithms import compiled
 from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom
-from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Coder, Coder, Int8Coder
+from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Codec, Codec, Int8Codec
 from lightning_hier.algorithms.sums import sum_of_squares
 
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 0.5, -1.0, 127.0, 3.4e38, -3.4e38]
 lengths = st.integers(1, 3 * BLOCK + 7)
 seeds = st.integers(0, 2**16)
-coders = st.sampled_from([BFloat16Coder(), Int8Coder()])
+codecs = st.sampled_from([BFloat16Codec(), Int8Codec()])
 
 
 @contextmanager
@@ -101,38 +101,38 @@ def test_way_from_the_start_has_the_same_bits(eta: float, numel: int, seed: int)
         assert squares[0] == pytest.approx(squares[1], rel=1e-12)
 
 
-@given(coder=coders, blocks=st.integers(1, 4), seed=seeds, data=st.data())
+@given(codec=codecs, blocks=st.integers(1, 4), seed=seeds, data=st.data())
 def test_coders_give_the_same_bits(
-    coder: Coder, blocks: int, seed: int, data: st.DataObject
+    codec: Codec, blocks: int, seed: int, data: st.DataObject
 ) -> None:
     numel = blocks * BLOCK
     values = _values(numel, seed, *SPECIAL)
     plus = _values(data.draw(st.integers(0, numel)), seed + 1, 0.0, -1e-40)
     results = []
     for compiling in (False, True):
-        left, sent = values.clone(), torch.zeros(coder.bytes_for(numel), dtype=torch.uint8)
+        left, sent = values.clone(), torch.zeros(codec.bytes_for(numel), dtype=torch.uint8)
         read, total = torch.empty_like(values), torch.ones(numel)
         with _form(compiling=compiling):
-            coder.encode_(left, sent, plus=plus, weight=1 / 3)
-            coder.decode(sent, read)
-            coder.decode(sent, total, add=True)
+            codec.encode_(left, sent, plus=plus, weight=1 / 3)
+            codec.decode(sent, read)
+            codec.decode(sent, total, add=True)
         results.append((left, sent.view(torch.int32), read, total))
     assert all(_same_bits(one, other) for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("coder", [BFloat16Coder(), Int8Coder()], ids=["bf16", "int8"])
+@pytest.mark.parametrize("codec", [BFloat16Codec(), Int8Codec()], ids=["bf16", "int8"])
 @pytest.mark.parametrize("compiling", [False, True], ids=["torch", "compiled"])
-def test_what_is_not_finite_stays_so(coder: Coder, compiling: bool) -> None:
+def test_what_is_not_finite_stays_so(codec: Codec, compiling: bool) -> None:
     """A model that is not finite must not look healthy after it has travelled."""
     for wrong in (float("nan"), float("inf")):
         values = torch.ones(2 * BLOCK)
         values[7] = wrong
         sent, read = (
-            torch.empty(coder.bytes_for(2 * BLOCK), dtype=torch.uint8),
+            torch.empty(codec.bytes_for(2 * BLOCK), dtype=torch.uint8),
             torch.empty(2 * BLOCK),
         )
         with _form(compiling=compiling):
-            coder.encode_(values, sent)
-            coder.decode(sent, read)
+            codec.encode_(values, sent)
+            codec.decode(sent, read)
         assert not read[7].isfinite()
         assert torch.equal(read[BLOCK:], torch.ones(BLOCK))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.blocks.carriers import LeaderCarrier, ShardedCarrier, make_carrier
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement, make_placement
 from lightning_hier.comm.broadcast import by_dtype
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.flat import FlatView
@@ -74,33 +74,35 @@ def _at(position: int, size: int) -> Channel:
 
 @given(numel=st.integers(0, 100), size=st.integers(1, 12))
 def test_shares_of_a_group_carry_each_element_once(numel: int, size: int) -> None:
-    for kind in (LeaderCarrier, ShardedCarrier):
-        carriers = [kind(_at(position, size)) for position in range(size)]
-        shares = [carrier.share(numel) for carrier in carriers]
+    for sharded in (False, True):
+        placements = [
+            ShardPlacement(_at(position, size), sharded=sharded) for position in range(size)
+        ]
+        shares = [placement.shard(numel) for placement in placements]
         carried = [i for share in shares for i in range(share.start, share.stop)]
         assert carried == list(range(numel))
-        assert len({carrier.padded(numel) for carrier in carriers}) == 1
-        assert carriers[0].padded(numel) >= numel
+        assert len({placement.padded(numel) for placement in placements}) == 1
+        assert placements[0].padded(numel) >= numel
 
 
 @given(numel=st.integers(0, 100), size=st.integers(1, 12))
 def test_sharded_buffer_divides_into_equal_shares(numel: int, size: int) -> None:
-    carriers = [ShardedCarrier(_at(position, size)) for position in range(size)]
-    padded = carriers[0].padded(numel)
+    placements = [ShardPlacement(_at(position, size), sharded=True) for position in range(size)]
+    padded = placements[0].padded(numel)
     assert padded % size == 0 and padded - numel < size
-    for position, carrier in enumerate(carriers):
-        share = carrier.share(numel)
+    for position, placement in enumerate(placements):
+        share = placement.shard(numel)
         own_place = range(position * padded // size, (position + 1) * padded // size)
         assert all(index in own_place for index in range(share.start, share.stop))
 
 
-def test_carrier_follows_the_network_cards() -> None:
+def test_placement_follows_the_nics() -> None:
     group = _at(0, 4)
-    assert isinstance(make_carrier("auto", group, cards=None), ShardedCarrier)
-    assert isinstance(make_carrier("auto", group, cards=4), ShardedCarrier)
-    assert isinstance(make_carrier("auto", group, cards=1), LeaderCarrier)
-    assert isinstance(make_carrier("sharded", group, cards=1), ShardedCarrier)
-    assert isinstance(make_carrier("leader", group, cards=None), LeaderCarrier)
+    assert make_placement("auto", group, nics=None).sharded
+    assert make_placement("auto", group, nics=4).sharded
+    assert not make_placement("auto", group, nics=1).sharded
+    assert make_placement("sharded", group, nics=1).sharded
+    assert not make_placement("leader", group, nics=None).sharded
 
 
 def test_dtypes_come_in_the_same_order_whatever_the_tensors_order() -> None:

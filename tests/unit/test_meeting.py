@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collectives import LiveCollectives
 from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings

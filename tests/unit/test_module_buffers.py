@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.comm.blocks.health import Nonfinite
+from lightning_hier.comm.blocks.health import HealthReport, Nonfinite, SyncPoint
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.blocks.status import Place, Status
 
 
 class _Codebook(nn.Module):
@@ -26,8 +25,8 @@ def _module() -> Any:
     return nn.Sequential(nn.BatchNorm1d(2), _Codebook())
 
 
-def _told(*flags: Nonfinite) -> list[Status]:
-    return [Status(Place.BLOCK, 0, 1, 0.0, 0, int(flag), -1) for flag in flags]
+def _told(*flags: Nonfinite) -> list[HealthReport]:
+    return [HealthReport(SyncPoint.BLOCK, 0, 1, 0.0, 0, int(flag), -1) for flag in flags]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.stages import Due, StagedWork, Stages, WorkQueue, side_by_side
+from lightning_hier.comm.stages import Due, OverlapQueue, Pipeline, Stages, side_by_side
 
 
 class _Message:
@@ -39,20 +39,20 @@ def test_order_of_starts_is_that_of_a_run_that_waits(
     chunks: int, stages: int, data: st.DataObject
 ) -> None:
     plain: list[str] = []
-    StagedWork(_chunk(plain, [], i, stages) for i in range(chunks)).finish()
+    Pipeline(_chunk(plain, [], i, stages) for i in range(chunks)).run()
     assert len(_starts(plain)) == chunks * stages
     assert sorted(line for line in plain if "end" in line) == sorted(
         f"end {i}" for i in range(chunks)
     )
 
     log: list[str] = []
-    work = StagedWork(_planned(log, i, stages) for i in range(chunks))
+    work = Pipeline(_planned(log, i, stages) for i in range(chunks))
     waited = 0
     for due in data.draw(st.lists(st.integers(-1, 5), max_size=10)):
         before = waited
-        waited += work.advance(due)
+        waited += work.run(due)
         assert waited - before <= max(due, 0)
-    assert waited + work.finish() == chunks * stages and work.through
+    assert waited + work.run() == chunks * stages and work.finished
     assert _starts(log) == _starts(plain)
 
 
@@ -70,7 +70,7 @@ def test_queued_work_is_waited_for_evenly_and_is_through_after_its_steps(
 ) -> None:
     """Several pieces share the steps; one that is added later has its own."""
     log: list[str] = []
-    queue = WorkQueue()
+    queue = OverlapQueue()
     for number, size in enumerate(sizes):
         chunks = [_planned(log, 100 * number + i, stages) for i in range(size)]
         queue.add(chunks, at_once=2, due=size * stages, steps=steps)
@@ -96,7 +96,7 @@ def _lingering(log: list[str], name: int) -> Stages:
 
 def test_the_network_has_the_next_chunk_while_one_is_waited_for_and_reckoned_with() -> None:
     log: list[str] = []
-    StagedWork(_lingering(log, i) for i in range(9)).finish()
+    Pipeline(_lingering(log, i) for i in range(9)).run()
     for number in range(8):
         following = log.index(f"start {number + 1}.0")
         assert following < log.index(f"wait {number}.0") < log.index(f"reckon {number}")
@@ -104,11 +104,11 @@ def test_the_network_has_the_next_chunk_while_one_is_waited_for_and_reckoned_wit
 
 def test_a_round_begins_as_many_as_it_is_told_to() -> None:
     log: list[str] = []
-    started: list[_Message] = []
-    work = StagedWork((_chunk(log, started, i, 2) for i in range(20)), at_once=8)
-    assert len(started) == 16
-    work.finish()
-    assert [line for line in log if "end" in line] != [] and len(started) == 40
+    work = Pipeline((_planned(log, i, 2) for i in range(20)), at_once=8)
+    work.run(0)
+    assert len(_starts(log)) == 16
+    work.run()
+    assert [line for line in log if "end" in line] != [] and len(_starts(log)) == 40
 
 
 def test_side_by_side_waits_for_all_parts_of_a_stage() -> None:
@@ -125,4 +125,4 @@ def test_an_error_ends_the_work() -> None:
         raise RuntimeError("lost")
 
     with pytest.raises(RuntimeError, match="lost"):
-        StagedWork([broken()]).finish()
+        Pipeline([broken()]).run()

@@ -33,7 +33,7 @@ AcrossDtype = Literal["same", "bfloat16", "int8"]
 _MODELS_CARRIED = {"model": 0, "momentum": 1, "moments": 2}
 
 # Elements of a chunk, of one in a short form, and those that share a scale in int8: see
-# comm/blocks/share.py and algorithms/quantisation.py.
+# comm/blocks/shard.py and algorithms/quantisation.py.
 _CHUNK, _CODED_CHUNK, _SCALED = 1 << 19, 1 << 20, 512
 # Chunks on the wire at a time: gloo's threads; averaging.py waits for each a round later.
 _ON_THE_WIRE = 2

@@ -16,7 +16,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.roll_call import progress_record
+from lightning_hier.comm.progress_record import progress_record
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 

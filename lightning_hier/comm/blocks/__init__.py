@@ -1,1 +1,1 @@
-"""What groups do with their models at the end of a block."""
+"""Block synchronisation: models of the groups, averaged at the ends of blocks."""

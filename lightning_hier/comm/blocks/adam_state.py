@@ -18,7 +18,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
-from lightning_hier.comm.blocks.health import Verdict
+from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
 
@@ -36,8 +36,8 @@ class ParameterSteps:
         largest_beta1: with which the optimizer steps.
         start: Adam's step count when the block began, the same on all ranks.
         start_product: NAdam's ``mu_product`` then; 1 for the others.
-        rho: rho_n, mini-batches that the global update stands for.
-        block: what the block that is about to end stands for.
+        rho: rho_n, number of mini-batches in the global update.
+        block: steps of the block that is about to end.
 
     """
 
@@ -55,7 +55,7 @@ class ParameterSteps:
         return min(own, self.largest_beta1) if moment == 0 else own
 
     def begin_block(self, before: BlockSteps) -> None:
-        """Reckon where the next block starts, after what the one before stands for."""
+        """Compute the counts at the start of the next block from those of the one before."""
         self.block = before
         moved = before.local + before.ahead
         if "mu_product" in self.state:
@@ -73,11 +73,11 @@ class ParameterSteps:
 
 
 class AdamMoments(LocalState):
-    """Carries both moments of every parameter with the model (bmuf_adam 2.2).
+    """Averages both moments of every parameter with the model (bmuf_adam 2.2).
 
-    Every parameter has its own counts: one that was frozen, or got no gradient in some steps or on
-    some ranks, has taken fewer steps than the others. Its tau is the mean over the groups of the
-    steps that it took since the last synchronisation.
+    Every parameter has its own counts: one that was frozen, or had no gradient in some steps or on
+    some ranks, has fewer steps than the others. Its tau is the mean over the groups of its steps
+    since the last synchronisation.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AdamMoments(LocalState):
         across: Channel,
         largest_beta1: float = 1.0,
     ) -> None:
-        """Make states where the optimizer will make them; the present moments start a block.
+        """Create missing states; the present moments start a block.
 
         Args:
             optimizer: one of ``SUPPORTED``.
@@ -126,7 +126,7 @@ class AdamMoments(LocalState):
         self._exchange: Pending | None = None
 
     def note(self, *, first: bool) -> None:
-        """Count the steps that the model has taken, for each parameter."""
+        """Count the steps of the local model, for each parameter."""
         if not self._steps:
             return
         device = next(iter(self._steps)).device
@@ -137,12 +137,12 @@ class AdamMoments(LocalState):
         taken.round_()
         self._taken = taken if first else self._taken.add_(taken)
 
-    def collect(self, verdict: Verdict) -> None:
-        """Start to add up the steps that the healthy groups have taken."""
-        self._models = verdict.healthy
+    def collect(self, participation: Participation) -> None:
+        """Start to sum the steps of the healthy groups."""
+        self._models = participation.healthy
         if not self._steps:
             return
-        if not verdict.takes_part:
+        if not participation.takes_part:
             self._taken.zero_()
         self._exchange = self._across.all_reduce_(self._taken, "steps")
 
@@ -156,13 +156,13 @@ class AdamMoments(LocalState):
             advance_moment_(mean, previous, beta=steps.beta(0), steps=steps.block)
 
     def finish(self) -> None:
-        """Set step counts, and what follows from them, for the next block."""
+        """Set the step counts, and NAdam's products, for the next block."""
         self._agree()
         for steps in self._steps.values():
             steps.write()
 
     def inherit(self, older: LocalState) -> None:
-        """Go on with the counts of the parameters that ``older`` knows."""
+        """Take over the counts of the parameters of ``older``."""
         self.set_counts(older.counts())
 
     def counts(self) -> dict[Parameter, list[float]]:
@@ -173,7 +173,7 @@ class AdamMoments(LocalState):
         }
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Go on from what :meth:`counts` gave."""
+        """Continue from :meth:`counts`."""
         for parameter, (start, product, rho) in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
@@ -187,7 +187,7 @@ class AdamMoments(LocalState):
                 own.rho = rho
 
     def _agree(self) -> None:
-        """Wait for the sums and reckon what the block stands for; again does nothing."""
+        """Wait for the sums and compute the counts of the block, once."""
         if self._exchange is None:
             return
         self._exchange.wait()
@@ -206,8 +206,8 @@ def _steps(
     if not state:
         _make_state(state, parameter, group)
     for name in ("step", "mu_product"):
-        # Fractions want more digits than the optimizer's counts have. Fused kernels and captured
-        # graphs insist on their own dtype.
+        # Fractions need more digits than float32 has. Fused kernels and captured graphs need their
+        # own dtype.
         if name in state and not (group.get("fused") or group.get("capturable")):
             state[name] = torch.as_tensor(state[name]).double()
     return ParameterSteps(
@@ -220,7 +220,7 @@ def _steps(
 
 
 def _make_state(state: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> None:
-    """What the optimizer itself makes at the first gradient of a parameter."""
+    """Create the state that the optimizer creates at the first gradient of a parameter."""
     on_device = group.get("fused") or group.get("capturable")
     count = torch.zeros((), device=parameter.device if on_device else "cpu")
     state["step"] = count.float()

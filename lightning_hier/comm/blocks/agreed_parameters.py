@@ -1,44 +1,43 @@
-"""What ranks must agree on about parameters before models are exchanged."""
+"""Parameters that all ranks must synchronise alike."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.blocks.members import optimizer_parameters
-from lightning_hier.comm.blocks.status import OutOfStepError, Status, span
-from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.blocks.health import span
+from lightning_hier.comm.blocks.trained import TrainedTensors, optimizer_parameters
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 
-# Whole numbers up to 2**53 survive in the double precision of the health report.
+# Whole numbers up to 2**53 are exact in the double precision of health reports.
 _DIGEST_BYTES = 6
 _MOST_NAMES = 5
 
 Entries = Mapping[str, str]
 
 
-class AgreedParameters:
-    """Which parameters a rank synchronises, and whether hooks have written into the global model.
+class OutOfStepError(RuntimeError):
+    """Ranks came to different synchronisations, or synchronise different parameters."""
 
-    Ranks exchange a digest of the former and the number of the latter in every health report.
+
+class AgreedParameters:
+    """Digest of the parameters that this rank synchronises, part of every health report.
 
     Args:
-        module: that is trained.
-        trained: what of it is synchronised.
+        module: being trained.
+        trained: its synchronised tensors.
         optimizers: each has its own block.
         communicators: channels of this rank.
 
     Attributes:
-        digest: of names, shapes, dtypes and optimizers of the synchronised parameters.
-        written: 1 + place of the first parameter of the module that a hook has written into since
-            the last exchange, 0 if there is none.
+        digest: of names, shapes, dtypes and optimizers of the parameters.
 
     """
 
@@ -55,15 +54,14 @@ class AgreedParameters:
         self._communicators = communicators
         self._entries: dict[str, str] = {}
         self.digest = 0
-        self.written = 0
         self.note()
 
     def note(self) -> None:
-        """Remember the present parameters of each optimizer's block. Communicates nothing."""
+        """Compute the digest of the present parameters. Communicates nothing."""
         names = {own: name for name, own in self._module.named_parameters()}
         self._entries = {}
         for index, members in enumerate(self._trained.members()):
-            # What an optimizer holds has state that may travel along.
+            # Parameters of an optimizer have state that may be averaged too.
             held = set(optimizer_parameters(self._optimizers[index]))
             for own in members.parameters:
                 holder = f"optimizer {index}" if own in held else "no optimizer"
@@ -72,14 +70,8 @@ class AgreedParameters:
         found = hashlib.sha256(text.encode()).digest()
         self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
 
-    def note_written(self, parameters: Collection[Parameter]) -> None:
-        """Remember that hooks have written into parameters while they were the global model's."""
-        if parameters:
-            places = {own: place for place, own in enumerate(self._module.parameters())}
-            self.written = 1 + min(places[own] for own in parameters)
-
     def admit(self, channel: Channel) -> tuple[bool, bool]:
-        """Take in parameters that have become trainable.
+        """Add parameters that have become trainable.
 
         A collective of the channel, as long as some have never been trainable.
 
@@ -100,53 +92,36 @@ class AgreedParameters:
         channel.all_gather(digests, own, "status").wait()
         return bool((digests == own).all())
 
-    def require(self, statuses: Sequence[Status]) -> None:
-        """Check what all ranks have reported. A collective of the world where digests differ.
+    def require_same(self, digests: Sequence[int]) -> None:
+        """Check the digests of all ranks. A collective of the world if they differ.
 
         Raises:
-            OutOfStepError: on every rank, if ranks synchronise different parameters, or a hook of
-                some rank has written into a parameter of the global model.
+            OutOfStepError: on every rank, if ranks synchronise different parameters.
 
         """
-        self.written = 0
-        self._require_unwritten([status.written for status in statuses])
-        digests = [status.digest for status in statuses]
         if len(set(digests)) == 1:
             return
         rank = self._communicators.world.position
-        # One rank of those with the same digest speaks for all of them.
+        # Of the ranks with the same digest the first one sends its entries.
         own = self._entries if digests.index(digests[rank]) == rank else None
-        told = gather_json(own, self._communicators.device)
-        raise OutOfStepError(_difference([told[digests.index(digest)] for digest in digests]))
-
-    def _require_unwritten(self, written: Sequence[int]) -> None:
-        ranks = [rank for rank, place in enumerate(written) if place]
-        if not ranks:
-            return
-        names = [name for name, _ in self._module.named_parameters()]
-        first = names[written[ranks[0]] - 1]
-        raise OutOfStepError(
-            f"a hook wrote into the trained parameter {first!r} on rank{'s' * (len(ranks) > 1)} "
-            f"{span(ranks)} while the module held the global model (from validation or the end of "
-            "an epoch until the next batch starts): training goes on from the local model, so the "
-            "write would be lost. Write the same on all ranks in on_train_batch_start or "
-            "on_train_batch_end instead (with virtual_workers in training_step), when the module "
-            "holds the local model. Buffers and frozen parameters may be written in any hook."
-        )
+        entries = gather_json(own, self._communicators.device)
+        raise OutOfStepError(_difference([entries[digests.index(digest)] for digest in digests]))
 
 
 def _difference(entries: Sequence[Entries]) -> str:
     names = dict.fromkeys(name for own in entries for name in own)
-    said = []
+    differences = []
     for name in names:
         ranks: dict[str | None, list[int]] = {}
         for rank, own in enumerate(entries):
             ranks.setdefault(own.get(name), []).append(rank)
         if len(ranks) > 1:
-            parts = (f"{kind or 'not at all'} on rank {span(on)}" for kind, on in ranks.items())
-            said.append(f"{name!r} ({'; '.join(parts)})")
-    more = f" and {len(said) - _MOST_NAMES} more" if len(said) > _MOST_NAMES else ""
+            kinds = (f"{kind or 'not at all'} on rank {span(on)}" for kind, on in ranks.items())
+            differences.append(f"{name!r} ({'; '.join(kinds)})")
+    omitted = len(differences) - _MOST_NAMES
+    more = f" and {omitted} more" if omitted > 0 else ""
     return (
-        f"the ranks train different parameters: {', '.join(said[:_MOST_NAMES])}{more}. Unfreeze "
-        "the same parameters at the same step on all ranks, and add them to the same optimizer."
+        f"the ranks train different parameters: {', '.join(differences[:_MOST_NAMES])}{more}. "
+        "Unfreeze the same parameters at the same step on all ranks, and add them to the same "
+        "optimizer."
     )

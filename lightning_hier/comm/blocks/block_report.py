@@ -1,4 +1,4 @@
-"""What one synchronisation of models did."""
+"""Reports of the synchronisations of blocks, and the metrics logged from them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,35 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_hier.comm.blocks.health import NonFiniteModelError, Verdict
-from lightning_hier.comm.blocks.part_settings import Squares
+from lightning_hier.comm.blocks.health import NonFiniteModelError, Participation
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.worker import StepCount
+
+
+@dataclass
+class Norms:
+    """Sums of squares of one synchronisation.
+
+    Attributes:
+        models: of the averaged models, whole, a mean over the groups.
+        mean: of the mean model, of this rank's shard.
+        update: of Delta, of this rank's shard.
+
+    """
+
+    models: float
+    mean: float = 0.0
+    update: float = 0.0
 
 
 @dataclass(frozen=True)
 class BlockReport:
-    """What one synchronisation did.
+    """Result of one synchronisation.
 
     Attributes:
         update_norm: Euclidean norm of the global update Delta.
-        model_distance: how far the group models were apart: the root mean square over the groups
-            of the Euclidean distance between a group's model and their mean. Averaged buffers
-            count as part of the model.
+        model_distance: root mean square over the groups of the Euclidean distance between a group's
+            model and their mean. Averaged buffers are part of the model.
         excluded: groups that were left out because their models were not finite.
         restarted: whether this rank's group was one of them.
 
@@ -34,34 +49,65 @@ class BlockReport:
 
     @classmethod
     def of(
-        cls, found: Sequence[Squares], verdict: Verdict, communicators: Communicators
+        cls, found: Sequence[Norms], participation: Participation, communicators: Communicators
     ) -> BlockReport:
-        """Put together what the ranks of a group have found. A collective of the group.
+        """Sum the norms of the ranks of a group. A collective of the group.
 
         Args:
-            found: by this rank, in its share of each part of the model.
-            verdict: whose models were averaged.
+            found: norms of each dtype bucket of this rank.
+            participation: groups that took part.
             communicators: channels of this rank.
 
         Raises:
             NonFiniteModelError: Delta is beyond the range of its dtype.
 
         """
-        shares = [[own.mean for own in found], [own.update for own in found]]
-        sums = torch.tensor(shares, dtype=torch.float64, device=communicators.device).sum(1)
+        own = [[norms.mean for norms in found], [norms.update for norms in found]]
+        sums = torch.tensor(own, dtype=torch.float64, device=communicators.device).sum(1)
         communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         if not math.isfinite(update):
-            # The same on all ranks: every group holds all of Delta.
+            # The same on all ranks, since every group holds all of Delta.
             raise NonFiniteModelError(
                 "the global update is beyond the range of its dtype, although the models that it "
-                "was made of are finite: training has diverged. Lower the learning rate."
+                "was computed from are finite: training has diverged. Lower the learning rate."
             )
-        # The same for all parts but those whose first block this was.
-        apart = max((own.models for own in found), default=0.0) - mean
+        # Overlapping buckets report the block before, which a new bucket has not seen.
+        distance = max((norms.models for norms in found), default=0.0) - mean
         return cls(
             update_norm=update**0.5,
-            model_distance=max(apart, 0.0) ** 0.5,
-            excluded=len(verdict.excluded),
-            restarted=not verdict.takes_part,
+            model_distance=max(distance, 0.0) ** 0.5,
+            excluded=len(participation.excluded),
+            restarted=not participation.takes_part,
         )
+
+
+class BlockLog:
+    """The last report of each optimizer's block.
+
+    Args:
+        optimizers: their number.
+
+    Attributes:
+        reports: by the index of the optimizer.
+        excluded_at_end: groups that the last, short block left out. The worker's counts do not have
+            them, since a resumed run continues in the middle of that block.
+
+    """
+
+    def __init__(self, optimizers: int) -> None:
+        self._optimizers = optimizers
+        self.reports: dict[int, BlockReport] = {}
+        self.excluded_at_end: dict[int, int] = {}
+
+    def metrics(self, steps: Sequence[StepCount]) -> dict[str, float]:
+        """Metrics by name, with the counts of ``steps``."""
+        found: dict[str, float] = {}
+        for index, report in self.reports.items():
+            prefix = "hier/block" if self._optimizers == 1 else f"hier/block/{index}"
+            found[f"{prefix}/update_norm"] = report.update_norm
+            found[f"{prefix}/model_distance"] = report.model_distance
+            found[f"{prefix}/blocks"] = steps[index].blocks
+            at_end = self.excluded_at_end.get(index, 0)
+            found[f"{prefix}/excluded"] = steps[index].excluded + at_end
+        return found

@@ -1,4 +1,4 @@
-"""What a user can choose for the models of the groups, at the end of every block."""
+"""Settings of block synchronisation."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Across = Literal["auto", "leader", "sharded"]
 
 
 class BlockSync(NamedArguments):
-    """Base of the choices for ``HierarchicalStrategy(block_sync=...)``.
+    """Base of the settings ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:
         block_size: tau, steps between two synchronisations of models, or ``"auto"``.
-        across: who carries the model between groups.
-        across_dtype: in what form it travels between hosts.
-        overlap: whether it travels while the next block is trained.
+        across: ranks that exchange the model between groups.
+        across_dtype: data type of model updates between hosts.
+        overlap: whether the exchange overlaps with the training of the next block.
 
     """
 
@@ -70,16 +70,16 @@ class BlockSync(NamedArguments):
         return made
 
     def stepping(self, optimizer: Optimizer, num_models: int) -> AbstractContextManager[None]:
-        """What surrounds each step of ``optimizer`` while blocks run."""
+        """Context of each step of ``optimizer`` while blocks run."""
         return nullcontext()
 
     @property
     def averages_state(self) -> bool:
-        """Whether state of the local optimizer travels with the model."""
+        """Whether state of the local optimizer is averaged with the model."""
         return False
 
     def filter_for(self, num_models: int) -> BlockFilter:
-        """The arithmetic for ``num_models`` averaged models.
+        """Equations for ``num_models`` averaged models.
 
         Raises:
             ValueError: the settings do not suit that number of models.
@@ -94,7 +94,7 @@ class BlockSync(NamedArguments):
         across: Channel,
         num_models: int,
     ) -> LocalState:
-        """What happens to the state that ``optimizer`` keeps for ``parameters``.
+        """Treatment of the state of ``optimizer`` for ``parameters``.
 
         Args:
             optimizer: the optimizer whose block it is.
@@ -106,15 +106,15 @@ class BlockSync(NamedArguments):
         raise NotImplementedError
 
     def objection(self, optimizer: Optimizer) -> str | None:
-        """What about ``optimizer`` can't be combined with this choice, or None."""
+        """Reason why ``optimizer`` can't be combined with these settings, or None."""
         return None
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """What to warn of once before training with so many models, or None."""
+        """Warning before training with so many models, or None."""
         return None
 
     def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """What ``"auto"`` has chosen for ``optimizer``, to be logged once before training."""
+        """Values that ``"auto"`` has chosen for ``optimizer``, to log once before training."""
         return None
 
     def _check(self) -> None:
@@ -124,7 +124,7 @@ class BlockSync(NamedArguments):
 
 
 class LocalMomentumSync(BlockSync):
-    """Base of the choices that know what happens to the momentum of the local SGD.
+    """Base of the settings with ``local_momentum``.
 
     Attributes:
         local_momentum: as in :class:`ModelAveraging`.
@@ -182,16 +182,16 @@ class ModelAveraging(LocalMomentumSync):
         local_momentum: ``"reset"`` truncates the momentum of the local SGD at the start of each
             block (bmuf eq. 8), ``"keep"`` leaves each group its own, ``"average"`` averages it
             with the models.
-        across: ``"leader"``: one rank of each group exchanges the model and hands it round inside;
-            ``"sharded"``: each rank of a group exchanges 1/P of it; ``"auto"`` chooses by the
-            network cards that the hosts have.
-        across_dtype: how the models' updates travel between hosts: ``"same"`` as the parameters
-            are, ``"bfloat16"``, or ``"int8"`` with a scale for each 512 elements. What rounding
-            leaves over is kept and sent along the next time (error feedback). Averaged buffers
-            always travel as they are.
-        overlap: True has the mean travel while the next block is trained, spread evenly over its
-            steps; it is applied one block late, and what was made meanwhile is kept
-            (:class:`~lightning_hier.comm.blocks.overlapped_part.OverlappedPart` has the equations).
+        across: ``"leader"``: one rank of each group exchanges the model and broadcasts it inside;
+            ``"sharded"``: each rank of a group exchanges 1/P of it; ``"auto"`` chooses by the NICs
+            of the hosts.
+        across_dtype: data type of model updates between hosts: ``"same"`` as the parameters,
+            ``"bfloat16"``, or ``"int8"`` with a scale for each 512 elements. Rounding errors are
+            added to the next update (error feedback). Averaged buffers are not quantised.
+        overlap: whether the mean is computed while the next block is trained, evenly over its
+            steps. It is applied one block late, and the progress of that block is kept. The
+            equations are those of
+            :class:`~lightning_hier.comm.blocks.overlapped_bucket.OverlappedBucket`.
 
     Raises:
         ValueError: a value outside its range.

@@ -1,4 +1,4 @@
-"""What a user can choose where the updates of models are filtered by block momentum."""
+"""Settings of block synchronisation with block momentum."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightning_hier.comm.blocks.block_sync import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMomentum(BlockSync):
-    """Base of the choices that filter model updates by block momentum.
+    """Base of the settings with block momentum.
 
     Attributes:
         block_size: as in :class:`ModelAveraging`.

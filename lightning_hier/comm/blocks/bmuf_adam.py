@@ -1,4 +1,4 @@
-"""BMUF for Adam and its relatives: what a user can choose."""
+"""Settings of BMUF for Adam and its relatives."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class BMUFAdam(BlockMomentum):
             more than one group: ``"auto"`` (at most 0.5), a number in [0, 1) (at most that), or
             ``"keep"`` (the optimizer's own).
         across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`; moments travel as ``"bfloat16"`` with either
-            short form, since second moments span too many orders of magnitude for ``"int8"``.
+        across_dtype: as in :class:`ModelAveraging`; moments are sent as ``"bfloat16"`` if updates
+            are quantised, since second moments span too many orders of magnitude for ``"int8"``.
 
     Raises:
         ValueError: a value outside its range.
@@ -106,7 +106,7 @@ class BMUFAdam(BlockMomentum):
         across: Channel,
         num_models: int,
     ) -> LocalState:
-        """Moments that travel with the model."""
+        """Moments, averaged with the model."""
         return AdamMoments(
             optimizer,
             parameters,

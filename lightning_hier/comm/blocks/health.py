@@ -1,21 +1,20 @@
-"""Which models may enter the mean: NaN and inf never reach the global model or its update."""
+"""Health of local models: NaN and inf never reach the global model or its update."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum, IntFlag
 from typing import Literal
 
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.blocks.status import Place, Status, span
 from lightning_hier.comm.tiers import RankLayout
 
 OnNonfinite = Literal["error", "exclude"]
-"""What becomes of a group whose model is not finite: it ends training, or is left out."""
+"""Effect of a group whose model is not finite: it ends training, or is left out of the mean."""
 
 _ADVICE = (
     "Lower the learning rate, clip gradients (gradient_clip_val), or look for bad batches there."
@@ -27,7 +26,7 @@ class NonFiniteModelError(RuntimeError):
 
 
 class Nonfinite(IntFlag):
-    """What of a local model holds NaN or inf; or that buffers of it can't be averaged at all."""
+    """Parts of a local model that hold NaN or inf; UNFIT: its buffers can't be averaged."""
 
     NOTHING = 0
     PARAMETERS = 1
@@ -37,7 +36,7 @@ class Nonfinite(IntFlag):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """Names for messages."""
         words = {
             Nonfinite.PARAMETERS: "parameters",
             Nonfinite.BUFFERS: "averaged buffers",
@@ -46,13 +45,36 @@ class Nonfinite(IntFlag):
         return ", ".join(word for flag, word in words.items() if self & flag)
 
 
+class SyncPoint(IntEnum):
+    """Kind of a synchronisation of all ranks."""
+
+    BLOCK = 1
+    EVALUATION = 2
+    TRAINING_END = 3
+    CHECK = 4
+    OUT_OF_DATA = 5
+
+    @property
+    def text(self) -> str:
+        """Name for messages."""
+        return {
+            SyncPoint.BLOCK: "the synchronisation of models at the end of a block",
+            SyncPoint.EVALUATION: (
+                "the evaluation of the global model (validation, checkpoint or end of an epoch)"
+            ),
+            SyncPoint.TRAINING_END: "the end of training",
+            SyncPoint.CHECK: "the regular check of all ranks",
+            SyncPoint.OUT_OF_DATA: "the end of its batches",
+        }[self]
+
+
 @dataclass(frozen=True)
-class Reading:
-    """What a rank finds in its local model.
+class ModelHealth:
+    """Health of the local model of one rank.
 
     Attributes:
-        squares: sum of the squares of the values that it carries across, state left out.
-        nonfinite: what of the model, and of the state that travels along, is not finite.
+        squares: sum of squares of the values in this rank's shard, without optimizer state.
+        nonfinite: parts of the model, and of the averaged optimizer state, that are not finite.
 
     """
 
@@ -60,32 +82,58 @@ class Reading:
     nonfinite: Nonfinite = Nonfinite.NOTHING
 
     @classmethod
-    def of_squares(cls, parameters: float, buffers: float, optimizer: float) -> Reading:
-        """From the sums of the squares of the three, which are NaN or inf where a value is."""
+    def of_squares(cls, parameters: float, buffers: float, optimizer: float) -> ModelHealth:
+        """From sums of squares, which are NaN or inf if a value is."""
         finite = map(math.isfinite, (parameters, buffers, optimizer))
         return cls(parameters + buffers, _flags(finite))
 
     @classmethod
     def of_tensors(
         cls, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Iterable[Tensor]
-    ) -> Reading:
-        """By looking at all values, without their squares."""
+    ) -> ModelHealth:
+        """From all values, without their squares."""
         kinds = (parameters, buffers, optimizer)
         return cls(nonfinite=_flags(all(all_finite(t.detach()) for t in own) for own in kinds))
 
-    def __add__(self, other: Reading) -> Reading:
-        """Of both."""
-        return Reading(self.squares + other.squares, self.nonfinite | other.nonfinite)
+    def __add__(self, other: ModelHealth) -> ModelHealth:
+        """Health of both."""
+        return ModelHealth(self.squares + other.squares, self.nonfinite | other.nonfinite)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What all ranks know before any model is sent.
+class HealthReport:
+    """State of one rank at a synchronisation; all ranks exchange it before any model.
+
+    Attributes:
+        point: a :class:`SyncPoint`.
+        optimizer: index of the optimizer whose block ends; -1 for all optimizers.
+        steps: steps of that optimizer, or of all, since the start.
+        squares: as in :class:`ModelHealth`.
+        terminate: whether this rank has received SIGTERM.
+        nonfinite: as in :class:`ModelHealth`.
+        batches: number of batches of this epoch if none is left, else -1.
+        digest: of the synchronised parameters.
+
+    """
+
+    point: int
+    optimizer: int
+    steps: int
+    squares: float
+    terminate: int
+    nonfinite: int
+    batches: int
+    digest: int = 0
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Groups that take part in a mean; the same on all ranks before any model is sent.
 
     Attributes:
         squares: sum over the healthy groups of the squares of their models.
-        healthy: number of groups whose models are averaged, at least one.
-        excluded: numbers of the others.
+        healthy: number of models that are averaged, at least one.
+        excluded: numbers of the groups that are left out.
         takes_part: whether this rank's group is healthy.
         first: number of the first healthy group.
 
@@ -98,91 +146,96 @@ class Verdict:
     first: int = 0
 
 
-def judge(
-    statuses: Sequence[Status],
+def decide_participation(
+    reports: Sequence[HealthReport],
     layout: RankLayout,
     rank: int,
     on_nonfinite: OnNonfinite,
     *,
     models_per_rank: int = 1,
-) -> Verdict:
-    """Find the groups whose models may be averaged. The same on every rank; no communication.
+) -> Participation:
+    """Find the groups whose models are averaged. The same on every rank; no communication.
 
-    A group is sick as a whole: its ranks train one model.
+    A group is left out as a whole, since its ranks train one model.
 
     Args:
-        statuses: of all ranks.
-        layout: which rank is in which group.
+        reports: of all ranks.
+        layout: groups of the ranks.
         rank: this one.
-        on_nonfinite: whether sick groups may be left out.
-        models_per_rank: models of different groups that a rank trains in turns.
+        on_nonfinite: whether groups may be left out.
+        models_per_rank: models of different groups on each rank.
 
     Raises:
-        NonFiniteModelError: a group is sick and may not be left out, or all are.
+        NonFiniteModelError: a group must not be left out, or none remains.
 
     """
     group_of = [layout.coordinates(number)[1] for number in range(layout.world_size)]
-    sick = {group_of[number] for number in _sick(statuses)}
-    healthy = (layout.sizes[1] - len(sick)) * models_per_rank
-    if sick and on_nonfinite == "error":
+    excluded = {group_of[number] for number in _nonfinite_ranks(reports)}
+    healthy = (layout.sizes[1] - len(excluded)) * models_per_rank
+    if excluded and on_nonfinite == "error":
         raise NonFiniteModelError(
-            f"{_finding(statuses)}; it was kept out of the global model. {_ADVICE} "
-            "on_nonfinite='exclude' goes on with the groups that are healthy."
+            f"{_finding(reports)}; it was kept out of the global model. {_ADVICE} "
+            "on_nonfinite='exclude' continues with the groups that are healthy."
         )
     if not healthy:
-        raise NonFiniteModelError(f"{_finding(statuses)}: no group is healthy. {_ADVICE}")
-    squares = sum(
-        status.squares
-        for status, group in zip(statuses, group_of, strict=True)
-        if group not in sick
-    )
-    first = min(set(group_of) - sick)
-    return Verdict(squares, healthy, tuple(sorted(sick)), group_of[rank] not in sick, first)
+        raise NonFiniteModelError(f"{_finding(reports)}: no group is healthy. {_ADVICE}")
+    pairs = zip(reports, group_of, strict=True)
+    squares = sum(report.squares for report, group in pairs if group not in excluded)
+    first = min(set(group_of) - excluded)
+    takes_part = group_of[rank] not in excluded
+    return Participation(squares, healthy, tuple(sorted(excluded)), takes_part, first)
 
 
-def require_finite(statuses: Sequence[Status]) -> None:
+def require_finite(reports: Sequence[HealthReport]) -> None:
     """Check the model where all ranks train one. The same on every rank; no communication.
 
     Raises:
         NonFiniteModelError: it is not finite.
 
     """
-    if _sick(statuses):
-        raise NonFiniteModelError(f"{_finding(statuses)}, and all ranks train it. {_ADVICE}")
+    if _nonfinite_ranks(reports):
+        raise NonFiniteModelError(f"{_finding(reports)}, and all ranks train it. {_ADVICE}")
 
 
-def exclusion(statuses: Sequence[Status], layout: RankLayout, verdict: Verdict) -> str:
-    """What to warn of where groups are left out."""
-    place = Place(statuses[0].place)
-    said = " and ".join(
+def exclusion_warning(
+    reports: Sequence[HealthReport], layout: RankLayout, participation: Participation
+) -> str:
+    """Warning that groups are left out of a mean."""
+    point = SyncPoint(reports[0].point)
+    groups = " and ".join(
         f"group {group} (rank{'s' * (layout.sizes[0] > 1)} "
         f"{span([r for r in range(layout.world_size) if layout.coordinates(r)[1] == group])})"
-        for group in verdict.excluded
+        for group in participation.excluded
     )
-    then = (
+    consequence = (
         " Such a group starts the next block from the global model, its optimizer and residuals "
         "anew."
-        if place == Place.BLOCK
+        if point == SyncPoint.BLOCK
         else ""
     )
-    left = "were" if len(verdict.excluded) > 1 else "was"
+    left = "were" if len(participation.excluded) > 1 else "was"
     return (
-        f"At {place.text}, after {statuses[0].steps} steps, {said} {left} left out of the mean of "
-        f"the models: {_finding(statuses)}.{then}"
+        f"At {point.text}, after {reports[0].steps} steps, {groups} {left} left out of the mean of "
+        f"the models: {_finding(reports)}.{consequence}"
     )
 
 
-def _sick(statuses: Sequence[Status]) -> list[int]:
-    return [rank for rank, status in enumerate(statuses) if status.nonfinite]
+def span(ranks: Sequence[int]) -> str:
+    """Numbers of ranks or groups, for messages."""
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks from {ranks[0]}"
 
 
-def _finding(statuses: Sequence[Status]) -> str:
-    ranks, found = _sick(statuses), Nonfinite.NOTHING
+def _nonfinite_ranks(reports: Sequence[HealthReport]) -> list[int]:
+    return [rank for rank, report in enumerate(reports) if report.nonfinite]
+
+
+def _finding(reports: Sequence[HealthReport]) -> str:
+    ranks, found = _nonfinite_ranks(reports), Nonfinite.NOTHING
     for rank in ranks:
-        found |= Nonfinite(statuses[rank].nonfinite)
+        found |= Nonfinite(reports[rank].nonfinite)
     return (
         f"the local model of rank{'s' * (len(ranks) > 1)} {span(ranks)} holds NaN or inf "
-        f"after {statuses[ranks[0]].steps} steps ({found.text})"
+        f"after {reports[ranks[0]].steps} steps ({found.text})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Ranks that have run out of batches join the synchronisations of those that have not."""
+"""Synchronisations of ranks without batches, while other ranks have batches left."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_hier.comm.blocks.status import OutOfStepError, Place, span
-from lightning_hier.comm.blocks.status_exchange import StatusExchange
+from lightning_hier.comm.blocks.agreed_parameters import OutOfStepError
+from lightning_hier.comm.blocks.health import SyncPoint, span
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
 
 class Joining:
-    """What a rank does from its last batch of an epoch to the last batch of all ranks.
+    """Joins the synchronisations of other ranks between this rank's last batch and that of all.
 
-    It takes part in every synchronisation with its model as it is. Between its last step and its
-    next synchronisation that is a model with a few steps of the block, later the start model, whose
-    update is zero. Its weight in the mean stays that of every model, so that every mini-batch of
-    the epoch has the same weight (C of bmuf eq. 10). It counts the steps of the ranks that go on,
-    and so its blocks end with theirs also later.
+    The rank takes part with its model as it is: at the first synchronisation a model with a few
+    steps of the block, later the start model, whose update is zero. Its weight in the mean is that
+    of every model, so that every mini-batch of the epoch has the same weight (C of bmuf eq. 10). It
+    counts the steps of the other ranks, so later blocks end on all ranks together.
 
     Args:
         communicators: channels of this rank.
-        worker: counts of the worker that this rank plays.
-        statuses: of this rank.
+        worker: step counts of this rank.
+        health: exchange of health reports.
         synchronise: ends the block of an optimizer; a collective of the world.
 
     """
@@ -33,43 +33,43 @@ class Joining:
         self,
         communicators: Communicators,
         worker: Worker,
-        statuses: StatusExchange,
+        health: HealthExchange,
         synchronise: Callable[[int], None],
     ) -> None:
         self._communicators = communicators
         self._worker = worker
-        self._statuses = statuses
+        self._health = health
         self._synchronise = synchronise
 
     def run(self) -> bool:
         """Join until no rank has batches left. Every rank must call it at the end of its batches.
 
         Returns:
-            Whether that has come; False: some rank got a signal, on which all act now.
+            Whether no rank has batches left; False if a rank has reported a signal.
 
         Raises:
-            OutOfStepError: on every rank, if others come to something that can't be joined, or if
-                a rank has had no batch at all.
+            OutOfStepError: on every rank, if another rank reaches a synchronisation that is not the
+                end of a block, or if a rank had no batch at all.
 
         """
-        while not self._statuses.signalled:
-            place = f"{Place.OUT.text}, after {self._statuses.out_after}"
-            with self._communicators.roll_call.at(place):
-                # The steps of others wait for this rank's part in it.
-                self._communicators.route.travelling.finish()
-                others = self._statuses.meet_at_end()
+        while not self._health.signalled:
+            place = f"{SyncPoint.OUT_OF_DATA.text}, after {self._health.batches}"
+            with self._communicators.progress.at(place):
+                # Steps of other ranks may wait for this rank's part of an overlapped mean.
+                self._communicators.route.in_flight.finish()
+                others = self._health.report_out_of_data()
                 if others is None:
-                    self._count_like_the_longest()
+                    self._adopt_highest_counts()
                     return True
                 self._worker.steps[others.optimizer].total = others.steps
                 self._synchronise(others.optimizer)
         return False
 
-    def _count_like_the_longest(self) -> None:
-        """Count the steps of the rank that has taken most, since the last synchronisation too."""
+    def _adopt_highest_counts(self) -> None:
+        """Count the steps of the rank that has taken most, also since the last synchronisation."""
         counts, world = self._worker.steps, self._communicators.world
         own = torch.tensor(
-            [self._statuses.out_after, *(count.total for count in counts)],
+            [self._health.batches, *(count.total for count in counts)],
             device=self._communicators.device,
         )
         rows = own.new_empty(world.size * own.numel())

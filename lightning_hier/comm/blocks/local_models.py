@@ -11,39 +11,38 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.away_optimizer import AwayOptimizer, GroupChanges
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.saved_optimizer import GroupChanges, SavedOptimizer
 
 
 @dataclass
-class _Away:
-    """A local model that is not in the module: what its tensors hold."""
+class _SavedModel:
+    """Storages of a local model that is not in the module."""
 
     values: dict[Tensor, Tensor]
     gradients: dict[Parameter, Tensor | None]
-    optimizers: list[AwayOptimizer]
+    optimizers: list[SavedOptimizer]
 
 
 class LocalModels:
-    """Local models of one rank; one of them is in the module, the others are away.
+    """Local models of one rank. One of them is in the module, the others are saved.
 
-    A model is put into the module by having the same tensors, and those of the same optimizers'
-    state, refer to other memory: nothing is copied, and whoever holds a parameter, a buffer or a
-    tensor of an optimizer's state finds what the model in the module has there. A model takes the
-    memory of its trainable parameters and buffers, of its optimizers' state, and, while a step is
-    accumulated, of its gradients.
+    A swap makes the same tensors, and those of the same optimizers' state, refer to other storage.
+    Nothing is copied, and references to a parameter, a buffer or a tensor of an optimizer's state
+    stay valid. A model takes the memory of its trainable parameters and buffers, of its optimizers'
+    state, and, while gradients are accumulated, of its gradients.
 
-    What changes in the groups of an optimizer in a model's turn (step counts that it keeps there)
-    is that model's; what changes between turns (learning rates that schedulers set) is for all.
+    Changes of an optimizer's group settings in a model's turn (step counts) belong to that model;
+    changes between turns (learning rates of schedulers) apply to all.
 
     Args:
-        module: what is trained; frozen parameters are the same in all models.
+        module: being trained; frozen parameters are the same in all models.
         optimizers: of the module.
-        number: how many there are.
+        number: of models.
 
     Attributes:
-        number: how many there are.
-        current: which of them is in the module, from 0.
+        number: of models.
+        current: index of the model in the module.
         buffers: of the module.
 
     """
@@ -54,76 +53,76 @@ class LocalModels:
         self.number = number
         self.current = 0
         self.buffers = ModuleBuffers(module)
-        self._away: dict[int, _Away] = {}
+        self._saved: dict[int, _SavedModel] = {}
         self._parameters: dict[Parameter, None] = {}  # in order
         self._in_turns = False
         self._changes: list[GroupChanges] = []
 
     @property
-    def in_play(self) -> int:
-        """How many there are at present: one, until they are opened."""
-        return 1 + len(self._away)
+    def present(self) -> int:
+        """Number of models at present: one, until :meth:`open`."""
+        return 1 + len(self._saved)
 
     @property
     def parameters(self) -> Collection[Parameter]:
-        """Those of which every model has its own, once they are opened."""
+        """Parameters of which every model has its own, after :meth:`open`."""
         return self._parameters
 
     @property
     def is_last(self) -> bool:
         """Whether the model in the module is the last of a round."""
-        return self.current == self.in_play - 1
+        return self.current == self.present - 1
 
     def open(self) -> None:
-        """Make all models, and their optimizers' state, equal to that in the module.
+        """Create the other models and their optimizers' state as copies of that in the module.
 
-        Does nothing where they are there already.
+        Does nothing if they exist.
         """
-        if self.number == 1 or self._away:
+        if self.number == 1 or self._saved:
             return
-        # Of these, whatever is frozen for a while: modules with several optimizers do that.
+        # Modules with several optimizers freeze some of them for a while.
         self._parameters = {own: None for own in self._module.parameters() if own.requires_grad}
         for other in range(self.number):
             if other != self.current:
-                self._away[other] = _cloned(self._put_away())
+                self._saved[other] = _cloned(self._save())
         self._note_groups()
 
     @contextmanager
     def opened(self, *, needed: bool = True) -> Iterator[None]:
-        """Have all models there for a while, if ``needed``, and afterwards no more than before."""
-        there = bool(self._away)
+        """Open the models for the body, if ``needed``; drop them again if they did not exist."""
+        existed = bool(self._saved)
         if needed:
             self.open()
         try:
             yield
         finally:
-            if not there:
+            if not existed:
                 self.forget()
 
     def forget(self) -> None:
-        """Keep the model in the module as the only one, until they are opened again."""
-        self._away.clear()
+        """Drop all models but the one in the module."""
+        self._saved.clear()
         self.current = 0
 
     def take(self, number: int) -> None:
-        """Put one model into the module, in the place of the present one."""
+        """Swap a model into the module."""
         if number == self.current:
             return
-        self._away[self.current] = self._put_away()
-        self._put_back(self._away.pop(number))
+        self._saved[self.current] = self._save()
+        self._restore(self._saved.pop(number))
         self.current = number
 
     def each(self) -> Iterator[int]:
-        """Every model in turn, in the module while its number is given; at the end as before.
+        """Swap every model into the module in turn and yield its index; at the end as before.
 
-        Where they have not been opened there is one.
+        Yields the present one alone before :meth:`open`.
         """
-        if not self._away:
+        if not self._saved:
             yield self.current
             return
         before, nested = self.current, self._in_turns
         if not nested:
-            self._tell_changes()
+            self._apply_changes()
         self._in_turns = True
         try:
             for number in range(self.number):
@@ -140,34 +139,34 @@ class LocalModels:
         before = self.current
         return (number for number in self.each() if number != before)
 
-    def _put_away(self) -> _Away:
+    def _save(self) -> _SavedModel:
         self.buffers.reclaim()
         tensors: list[Tensor] = [*self._parameters, *self.buffers.tensors]
-        return _Away(
+        return _SavedModel(
             {own: own.data for own in tensors},
             {own: own.grad for own in self._parameters},
-            [AwayOptimizer.of(optimizer) for optimizer in self._optimizers],
+            [SavedOptimizer.of(optimizer) for optimizer in self._optimizers],
         )
 
-    def _put_back(self, away: _Away) -> None:
-        for own, data in away.values.items():
+    def _restore(self, saved: _SavedModel) -> None:
+        for own, data in saved.values.items():
             own.data = data
-        for parameter, gradient in away.gradients.items():
+        for parameter, gradient in saved.gradients.items():
             parameter.grad = gradient
-        for optimizer, kept in zip(self._optimizers, away.optimizers, strict=True):
-            kept.put_back(optimizer)
+        for optimizer, kept in zip(self._optimizers, saved.optimizers, strict=True):
+            kept.restore(optimizer)
 
     def _note_groups(self) -> None:
         self._changes = [GroupChanges(optimizer) for optimizer in self._optimizers]
 
-    def _tell_changes(self) -> None:
-        for away in self._away.values():
-            for changes, own in zip(self._changes, away.optimizers, strict=True):
-                changes.tell(own, torch.clone)
+    def _apply_changes(self) -> None:
+        for saved in self._saved.values():
+            for changes, own in zip(self._changes, saved.optimizers, strict=True):
+                changes.apply(own, torch.clone)
 
 
-def _cloned(away: _Away) -> _Away:
-    """The same values in memory of their own, laid out in the same way."""
+def _cloned(saved: _SavedModel) -> _SavedModel:
+    """The same values in storage of their own, with the same layout."""
     memory: dict[int, torch.UntypedStorage] = {}
 
     def clone(data: Tensor) -> Tensor:
@@ -176,12 +175,12 @@ def _cloned(away: _Away) -> _Away:
         place = storage.data_ptr()
         if place not in memory:
             memory[place] = storage.clone()
-        made = torch.empty(0, dtype=data.dtype, device=data.device)
-        made.set_(memory[place], data.storage_offset(), data.size(), data.stride())
-        return made
+        copy = torch.empty(0, dtype=data.dtype, device=data.device)
+        copy.set_(memory[place], data.storage_offset(), data.size(), data.stride())
+        return copy
 
-    return _Away(
-        {own: clone(held) for own, held in away.values.items()},
-        dict.fromkeys(away.gradients),
-        [optimizer.cloned(clone) for optimizer in away.optimizers],
+    return _SavedModel(
+        {own: clone(storage) for own, storage in saved.values.items()},
+        dict.fromkeys(saved.gradients),
+        [optimizer.cloned(clone) for optimizer in saved.optimizers],
     )

@@ -1,30 +1,29 @@
-"""What happens to the state of a local optimizer when a new block starts."""
+"""State of a local optimizer at the start of a new block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer, RMSprop
+from torch.optim import Adagrad, Optimizer, RMSprop
 
-from lightning_hier.comm.blocks.health import Verdict
-from lightning_hier.comm.blocks.members import optimizer_parameters
+from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.trained import optimizer_parameters
 
 
 class LocalState:
-    """State of one optimizer for the parameters of one block. This base leaves it alone.
+    """State of one optimizer for the parameters of one block. This base class does not change it.
 
-    At a synchronisation the methods are called in this order, on every rank: :meth:`note` for each
-    local model of the rank, :meth:`collect`, :meth:`advance_` for each piece of a carried tensor in
-    this rank's share, :meth:`finish` for each local model.
+    A synchronisation calls the methods in this order, on every rank: :meth:`note` for each local
+    model of the rank, :meth:`collect`, :meth:`advance_` for each piece of a carried tensor in this
+    rank's shard, :meth:`finish` for each local model.
 
     Attributes:
-        carried: tensors that travel across groups in the collective of the model and come back as
-            their mean.
-        keeps_previous: whether :meth:`advance_` needs what ``carried`` held after the last
+        carried: tensors that are averaged over the groups together with the model.
+        keeps_previous: whether :meth:`advance_` needs the values of ``carried`` after the last
             synchronisation.
 
     """
@@ -33,23 +32,23 @@ class LocalState:
     keeps_previous: bool = False
 
     def note(self, *, first: bool) -> None:
-        """Note how the optimizer's state is of the local model that is in the module.
+        """Record the optimizer's state of the local model in the module.
 
         Args:
-            first: whether it is the first of this rank; those that follow add to it.
+            first: whether it is the first local model of this rank; those that follow are added.
 
         """
 
-    def collect(self, verdict: Verdict) -> None:
+    def collect(self, participation: Participation) -> None:
         """Prepare, before the model is sent. May start collectives of tier ``across``.
 
         Args:
-            verdict: whose models, with the state that travels along, are averaged.
+            participation: groups whose models and states are averaged.
 
         """
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
-        """Turn means into what the next block starts from, in place.
+        """Turn means into the state at the start of the next block, in place.
 
         Args:
             tensor: one of ``carried``.
@@ -59,27 +58,26 @@ class LocalState:
         """
 
     def finish(self) -> None:
-        """Set what is left, once the carried tensors have their new values."""
+        """Set the remaining state, after the carried tensors have their new values."""
 
     def inherit(self, older: LocalState) -> None:
-        """Take over what the state of the same optimizer with fewer parameters has counted."""
+        """Take over the counts of the same optimizer's state for fewer parameters."""
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """What has been counted for each parameter, the same on all ranks."""
+        """Counts of each parameter, the same on all ranks."""
         return {}
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Go on from what :meth:`counts` gave."""
+        """Continue from :meth:`counts` in the middle of a block."""
 
     def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Begin a block with what :meth:`counts` gave before it, from the state as it is now."""
+        """Begin a block from :meth:`counts` and the present state of the optimizer."""
 
 
 class ResetMomentum(LocalState):
     """Truncates the momentum of the local SGD at the start of each block (bmuf eq. 8)."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        """Truncate the momentum of ``optimizer``."""
         self._optimizer = optimizer
 
     def finish(self) -> None:
@@ -91,14 +89,13 @@ class ResetMomentum(LocalState):
 
 
 class AveragedMomentum(LocalState):
-    """Averages the momentum of the local SGD with the models."""
+    """Averages the momentum of the local SGD with the models.
+
+    A parameter without a gradient on this rank has no momentum yet, but may have one on another
+    rank. Its momentum is created as zeros.
+    """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
-        """Average the momentum of ``parameters``, made where the optimizer will make it.
-
-        A parameter that had no gradient on this rank has no momentum yet, while it may have one on
-        another rank; zero is what it stands for.
-        """
         groups = {
             parameter: group
             for group in optimizer.param_groups
@@ -112,10 +109,35 @@ class AveragedMomentum(LocalState):
         ]
 
 
+def forget_state_(
+    optimizer: Optimizer, parameters: Iterable[Parameter], carried: Sequence[Tensor]
+) -> None:
+    """Reset the state of ``optimizer`` for ``parameters`` of a group that was left out, in place.
+
+    State that holds NaN would spoil the model again at the next step. Tensors among ``carried``
+    have their values from the healthy groups and stay; other tensors beside them become zero. The
+    state of parameters without carried tensors is dropped, and the optimizer creates it at their
+    next gradient.
+    """
+    kept = {id(tensor) for tensor in carried}
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        eager = isinstance(optimizer, Adagrad)  # creates its state before the first gradient
+        if not eager and not any(id(value) in kept for value in state.values()):
+            optimizer.state.pop(parameter, None)
+            continue
+        for value in state.values():
+            if isinstance(value, Tensor) and id(value) not in kept:
+                value.zero_()
+        if eager and state:
+            state["sum"].fill_(groups[parameter]["initial_accumulator_value"])
+
+
 def _momentum(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> Tensor:
     state = optimizer.state[parameter]
     if not state and isinstance(optimizer, RMSprop):
-        # It makes all of its state at the first gradient, or, where it finds some, nothing.
+        # RMSprop creates all of its state at the first gradient, but nothing if it finds some.
         state["step"] = torch.zeros(())
         for name in ("square_avg", *(["grad_avg"] if group["centered"] else [])):
             state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -1,4 +1,4 @@
-"""The buffers that a module had when training began, also where it binds others to their names."""
+"""Buffers of a module at the start of training, also where it rebinds their names."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from lightning_hier.comm.blocks.health import Nonfinite
-from lightning_hier.comm.blocks.status import Status, span
+from lightning_hier.comm.blocks.health import HealthReport, Nonfinite, span
 
 
 class ModuleBuffers:
-    """Has a module go on with the same buffers, whatever tensors it makes of them.
+    """Keeps the tensors of a module's buffers the same.
 
-    ``self.center = 0.9 * self.center + 0.1 * seen`` leaves another tensor under the buffer's name
-    at every step. Blocks, looks and local models hold on to tensors, so they would go on with one
-    that nobody reads any more. :meth:`reclaim` copies the new value into the first tensor, and puts
-    that back under the name.
+    ``self.center = 0.9 * self.center + 0.1 * seen`` binds another tensor to the buffer's name at
+    every step, but blocks and local models refer to the first one. :meth:`reclaim` copies the new
+    value into the first tensor and binds that to the name again.
 
     Args:
-        module: whose present buffers are meant.
+        module: with its present buffers.
 
     Attributes:
-        names: of the buffers, each once: the first that the module has for it.
-        unfit: names of those that can't be brought back: they are gone, have got another shape or
-            dtype, or were one under several names and are not any more.
+        names: of the buffers, the first one of each.
+        unfit: names of buffers that can't be reclaimed: they were removed, changed their shape or
+            dtype, or had several names of which some are bound to other tensors now.
 
     """
 
@@ -46,7 +44,7 @@ class ModuleBuffers:
 
     @torch.no_grad()
     def reclaim(self) -> None:
-        """Copy what the module has under the buffers' names into them, and put them back there."""
+        """Copy the module's present values into the buffers, and bind these to their names."""
         self.unfit = []
         for own, places in self._places.items():
             present = {holder._buffers.get(name) for holder, name in places}
@@ -65,14 +63,14 @@ class ModuleBuffers:
 
     @property
     def finding(self) -> Nonfinite:
-        """What of this is told to all ranks."""
+        """Part of the health report."""
         return Nonfinite.UNFIT if self.unfit else Nonfinite.NOTHING
 
-    def require_fit(self, statuses: Sequence[Status]) -> None:
-        """Check what all ranks have told. The same on every rank; no communication.
+    def require_fit(self, statuses: Sequence[HealthReport]) -> None:
+        """Check the reports of all ranks. The same on every rank; no communication.
 
         Raises:
-            ValueError: on every rank, if any has a buffer that can't be brought back.
+            ValueError: on every rank, if any has a buffer that can't be reclaimed.
 
         """
         ranks = [i for i, status in enumerate(statuses) if status.nonfinite & Nonfinite.UNFIT]

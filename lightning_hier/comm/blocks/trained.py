@@ -1,38 +1,107 @@
-"""What of a module is trained: the tensors that blocks synchronise, optimizer by optimizer."""
+"""Tensors of a module that are synchronised, divided among the optimizers' blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.health import Reading
-from lightning_hier.comm.blocks.members import Members, divide
+from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, is_direction
+
+
+@dataclass
+class Members:
+    """Tensors that one block synchronises.
+
+    Attributes:
+        parameters: trainable parameters; the block filter applies to them.
+        float_buffers: floating-point buffers such as BatchNorm statistics; they are averaged.
+            Block momentum would be wrong: its look-ahead can make a variance negative.
+        other_buffers: integer and boolean buffers, and those without a mean; equal to those of the
+            first healthy group.
+
+    """
+
+    parameters: list[Parameter] = field(default_factory=list)
+    float_buffers: list[Tensor] = field(default_factory=list)
+    other_buffers: list[Tensor] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.parameters, *self.float_buffers, *self.other_buffers]
+
+
+def divide(
+    module: Module,
+    optimizers: Sequence[Optimizer],
+    trainable: Collection[Parameter],
+    buffers: Mapping[Tensor, str],
+    not_averaged: Collection[str] = (),
+) -> list[Members]:
+    """Assign every trainable parameter and every buffer to exactly one optimizer's block.
+
+    A parameter belongs to the first optimizer that holds it. Buffers, and trainable parameters
+    that no optimizer holds, belong to the first optimizer. Tied weights count once. The order is
+    that of the module, so it is the same on all ranks.
+
+    Args:
+        module: being trained.
+        optimizers: of the module.
+        trainable: parameters. ``requires_grad`` would not do, since modules with several optimizers
+            switch it off and on during training.
+        buffers: names of the buffers. Those that a module creates in its first forward pass may
+            differ between ranks and are not synchronised, as in DDP.
+        not_averaged: names of floating-point buffers that are kept equal instead.
+
+    """
+    owners: dict[Parameter, int] = {}
+    for index, optimizer in enumerate(optimizers):
+        for parameter in optimizer_parameters(optimizer):
+            owners.setdefault(parameter, index)
+    members = [Members() for _ in optimizers]
+    for parameter in module.parameters():
+        if parameter in trainable:
+            members[owners.get(parameter, 0)].parameters.append(parameter)
+    for buffer, name in buffers.items() if members else ():
+        averaged = is_averaged(buffer) and name not in not_averaged
+        (members[0].float_buffers if averaged else members[0].other_buffers).append(buffer)
+    return members
+
+
+def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
+    """Parameters of all groups of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class TrainedTensors:
     """Parameters that are or have been trainable, and buffers.
 
-    A buffer that holds NaN or inf before training has no mean, be it the mask of an attention or a
-    minimum that nothing has lowered yet. It is kept equal instead, and makes no model sick. So are
-    the vectors of ``spectral_norm``, whose mean would not have their length.
+    A buffer that holds NaN or inf before training has no mean: the mask of an attention, or a
+    minimum without values. It is kept equal, and does not make a model unhealthy. The same holds
+    for the vectors of ``spectral_norm``, since the mean of unit vectors is shorter.
+
+    Args:
+        module: the same on all ranks; its present trainable parameters are taken.
+        optimizers: of the module.
+        buffers: of the module.
 
     Attributes:
         parameters: those that are or have been trainable.
         buffers: of the module.
-        kept_equal: names of buffers that would be averaged but have no mean. A run that goes on
-            has those of the run that was saved.
+        kept_equal: names of floating-point buffers that have no mean. A resumed run uses those of
+            the saved run.
 
     """
 
     def __init__(
         self, module: Module, optimizers: Sequence[Optimizer], buffers: ModuleBuffers
     ) -> None:
-        """Take the present trainable parameters; the module must be the same on all ranks."""
         self._module = module
         self._optimizers = optimizers
         self.buffers = buffers
@@ -45,36 +114,41 @@ class TrainedTensors:
         }
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
-        """What is or has been trainable, or all parameters, and all buffers, brought back."""
+        """Trained, or all, parameters, and all buffers."""
         self.buffers.reclaim()
         parameters = self._module.parameters()
         own = [one for one in parameters if also_frozen or one in self.parameters]
         return [*own, *self.buffers.tensors]
 
+    def names(self, tensors: Collection[Tensor]) -> list[str]:
+        """Names of the trained parameters among ``tensors``."""
+        own = self.parameters.intersection(tensors)
+        return [name for name, parameter in self._module.named_parameters() if parameter in own]
+
     @property
     def all_admitted(self) -> bool:
-        """Whether no parameter of the module is left that has never been trainable."""
+        """Whether every parameter of the module is or has been trainable."""
         return all(own in self.parameters for own in self._module.parameters())
 
     def admit(self) -> bool:
-        """Take in parameters that have become trainable; whether there were any."""
+        """Add parameters that have become trainable; returns whether there are any."""
         new = {p for p in self._module.parameters() if p.requires_grad} - self.parameters
         self.parameters |= new
         return bool(new)
 
     def members(self) -> list[Members]:
-        """Those of each optimizer's block."""
+        """Members of each optimizer's block."""
         return divide(
             self._module, self._optimizers, self.parameters, self.buffers.names, self.kept_equal
         )
 
-    def reading(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> Reading:
-        """How the model is where all ranks train one.
+    def health(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> ModelHealth:
+        """Health of the model where all ranks train one.
 
         Args:
-            averaged: whether to look at floating-point buffers too.
-            carried: state of local optimizers to look at.
+            averaged: whether to check floating-point buffers too.
+            carried: state of local optimizers to check.
 
         """
         buffers = [b for own in self.members() for b in own.float_buffers] if averaged else ()
-        return Reading.of_tensors(self.parameters, buffers, carried)
+        return ModelHealth.of_tensors(self.parameters, buffers, carried)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.hyperparameters import hyperparameters

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.two_stage.replica import Replica

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lightning_hier.comm.roll_call import PeerError
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.two_stage.exchange import MASTER
 from lightning_hier.parameter_server.two_stage.replica import Replica

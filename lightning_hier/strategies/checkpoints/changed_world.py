@@ -90,7 +90,7 @@ def _whole(shares: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, BlockFi
     """
     block_filter = BlockFilter(**shares[0]["filter"])
     model = torch.cat([share["global_model"] for share in shares])
-    update, travelling = joined(shares, "update"), joined(shares, "travelling")
+    update, travelling = joined(shares, "update"), joined(shares, "in_flight")
     if travelling is not None:
         block_filter.advance_by_(travelling, model, update)
     return model, torch.zeros_like(model) if update is None else update, block_filter

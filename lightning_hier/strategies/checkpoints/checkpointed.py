@@ -76,7 +76,7 @@ class CheckpointedStrategy(TieredStrategy):
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
             write_everywhere(lambda: write(checkpoint, filepath, storage_options), self.root_device)
             return
-        session.training.synchroniser.require_unwritten()
+        session.training.synchroniser.local.keep_written_buffers()
         # What callbacks have put into the checkpoint are the tensors that are shown here.
         with session.training.averaged_weights.shown():
             saved = save_run(
@@ -146,7 +146,7 @@ class CheckpointedStrategy(TieredStrategy):
             session.saved_under[str(path)].append(files)
         kinds = self._kinds(session)
         # Where nothing is left to be trained, what the module holds now is what `fit` leaves.
-        with session.training.synchroniser.local.behind_shown():
+        with session.training.synchroniser.local.loading():
             if saved.goes_on(self.worker_layout.sizes, kinds):
                 self._go_on(saved, kinds)
             else:
@@ -252,10 +252,10 @@ class CheckpointedStrategy(TieredStrategy):
             "overlap": None if sync is None else sync.overlap,
             "across_dtype": None if sync is None else sync.across_dtype,
             # What short forms leave over lies with the ranks that exchange between hosts.
-            "lanes": self.communicators.route.lanes if shortened else None,
+            "inter_host_ranks": self.communicators.route.inter_host_ranks if shortened else None,
             # Which then lies behind the model, in the same shares.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
-            "carrier": type(session.training.synchroniser.carrier).__name__,
+            "sharded": session.training.synchroniser.placement.sharded,
             "warmup_steps": self.warmup_steps,
             # Of which each has its share of the global model.
             "ranks_per_group": self.layout.sizes[0],

@@ -72,7 +72,7 @@ class SavedRun:
         """
         differ = self._differing(kinds)
         return self.sizes == sizes and (
-            not differ or (differ <= {"carrier", "ranks_per_group"} and can_be_cut(kinds))
+            not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut(kinds))
         )
 
     def shares_for(self, group: int, kinds: Mapping[str, Any]) -> Shares | None:

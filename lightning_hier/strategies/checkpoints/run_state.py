@@ -12,8 +12,8 @@ from torch.nn import Module, Parameter
 from torch.nn.modules import batchnorm
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.synchroniser import Synchroniser
 from lightning_hier.comm.worker import StepCount, Worker
 from lightning_hier.strategies.checkpoints.shares import Shares, cut_for
 
@@ -39,7 +39,7 @@ class RunState:
         self,
         module: Module,
         optimizers: Sequence[Optimizer],
-        synchroniser: Synchroniser,
+        synchroniser: BlockSynchroniser,
         workers: Sequence[Worker],
     ) -> None:
         self._module = module
@@ -61,7 +61,9 @@ class RunState:
             "frozen_at_first": self._frozen_at_first,
             "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
-            "counts": None if blocks is None else [self._named(block.counts) for block in blocks],
+            "counts": None
+            if blocks is None
+            else [self._named(block.local_state.counts()) for block in blocks],
         }
 
     def of_group(self) -> State:

@@ -22,7 +22,7 @@ def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
 
     Args:
         shares: of the ranks of a group, in order.
-        name: as in :meth:`ModelPart.state`.
+        name: as in :meth:`DtypeBucket.state`.
 
     """
     own = [share[name] for share in shares if share.get(name) is not None]

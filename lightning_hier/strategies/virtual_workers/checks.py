@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
-from lightning_hier.comm.tiers import Casting
+from lightning_hier.comm.tiers import WorkerLayout
 
 _WAY_OUT = "leave that out, or start a rank for each worker"
 
@@ -45,27 +45,27 @@ def check_combination(strategy: Settings) -> None:
     """
     if not isinstance(strategy.group_size, int):
         return  # that depends on the ranks
-    casting = Casting(strategy.group_size, strategy.virtual_workers)
-    problem = combination_problem(strategy, casting)
+    layout = WorkerLayout(strategy.group_size, strategy.virtual_workers)
+    problem = combination_problem(strategy, layout)
     if problem is not None:
         raise ValueError(problem)
 
 
-def combination_problem(strategy: Settings, casting: Casting) -> str | None:
+def combination_problem(strategy: Settings, layout: WorkerLayout) -> str | None:
     """Which settings of a strategy can't be combined with several workers on a rank, or None.
 
     Args:
         strategy: has the settings.
-        casting: how its ranks play workers.
+        layout: how its ranks play workers.
 
     """
     found = []
-    if casting.workers_per_rank > 1:
+    if layout.workers_per_rank > 1:
         if strategy.uneven_batches != "error":
             found.append(f"uneven_batches={strategy.uneven_batches!r}")
         if strategy.on_nonfinite != "error":
             found.append(f"on_nonfinite={strategy.on_nonfinite!r}")
-    if casting.per_model > 1:
+    if layout.per_model > 1:
         if isinstance(strategy.gradient_sync, CommHook):
             found.append("gradient_sync=CommHook(...), which needs DDP")
         if not strategy._ddp_kwargs.get("broadcast_buffers", True):
@@ -73,24 +73,24 @@ def combination_problem(strategy: Settings, casting: Casting) -> str | None:
     if not found:
         return None
     return (
-        f"virtual_workers={casting.workers_per_rank} with group_size={casting.group_size} can't be "
+        f"virtual_workers={layout.workers_per_rank} with group_size={layout.group_size} can't be "
         f"combined with {', '.join(found)}: {_WAY_OUT}"
     )
 
 
-def virtual_problem(trainer: pl.Trainer, casting: Casting, *, warms_up: bool) -> str | None:
+def virtual_problem(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up: bool) -> str | None:
     """What about Trainer and module can't be trained with several workers on a rank, or None.
 
     Args:
         trainer: about to fit.
-        casting: how ranks play workers.
+        layout: how ranks play workers.
         warms_up: whether there is a warm-up, in which all workers share a model.
 
     """
     found = []
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         found.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
-    if casting.models_per_rank > 1:
+    if layout.models_per_rank > 1:
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         # They keep averages, or the groups of an optimizer, of the one model in the module.
         of_one = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning)
@@ -105,7 +105,7 @@ def virtual_problem(trainer: pl.Trainer, casting: Casting, *, warms_up: bool) ->
         datamodule is not None and is_overridden(hook, datamodule, pl.LightningDataModule)
     ):
         found.append(f"{hook} (use on_after_batch_transfer)")
-    if casting.per_model > 1 or warms_up:
+    if layout.per_model > 1 or warms_up:
         found += needs_own_model(trainer)
     if not found:
         return None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lightning_hier.comm.blocks.aside import Aside
+from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.channel import Channel
@@ -43,8 +43,8 @@ class FirstBuffers:
         """Lend one of the others what the first began with; put back what that one has left."""
         self._buffers.reclaim()
         own = list(self._buffers.tensors)
-        first = Aside()
-        first.put(own)
+        first = SavedTensors()
+        first.save(own)
         if own:
             torch._foreach_copy_(own, self._begun)
         try:

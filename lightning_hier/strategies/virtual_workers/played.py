@@ -32,6 +32,6 @@ class Played:
 
         In the warm-up there is one model, of all of them.
         """
-        together = self.random.number // self.models.in_play
+        together = self.random.number // self.models.present
         for model in self.models.each():
             yield range(model * together, (model + 1) * together)

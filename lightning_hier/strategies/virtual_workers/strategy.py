@@ -34,7 +34,7 @@ class PlayingStrategy(CheckpointedStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:
-            problem = virtual_problem(trainer, self._casting, warms_up=self.warmup_steps > 0)
+            problem = virtual_problem(trainer, self._worker_counts, warms_up=self.warmup_steps > 0)
             raise_everywhere(problem, self.root_device)
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.virtual_workers > 1:

@@ -43,7 +43,7 @@ class StrayWrites:
             ValueError: something that all workers have in common has been written in it.
 
         """
-        several = self._models.in_play > 1
+        several = self._models.present > 1
         self._left = self._norms() if several or self._begun is not None else None
         changed = self._changed(self._begun, self._left, self._is_common)
         if changed:
@@ -60,7 +60,7 @@ class StrayWrites:
             ValueError: they have written to parameters, while workers have models of their own.
 
         """
-        if self._models.in_play == 1:
+        if self._models.present == 1:
             return
         changed = self._changed(self._left, self._norms(), lambda own: True)
         if changed:

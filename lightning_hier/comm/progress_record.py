@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast
+from typing import Any
 from weakref import ref
 
 import torch.distributed as dist
 
-# What gloo, NCCL and the store report of a peer that is gone or late, and of nothing else.
+# Errors of gloo, NCCL and the store for a peer that is lost or late, and for nothing else.
 _LOST = re.compile(
     r"timed? ?out|connect|closed|closure|broken pipe|reset by peer|aborted|unreachable|"
     r"no route|remote|ncclSystemError",
@@ -25,35 +25,22 @@ class PeerError(RuntimeError):
     """A rank did not take part in a collective within the time limit."""
 
 
-class SupportsStore(Protocol):
-    """The part of :class:`torch.distributed.Store` that a progress record needs."""
+class ProgressRecord:
+    """Records the position of this rank in the job's store, and reads all positions on a failure.
 
-    def set(self, key: str, value: str, /) -> None:
-        """Store a value."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Tell whether all keys exist, without waiting."""
-
-    def get(self, key: str, /) -> bytes:
-        """Value of a key that exists."""
-
-
-class RollCall:
-    """Writes into the job's store where this rank is; reads the others' entries after a failure.
-
-    A collective that fails reports on one rank that time ran out, on another that a connection was
-    closed, and on none which rank caused it. So each rank records where it is before it waits for
-    all ranks (:meth:`at`). Inside a group, where a record at every step would be traffic that
-    leaves the group, nothing is recorded. After a failure a rank records that it has failed, and
-    waits a short time for the others to record the same. Missing are those that did not, and of
-    these, at a collective of all ranks, the ones that have not reached it; if all have failed,
-    those that have failed in another collective.
+    A failed collective reports a time-out on one rank, a closed connection on another, and on none
+    the rank that caused it. So each rank records its position before it waits for all ranks
+    (:meth:`at`). Collectives inside a group record nothing, since that would be traffic that leaves
+    the group. After a failure a rank records that it has failed, and waits a short time for the
+    other ranks to record the same. Ranks that did not are missing; at a collective of all ranks
+    only those of them that have not reached it. If all have failed, the missing ranks are those
+    that failed in another collective.
 
     Args:
-        store: of the job.
+        store: the job's ``torch.distributed.Store``.
         rank: of this process.
         world_size: number of ranks.
-        number: collectives of all ranks that are recorded already, by an earlier record.
+        number: collectives of all ranks that an earlier record has counted.
         grace_s: seconds to wait for the others' records after a failure.
 
     Attributes:
@@ -64,7 +51,7 @@ class RollCall:
 
     def __init__(
         self,
-        store: SupportsStore,
+        store: Any,
         rank: int,
         world_size: int,
         *,
@@ -129,7 +116,7 @@ class RollCall:
             raise self._report(self._everyone if self._place else ranks, error) from error
 
     def align(self, numbers: Sequence[int]) -> None:
-        """Go on above the highest number of all ranks; they may have failed at different ones.
+        """Continue above the highest number of all ranks; they may have failed at different ones.
 
         All ranks must call it in the same collective.
         """
@@ -201,25 +188,25 @@ class RollCall:
         )
 
 
-def progress_record() -> RollCall:
-    """That of the default process group, which must exist. Communicates nothing."""
+def progress_record() -> ProgressRecord:
+    """The record of the default process group, which must exist. Communicates nothing."""
     global _record
     world = dist.distributed_c10d._get_default_group()
     if _record is None or _record[0]() is not world:
-        store = cast(SupportsStore, dist.distributed_c10d._get_default_store())
-        # Entries of an earlier group may still be in the store, and must not look far ahead.
+        store = dist.distributed_c10d._get_default_store()
+        # Entries of an earlier group may still be in the store and must not have higher numbers.
         number = 0 if _record is None else _record[1].number + 1
-        record = RollCall(store, dist.get_rank(), dist.get_world_size(), number=number)
+        record = ProgressRecord(store, dist.get_rank(), dist.get_world_size(), number=number)
         _record = ref(world), record
     return _record[1]
 
 
-# Weak, because nothing may refer to a group when the process ends.
-_record: tuple[ref[dist.ProcessGroup], RollCall] | None = None
+# A weak reference, because nothing may refer to a group when the process ends.
+_record: tuple[ref[dist.ProcessGroup], ProgressRecord] | None = None
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective or the store has failed because a peer is gone or late."""
+    """Whether a collective or the store failed because a peer is lost or late."""
     text = str(error)
     from_backend = isinstance(error, dist.DistError) or _BACKENDS.search(text)
     return bool(from_backend and _LOST.search(text))

@@ -1,4 +1,4 @@
-"""Models that travel while blocks are trained: in what order, from when on, what is told."""
+"""Overlapped synchronisation: order and start of collectives, errors, and ranks without data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
-from lightning_hier.comm.blocks import share
+from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.channel import Channel
 from tests.distributed.blocks import agree, make_blocks, open_groups
 from tests.ranks import run_ranks
@@ -55,19 +55,19 @@ def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
     """W of two optimizers' blocks after some turns."""
     module = nn.ModuleList([_Net(), _Net()])
     communicators = open_groups(1, [0, 0, 1, 1])
-    travelling = communicators.route.travelling
-    with mock.patch.object(share, "CHUNK", 16):
+    in_flight = communicators.route.in_flight
+    with mock.patch.object(shard, "CHUNK", 16):
         blocks = make_blocks(module, communicators, _sync(across_dtype))
         for turn in range(3):
             for block in blocks:
                 _train_(block.members.tensors, turn)
                 block.synchronise(agree)
                 if not at_leisure:
-                    travelling.finish()
+                    in_flight.finish()
             for _ in range(20):
-                travelling.step()
+                in_flight.step()
         for block in blocks:
-            block.look(agree, pending=False)
+            block.write_global_model(agree, pending=False)
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
     found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
     return found
@@ -80,7 +80,7 @@ def _models() -> dict[str, list[list[float]]]:
     }
 
 
-def test_steps_of_training_change_nothing_in_what_travels() -> None:
+def test_steps_of_training_do_not_change_an_overlapped_mean() -> None:
     """Two optimizers, three dtypes, many chunks and two hosts."""
     first, *others = run_ranks(_models, 4)
     for promptly, leisurely in first.values():
@@ -103,8 +103,8 @@ def _started() -> list[int]:
     return found
 
 
-def test_what_travels_starts_at_the_end_of_its_block() -> None:
-    """A short form has then begun the first of its two halves."""
+def test_overlapped_mean_starts_at_the_end_of_its_block() -> None:
+    """A quantised mean has then begun the first of its two collectives."""
     for exact, short in run_ranks(_started, 4):
         assert (exact, short) == (1, 1)
 
@@ -127,7 +127,7 @@ def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Te
     nothing = mock.patch.object(dist.Work, "is_completed", lambda work: False)
     with (
         mock.patch.object(Channel, "_start", noted),
-        mock.patch.object(share, "CHUNK", 4),
+        mock.patch.object(shard, "CHUNK", 4),
         nothing if late else nullcontext(),
     ):
         fit(strategy, 14, model)
@@ -154,12 +154,12 @@ def test_order_of_all_collectives_is_the_same_on_ranks_of_different_pace() -> No
 
 
 def _uneven(**settings: Any) -> Tensor:
-    """A rank runs out of data while more travels than is started at once."""
+    """A rank runs out of data while more is in flight than starts at once."""
     model = Net()
     limit = timedelta(seconds=20)
     strategy = BMUFStrategy(block_size=6, overlap=True, warmup_steps=0, timeout=limit, **settings)
     trainer = make_trainer(strategy, use_distributed_sampler=False)
-    with mock.patch.object(share, "CHUNK", 1):
+    with mock.patch.object(shard, "CHUNK", 1):
         batches = loader((15, 8)[int(os.environ["RANK"])], ranks=1)
         trainer.fit(model, _Endless(batches) if not settings else batches)
     return weights(model)
@@ -175,7 +175,7 @@ class _Endless:
         return iter(self._batches)
 
 
-def test_a_rank_without_batches_takes_part_in_what_travels() -> None:
+def test_a_rank_without_batches_takes_part_in_the_overlapped_mean() -> None:
     first, second = run_ranks(partial(_uneven, uneven_batches="join"), 2)
     assert torch.equal(first, second)
     for error in run_ranks(_uneven, 2, expect_failure=True):

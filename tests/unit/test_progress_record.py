@@ -7,7 +7,7 @@ import traceback
 import pytest
 import torch
 
-from lightning_hier.comm.roll_call import PeerError, RollCall
+from lightning_hier.comm.progress_record import PeerError, ProgressRecord
 
 
 class Store:
@@ -37,11 +37,11 @@ class Store:
 BROKEN = RuntimeError("gloo: Connection closed by peer [127.0.0.1]\nException raised from ...")
 
 
-def _records(store: Store, ranks: int, number: int = 0) -> list[RollCall]:
-    return [RollCall(store, rank, ranks, number=number, grace_s=0.0) for rank in range(ranks)]
+def _records(store: Store, ranks: int, number: int = 0) -> list[ProgressRecord]:
+    return [ProgressRecord(store, rank, ranks, number=number, grace_s=0.0) for rank in range(ranks)]
 
 
-def _failing(record: RollCall, place: str = "", ranks: tuple[int, ...] = ()) -> str:
+def _failing(record: ProgressRecord, place: str = "", ranks: tuple[int, ...] = ()) -> str:
     """The error of a rank whose collective fails, at a place or in a step of a group."""
     body = record.at(place) if place else record.explaining(ranks)
     with pytest.raises(PeerError) as raised, body:
@@ -50,7 +50,7 @@ def _failing(record: RollCall, place: str = "", ranks: tuple[int, ...] = ()) -> 
     return str(raised.value)
 
 
-def _pass(records: list[RollCall], place: str) -> None:
+def _pass(records: list[ProgressRecord], place: str) -> None:
     for record in records:
         with record.at(place):
             pass
@@ -116,7 +116,7 @@ def test_rank_that_failed_in_another_collective_is_named_if_none_is_silent() -> 
 
 def test_store_that_does_not_answer_is_rank_zero() -> None:
     store = Store()
-    record = RollCall(store, 1, 2, grace_s=0.0)
+    record = ProgressRecord(store, 1, 2, grace_s=0.0)
     with pytest.raises(PeerError, match=r"rank 0 or its host is gone \(Broken pipe\)"):
         with record.at("block 1"):
             store.gone = True

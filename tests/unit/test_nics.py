@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_hier.comm.blocks.carriers import network_cards
+from lightning_hier.comm.blocks.shard_placement import count_nics
 
 
 @pytest.fixture
@@ -34,22 +34,22 @@ def test_only_hardware_that_is_up_counts(host: Path) -> None:
     _interface(host, "docker0", "up", hardware=False)
     _interface(host, "eth0", "up", hardware=True)
     _interface(host, "eth1", "down", hardware=True)
-    assert network_cards(host) == 1
+    assert count_nics(host) == 1
     _interface(host, "eth2", "up", hardware=True)
-    assert network_cards(host) == 2
+    assert count_nics(host) == 2
 
 
 def test_infiniband_ports_count_once(host: Path) -> None:
     _interface(host, "ib0", "up", hardware=True)
     _infiniband(host, "mlx5_0", 1, "4: ACTIVE")
-    assert network_cards(host) == 1
+    assert count_nics(host) == 1
     _infiniband(host, "mlx5_1", 1, "4: ACTIVE")
     _infiniband(host, "mlx5_2", 1, "1: DOWN")
-    assert network_cards(host) == 2
+    assert count_nics(host) == 2
 
 
 def test_host_without_readable_cards_has_one(host: Path) -> None:
-    assert network_cards(host) == 1
-    assert network_cards(host / "nowhere") == 1
+    assert count_nics(host) == 1
+    assert count_nics(host / "nowhere") == 1
     (host / "net" / "eth0" / "device").mkdir(parents=True)
-    assert network_cards(host) == 1
+    assert count_nics(host) == 1

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a local model that is not in the module, and its way back."""
+"""State of an optimizer, by reference, for a local model that is not in the module."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from torch.optim import Optimizer
 
 Clone = Callable[[Tensor], Tensor]
 
-# Value, and what it holds if it is a tensor.
+# A value, and its storage if it is a tensor.
 _Entry = tuple[Any, Tensor | None]
 _Entries = dict[str, _Entry]
 
 
 @dataclass
-class AwayOptimizer:
-    """State of each parameter, and what is in the groups beside parameters.
+class SavedOptimizer:
+    """State of each parameter, and settings of each group.
 
-    A learning rate is in a group, and so are the step counts and sums of many optimizers.
+    The settings hold the learning rate, and step counts and sums of some optimizers.
     """
 
     states: dict[Any, _Entries]
     groups: list[_Entries]
 
     @classmethod
-    def of(cls, optimizer: Optimizer) -> AwayOptimizer:
-        """By reference: nothing is copied."""
+    def of(cls, optimizer: Optimizer) -> SavedOptimizer:
+        """Save by reference, without a copy."""
         return cls(
             {key: _entries(state) for key, state in optimizer.state.items()},
             [_entries(_settings(group)) for group in optimizer.param_groups],
         )
 
-    def cloned(self, clone: Clone) -> AwayOptimizer:
-        """The same values in memory of their own."""
-        return AwayOptimizer(
+    def cloned(self, clone: Clone) -> SavedOptimizer:
+        """The same values in storage of their own."""
+        return SavedOptimizer(
             {key: _cloned(entries, clone) for key, entries in self.states.items()},
             [_cloned(entries, clone) for entries in self.groups],
         )
 
-    def put_back(self, optimizer: Optimizer) -> None:
-        """Give an optimizer all of it, in the place of what it has."""
-        for gone in [key for key in optimizer.state if key not in self.states]:
-            del optimizer.state[gone]
+    def restore(self, optimizer: Optimizer) -> None:
+        """Replace the state and the settings of an optimizer."""
+        for key in [key for key in optimizer.state if key not in self.states]:
+            del optimizer.state[key]
         for key, entries in self.states.items():
             state = optimizer.state[key]
             state.clear()
@@ -56,29 +56,29 @@ class AwayOptimizer:
 
 
 class GroupChanges:
-    """Finds what has been changed in the groups of an optimizer, as schedulers do.
+    """Finds changes of an optimizer's group settings, as schedulers make them.
 
     Args:
-        optimizer: as it is now.
+        optimizer: in its present state.
 
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._before = self._marks()
+        self._before = self._versions()
 
-    def tell(self, away: AwayOptimizer, clone: Clone) -> None:
-        """Make the same changes for a model that was away meanwhile."""
+    def apply(self, saved: SavedOptimizer, clone: Clone) -> None:
+        """Make the same changes in the state of a model that was not in the module."""
         for old, new, group, entries in zip(
-            self._before, self._marks(), self._optimizer.param_groups, away.groups, strict=False
+            self._before, self._versions(), self._optimizer.param_groups, saved.groups, strict=False
         ):
             for name in old.keys() - new.keys():
                 entries.pop(name, None)
             changed = {name: group[name] for name in new if not _same(old.get(name), new[name])}
             entries.update(_cloned(_entries(changed), clone))
 
-    def _marks(self) -> list[dict[str, tuple[Any, int]]]:
-        """Each value and how often it was written to in place."""
+    def _versions(self) -> list[dict[str, tuple[Any, int]]]:
+        """Each value with its version counter."""
         return [
             {
                 name: (value, value._version if isinstance(value, Tensor) else 0)
@@ -105,13 +105,13 @@ def _entries(values: Mapping[str, Any]) -> _Entries:
 
 def _cloned(entries: _Entries, clone: Clone) -> _Entries:
     return {
-        name: (value, None if held is None else clone(held))
-        for name, (value, held) in entries.items()
+        name: (value, None if storage is None else clone(storage))
+        for name, (value, storage) in entries.items()
     }
 
 
 def _fill(target: dict[str, Any], entries: _Entries) -> None:
-    for name, (value, held) in entries.items():
-        if held is not None:
-            value.data = held
+    for name, (value, storage) in entries.items():
+        if storage is not None:
+            value.data = storage
         target[name] = value

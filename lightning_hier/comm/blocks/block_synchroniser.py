@@ -1,0 +1,237 @@
+"""Counts steps, ends blocks, and synchronises the models at their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import torch
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
+from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.evaluation import Evaluation
+from lightning_hier.comm.blocks.health import OnNonfinite, SyncPoint
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.local_values import LocalValues
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.one_model import OneModel
+from lightning_hier.comm.blocks.shard_placement import make_placement
+from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.worker import StepCount, Worker
+
+# Steps between two checks of all ranks where blocks have not begun or there are none.
+_CHECK_EVERY = 50
+
+
+class BlockSynchroniser:
+    """Runs the blocks of all optimizers of one rank.
+
+    A step is one call of ``optimizer_step`` of one optimizer. Every rank counts calls, not updates,
+    so a step that loss scaling skips on one rank does not put ranks out of step.
+
+    Args:
+        module: the model. Only its trainable parameters and its buffers are used.
+        optimizers: each has its own block.
+        config: settings; None synchronises no models, but still checks that all ranks are in step.
+        communicators: channels of this rank.
+        worker: step counts of this rank.
+        models: local models that this rank trains in turns; None is one.
+        warmup_steps: steps before the first block, in which gradients are averaged over the world.
+        nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
+        on_nonfinite: effect of groups whose models are not finite.
+
+    Attributes:
+        placement: division of the model among the ranks of a group.
+        trained: tensors that are synchronised.
+        local: values of this rank's local model.
+        health: exchange of health reports before every synchronisation.
+        evaluation: swaps the global model into the module and back.
+        log: metrics of the synchronisations.
+        on_warm: called when the warm-up ends.
+        on_block: called after each synchronisation at a block's end, with its report.
+
+    Raises:
+        ValueError: the settings do not suit the number of groups.
+
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        optimizers: Sequence[Optimizer],
+        config: BlockSync | None,
+        *,
+        communicators: Communicators,
+        worker: Worker,
+        models: LocalModels | None = None,
+        warmup_steps: int = 0,
+        nics: int | None = None,
+        on_nonfinite: OnNonfinite = "error",
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._config = config
+        self._communicators = communicators
+        self._worker = worker
+        self._warmup_steps = warmup_steps
+        self._models = models or LocalModels(module, optimizers)
+        self._buffers = self._models.buffers
+        across = config.across if config else "auto"
+        self.placement = make_placement(across, communicators.group, nics=nics)
+        self._blocks: list[ModelBlock] | None = None
+        self.trained = TrainedTensors(module, self._optimizers, self._buffers)
+        self.local = LocalValues(self.trained, self._models)
+        self._parameters = AgreedParameters(module, self.trained, optimizers, communicators)
+        self.health = HealthExchange(
+            communicators, worker, on_nonfinite, self._buffers, self._parameters
+        )
+        self._one_model = OneModel(module, self.trained, self.health, communicators)
+        self.log = BlockLog(len(self._optimizers))
+        self.evaluation = Evaluation(
+            communicators=communicators,
+            worker=worker,
+            models=self._models,
+            local=self.local,
+            health=self.health,
+            one_model=self._one_model,
+            log=self.log,
+            # Between the warm-up and the first step: the blocks that this step would begin.
+            blocks=lambda: self._blocks or (None if self.warming else self._new_blocks()),
+        )
+        self.on_warm: Callable[[], None] = lambda: None
+        self.on_block: Callable[[BlockReport], None] = lambda report: None
+
+    @property
+    def warming(self) -> bool:
+        """Whether some optimizer has warm-up steps left."""
+        return any(count.total < self._warmup_steps for count in self._worker.steps)
+
+    @property
+    def blocks(self) -> Sequence[ModelBlock] | None:
+        """One for each optimizer; None before the first step after the warm-up."""
+        return self._blocks
+
+    def before_step(self) -> None:
+        """Prepare for a step of any optimizer; the first after the warm-up begins the blocks."""
+        self.health.batches = -1
+        self._begin_blocks()
+
+    def after_step(self, optimizer: int) -> None:
+        """Count a step, and synchronise the models if it was the last of its block.
+
+        A collective of the world at the end of a block. In the warm-up, where every step is one,
+        ranks check from time to time that they are in step. After
+        :meth:`~lightning_hier.comm.blocks.evaluation.Evaluation.keep_module` a step has no
+        gradients and does not count.
+        """
+        if self.evaluation.keeps_module:
+            return
+        count = self._worker.steps[optimizer]
+        if self.warming:
+            self._after_warm_up_step(optimizer, count)
+            return
+        count.total += 1
+        count.in_block += 1
+        self._communicators.route.in_flight.step()
+        # More than a block, where a run continues with a smaller block_size.
+        if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
+            point = SyncPoint.CHECK if self._blocks is None else SyncPoint.BLOCK
+            with self._communicators.progress.at(point.text):
+                self.end_block(optimizer)
+
+    @torch.no_grad()
+    def end_block(self, optimizer: int) -> None:
+        """Synchronise the models, or check that all ranks are in step.
+
+        A collective of the world, inside :meth:`ProgressRecord.at`.
+        """
+        self._begin_blocks()
+        self._buffers.reclaim()
+        count = self._worker.steps[optimizer]
+        count.in_block = 0
+        if self._blocks is None:
+            self._one_model.check(SyncPoint.CHECK, optimizer)
+            return
+        count.blocks += 1
+        block = self._blocks[optimizer]
+        with profiler_range("hier/block/synchronisation"):
+            report = block.synchronise(partial(self.health.agree, SyncPoint.BLOCK, optimizer))
+        count.excluded += report.excluded
+        if report.restarted:
+            self._worker.memory.forget(block.members.parameters)
+        self.log.reports[optimizer] = report
+        self.on_block(report)
+
+    def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
+        """Begin blocks with the present model, after ``trainable`` were trained in an older run."""
+        self.trained.parameters |= set(trainable)
+        self._blocks = self._new_blocks()
+        return self._blocks or ()
+
+    def rewind(self) -> None:
+        """Drop blocks and saved values, before an older state is loaded."""
+        self._communicators.route.in_flight.finish()
+        self._blocks = None
+        self._models.forget()
+        self.evaluation.forget()
+        self.log.reports.clear()
+
+    def admit_trainable(self) -> None:
+        """Add parameters that have been unfrozen since the last call.
+
+        A parameter that has been trainable once stays in the global model. A collective of the
+        ranks that average gradients, as long as some parameters have never been trainable. Ranks
+        with different ones raise an error, the other groups at their next health report.
+        """
+        channel = self._communicators.world if self.warming else self._communicators.group
+        new, agreed = self._parameters.admit(channel)
+        if not agreed:
+            self.health.check_in_step(SyncPoint.CHECK)
+        if new and self._blocks is not None:
+            self._buffers.reclaim()
+            self._blocks = [
+                block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
+                for block, own in zip(self._blocks, self.trained.members(), strict=True)
+            ]
+
+    def _after_warm_up_step(self, optimizer: int, count: StepCount) -> None:
+        count.total += 1
+        if not self.warming:
+            self._end_warm_up()
+        elif count.total % _CHECK_EVERY == 0:
+            with self._communicators.progress.at(SyncPoint.CHECK.text):
+                self._one_model.check(SyncPoint.CHECK, optimizer)
+
+    def _end_warm_up(self) -> None:
+        """Make the groups' models equal to the last bit, buffers included."""
+        with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
+            carried = [t for block in self._new_blocks() or [] for t in block.local_state.carried]
+            self._one_model.broadcast_(carried)
+        self.on_warm()
+
+    def _begin_blocks(self) -> None:
+        if not self.warming:
+            self._blocks = self._blocks or self._new_blocks()
+            self._models.open()
+
+    def _new_blocks(self) -> list[ModelBlock] | None:
+        self._buffers.reclaim()
+        self._parameters.note()
+        if self._config is None:
+            return None
+        return [
+            ModelBlock(
+                members,
+                optimizer,
+                config=self._config,
+                placement=self.placement,
+                communicators=self._communicators,
+                models=self._models,
+            )
+            for members, optimizer in zip(self.trained.members(), self._optimizers, strict=True)
+        ]

@@ -1,0 +1,141 @@
+"""The global model in the module during evaluation, and the local model afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from lightning_hier.comm.blocks.block_report import BlockLog
+from lightning_hier.comm.blocks.health import SyncPoint
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.local_values import LocalValues
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.one_model import OneModel
+from lightning_hier.comm.broadcast import average_tensors_
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.worker import Worker
+
+
+class Evaluation:
+    """Swaps the global model into the module and the local model back.
+
+    Args:
+        communicators: channels of this rank.
+        worker: step counts of this rank.
+        models: local models of this rank.
+        local: values of the local model.
+        health: exchange of health reports.
+        one_model: of all ranks, where there are no blocks.
+        log: gets the groups that the end of training leaves out.
+        blocks: returns one block for each optimizer, or None during the warm-up and where no models
+            are synchronised.
+
+    Attributes:
+        keeps_module: whether :meth:`keep_module` has been called.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        communicators: Communicators,
+        worker: Worker,
+        models: LocalModels,
+        local: LocalValues,
+        health: HealthExchange,
+        one_model: OneModel,
+        log: BlockLog,
+        blocks: Callable[[], Sequence[ModelBlock] | None],
+    ) -> None:
+        self._communicators = communicators
+        self._worker = worker
+        self._models = models
+        self._local = local
+        self._health = health
+        self._one_model = one_model
+        self._log = log
+        self._blocks = blocks
+        self._ended = False
+        self.keeps_module = False
+
+    @property
+    def active(self) -> bool:
+        """Whether the module holds the global model and the local one is saved."""
+        return self._local.saved.used
+
+    def swap_in_global_model(self) -> None:
+        """Save the local model and write the global one into the module, in place.
+
+        A collective of the world. Does nothing if the module holds the global model already. After
+        :meth:`keep_module` it averages the buffers.
+        """
+        buffers = self._models.buffers
+        buffers.reclaim()
+        if self.keeps_module:
+            with self._communicators.progress.at(SyncPoint.EVALUATION.text):
+                average_tensors_(buffers.tensors, self._communicators.world, "buffers")
+        elif not self.active:
+            self._write_global_model(SyncPoint.EVALUATION)
+
+    def swap_back(self) -> None:
+        """Restore the local model, bit for bit. Does nothing if it is in the module already.
+
+        Buffers keep what hooks have written.
+
+        Raises:
+            RuntimeError: a hook has written into a trained parameter.
+
+        """
+        if not self.active or self._ended or self.keeps_module:
+            return
+        self._local.keep_written_buffers()
+        self._local.saved.restore()
+
+    def end_training(self) -> None:
+        """Synchronise the last, short blocks and leave the global model in the module.
+
+        A collective of the world. The local model stays saved for a checkpoint after training.
+        """
+        if self.keeps_module:
+            self.swap_in_global_model()
+            return
+        self.swap_back()
+        self._write_global_model(SyncPoint.TRAINING_END)
+        self._ended = True
+
+    def keep_module(self) -> None:
+        """Keep the weights that a callback has put into the module; only buffers still change."""
+        self._local.saved.keep_all()
+        self.keeps_module = True
+
+    def forget(self) -> None:
+        """Drop the saved local model, before an older state is loaded."""
+        self._local.saved.forget()
+        self._ended = self.keeps_module = False
+
+    @torch.inference_mode(False)  # optimizer state that is created here is trained with later
+    @torch.no_grad()
+    def _write_global_model(self, point: SyncPoint) -> None:
+        buffers = self._models.buffers
+        buffers.reclaim()
+        blocks = self._blocks() or ()
+        own = [tensor for block in blocks for tensor in block.members.tensors]
+        # After the end of training hooks may write anything.
+        saved = self._local.saved.overwriting(
+            own or buffers.tensors, watch=point != SyncPoint.TRAINING_END
+        )
+        progress = self._communicators.progress.at(self._health.describe(point))
+        with saved, self._models.opened(needed=bool(blocks)), progress:
+            # Steps of other ranks may wait for this rank's part of an overlapped synchronisation.
+            self._communicators.route.in_flight.finish()
+            if not blocks:
+                self._one_model.broadcast_buffers_(point)
+            for index, block in enumerate(blocks):
+                pending = self._worker.steps[index].in_block > 0
+                agree = partial(self._health.agree, point, index)
+                participation = block.write_global_model(agree, pending=pending)
+                if point == SyncPoint.TRAINING_END and pending:
+                    self._log.excluded_at_end[index] = len(participation.excluded)

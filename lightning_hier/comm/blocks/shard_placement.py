@@ -1,0 +1,113 @@
+"""Which rank of a group exchanges which shard of a flat model with the other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.blocks.block_sync import Across
+from lightning_hier.comm.channel import Channel, Pending
+
+
+class ShardPlacement:
+    """Division of a flat model among the ranks of a group.
+
+    Args:
+        group: the ranks.
+        sharded: whether every rank exchanges an equal shard. Otherwise the first rank, the leader,
+            exchanges the whole model (two_tiered_bmuf_gtc 2.3).
+
+    Attributes:
+        sharded: see above.
+
+    """
+
+    def __init__(self, group: Channel, *, sharded: bool) -> None:
+        self._group = group
+        self.sharded = sharded
+
+    def shard(self, numel: int) -> slice:
+        """Elements that this rank exchanges; the last ranks may have fewer or none."""
+        if not self.sharded:
+            return slice(0, numel if self._group.position == 0 else 0)
+        each = self.longest(numel)
+        start = min(self._group.position * each, numel)
+        return slice(start, min(start + each, numel))
+
+    def padded(self, numel: int) -> int:
+        """Length of the transfer buffer: an all-gather needs shards of equal length."""
+        return self.longest(numel) * self._group.size if self.sharded else numel
+
+    def longest(self, numel: int) -> int:
+        """Elements of the longest shard in the group, which is that of the first rank."""
+        return -(-numel // self._group.size) if self.sharded else numel
+
+    def distribute(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
+        """All-gather, or broadcast, elements ``start`` to ``stop`` of every shard in the group.
+
+        A collective of the group. ``stop`` is at most :meth:`longest`.
+        """
+        if self._group.size == 1:
+            return ()
+        if not self.sharded:
+            return (self._group.broadcast_(buffer[start:stop], "models"),)
+        shards = buffer.view(self._group.size, -1)[:, start:stop].unbind()
+        return (self._group.gather_into(shards, shards[self._group.position], "models"),)
+
+    def spans(self, start: int, stop: int, numel: int) -> list[slice]:
+        """Position in the flat model of elements ``start`` to ``stop`` of every shard."""
+        if not self.sharded:
+            return [slice(start, stop)]
+        firsts = [rank * self.longest(numel) for rank in range(self._group.size)]
+        edges = [(first + start, first + stop) for first in firsts]
+        return [slice(low, min(high, numel)) for low, high in edges if low < numel]
+
+
+def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:
+    """Placement for a setting.
+
+    ``"auto"`` is sharded if all ranks of a group can send at the same time: all groups are on one
+    host, or each rank has a NIC. Ranks that share a NIC are faster with a leader, which sends each
+    element once.
+
+    Args:
+        across: the setting.
+        group: the ranks of this group.
+        nics: the smallest number of NICs of any host, the same on all ranks; None if one host runs
+            all ranks.
+
+    """
+    can_send_together = nics is None or nics >= group.size
+    return ShardPlacement(
+        group, sharded=can_send_together if across == "auto" else across == "sharded"
+    )
+
+
+def fewest_nics(device: torch.device) -> int:
+    """The smallest number of NICs of any host. A collective of the world."""
+    return min(int(nics) for nics in gather_json(count_nics(), device))
+
+
+def count_nics(root: Path = Path("/sys/class")) -> int:
+    """Hardware NICs of this host that are up, InfiniBand ports included."""
+    ethernet = [
+        card
+        for card in root.glob("net/*")
+        if (card / "device").exists() and _text(card / "operstate") == "up"
+    ]
+    infiniband = [
+        port for port in root.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")
+    ]
+    # With IP over InfiniBand a port is also one of the network interfaces.
+    return max(len(ethernet), len(infiniband), 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
