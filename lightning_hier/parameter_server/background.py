@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 
 
-class Background(ABC):
+class BackgroundThread(ABC):
     """Runs :meth:`_turn` again and again in a thread of its own.
 
     Args:
@@ -23,7 +23,7 @@ class Background(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Do a little; wait for a fraction of a second at most."""
 
     def _fail(self, error: Exception) -> None:
@@ -56,6 +56,6 @@ class Background(ABC):
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._turn()
+                self._run_once()
         except Exception as error:
             self._fail(error)

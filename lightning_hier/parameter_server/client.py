@@ -8,9 +8,9 @@ from collections.abc import Callable
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import ClientPort, Received
-from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.parameter_server.server_loop import ServerLoop
 
-# Conditions of a wait may depend on the time, or on what the servant's thread has noticed.
+# Conditions of a wait may depend on the time, or on what the server_loop's thread has noticed.
 _LONGEST_POLL_S = 0.02
 
 
@@ -19,7 +19,7 @@ class Client:
 
     Args:
         port: used by one thread alone.
-        servant: of this rank; its failure is raised in every wait.
+        server_loop: of this rank; its failure is raised in every wait.
         timeout_s: limit of a wait, in seconds.
         on_waited: gets the seconds of every wait.
 
@@ -28,22 +28,22 @@ class Client:
     def __init__(
         self,
         port: ClientPort,
-        servant: Servant,
+        server_loop: ServerLoop,
         *,
         timeout_s: float,
         on_waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._port = port
-        self._servant = servant
+        self._server_loop = server_loop
         self._timeout_s = timeout_s
         self._on_waited = on_waited
         self._handlers: dict[Kind, Callable[[Received], None]] = {Kind.EXPELLED: _expelled}
         self._when_gone: list[Callable[[int], None]] = []
         self._told: set[int] = set()
 
-    def beside(self, port: ClientPort) -> Client:
+    def on_port(self, port: ClientPort) -> Client:
         """A client for another thread of this rank, with a port of its own."""
-        return Client(port, self._servant, timeout_s=self._timeout_s)
+        return Client(port, self._server_loop, timeout_s=self._timeout_s)
 
     def on(self, kind: Kind, handler: Callable[[Received], None]) -> None:
         """Have ``handler`` called with every message of a kind, within :meth:`poll`."""
@@ -55,11 +55,11 @@ class Client:
 
     def gone(self) -> set[int]:
         """Ranks that have been lost or have left."""
-        return self._servant.gone()
+        return self._server_loop.gone()
 
     def lost(self) -> dict[int, str]:
         """Ranks that have been lost, and why."""
-        return self._servant.lost()
+        return self._server_loop.lost()
 
     def send(self, rank: int, message: Message) -> bool:
         """Send without waiting; False if the peer is gone or takes nothing more for now."""
@@ -73,11 +73,11 @@ class Client:
         """Handle one message if there is one within ``timeout_s`` seconds; tell whether.
 
         Raises:
-            RuntimeError: what has ended this rank's servant, or that the others have given up
+            RuntimeError: what has ended this rank's server_loop, or that the others have given up
                 this rank.
 
         """
-        self._servant.check()
+        self._server_loop.check()
         for rank in sorted(self.gone() - self._told):
             self._told.add(rank)
             for tell in self._when_gone:

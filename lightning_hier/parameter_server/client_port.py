@@ -8,7 +8,11 @@ from collections.abc import Mapping
 
 import zmq
 
-from lightning_hier.parameter_server.link import Accounts, Link, milliseconds_until
+from lightning_hier.parameter_server.connection import (
+    Connection,
+    ConnectionContext,
+    milliseconds_until,
+)
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.refusals import Refused
 from lightning_hier.parameter_server.server_port import Received
@@ -19,11 +23,13 @@ from lightning_hier.parameter_server.watch import Watch
 class ClientPort:
     """The client's ends of one connection to each server, that of its own rank included."""
 
-    def __init__(self, sockets: Mapping[int, Socket], accounts: Accounts, watch: Watch) -> None:
+    def __init__(
+        self, sockets: Mapping[int, Socket], context: ConnectionContext, watch: Watch
+    ) -> None:
         self._watch = watch
-        self._refusals = accounts.refusals
+        self._refusals = context.refusals
         self._sockets = dict(sockets)
-        self._links = {rank: Link(rank, accounts) for rank in sockets}
+        self._connections = {rank: Connection(rank, context) for rank in sockets}
         self._ranks = {socket: rank for rank, socket in sockets.items()}
         self._poller = zmq.Poller()
         for socket in sockets.values():
@@ -41,11 +47,11 @@ class ClientPort:
         self._drop_lost()
         if rank not in self._sockets or rank in self._watch.left():
             return False
-        return self._links[rank].send(self._sockets[rank], message)
+        return self._connections[rank].send(self._sockets[rank], message)
 
     def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
         """Whether some of a large message of this kind about this block has not left yet."""
-        return self._links[rank].is_sending(kind, block)
+        return self._connections[rank].is_sending(kind, block)
 
     def receive(self, timeout_s: float) -> Received | None:
         """The next reply, or None if none is complete within ``timeout_s`` seconds.
@@ -72,7 +78,7 @@ class ClientPort:
     def _read(self, socket: Socket) -> None:
         rank = self._ranks[socket]
         try:
-            message = self._links[rank].accept(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            message = self._connections[rank].accept(socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except Refused as refused:
             self._refusals.note(refused)
         else:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.server_loop import Handler
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Engine(Protocol):
     """A worker and what its rank serves. Called in the rank's main thread."""
 
     @property
-    def duties(self) -> Sequence[Duty]:
-        """What the rank's servant has to do."""
+    def handlers(self) -> Sequence[Handler]:
+        """What the rank's server_loop has to do."""
 
     @property
     def behind(self) -> int:
@@ -54,10 +54,10 @@ class Engine(Protocol):
     def rendezvous(self) -> None:
         """Put the global model into the module. Every rank that is there must call it."""
 
-    def wait_in_meeting(self, number: int) -> None:
+    def wait_in_collective(self, number: int) -> None:
         """Tell servers that this rank makes no step until a meeting is over; at times again."""
 
-    def leave_meeting(self, number: int) -> None:
+    def leave_collective(self, number: int) -> None:
         """Know that a meeting is over, to which all have come."""
 
     def snapshot(self) -> Snapshot:

@@ -25,13 +25,21 @@ class Kind(IntEnum):
     FINAL = 5
     HOLD = 6
     EXPELLED = 7
-    MEET = 8
-    MINUTES = 9
+    CONTRIBUTION = 8
+    RESULT = 9
     STATE_REQUEST = 10
     STATE = 11
     BYE = 12
     ORDER = 13
-    AWAY = 14
+    WAITING = 14
+
+    @property
+    def traffic_name(self) -> str:
+        """Kind of traffic in the logs. Three names are older than the members, and public."""
+        return _TRAFFIC_NAMES.get(self, self.name.lower())
+
+
+_TRAFFIC_NAMES = {Kind.CONTRIBUTION: "meet", Kind.RESULT: "minutes", Kind.WAITING: "away"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,15 +12,15 @@ import zmq
 
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.addresses import Offer, make_offer
-from lightning_hier.parameter_server.assembly import Memory
 from lightning_hier.parameter_server.client_port import ClientPort
+from lightning_hier.parameter_server.connection import ConnectionContext
 from lightning_hier.parameter_server.credentials import Contact, Register
-from lightning_hier.parameter_server.link import Accounts
 from lightning_hier.parameter_server.message import Limits
+from lightning_hier.parameter_server.reassembly import BufferPool
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.server_port import Received, ServerPort
-from lightning_hier.parameter_server.site import Site
 from lightning_hier.parameter_server.sockets import Unconnected, client_socket
+from lightning_hier.parameter_server.transport import Transport
 from lightning_hier.parameter_server.watch import Watch
 
 __all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports"]
@@ -41,16 +41,16 @@ class Ports:
 
     def __init__(
         self,
-        site: Site,
+        transport: Transport,
         register: Register,
-        accounts: Accounts,
+        context: ConnectionContext,
         *,
         heartbeat_s: float,
         grace_s: float,
     ) -> None:
-        self._site = site
+        self._transport = transport
         self._register = register
-        self._accounts = accounts
+        self._context = context
         self._clients: dict[str, ClientPort] = {}
         self._closed = False
         watched = {
@@ -58,8 +58,8 @@ class Ports:
             for contact in register.contacts
             if contact.rank != register.rank
         }
-        self.watch = Watch(site.context, watched, heartbeat_s=heartbeat_s, grace_s=grace_s)
-        self.server = ServerPort(site.server, register, accounts, self.watch)
+        self.watch = Watch(transport.context, watched, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        self.server = ServerPort(transport.server, register, context, self.watch)
 
     def open_client(self, name: str) -> ClientPort:
         """A port to all servers for the thread that calls.
@@ -77,12 +77,12 @@ class Ports:
             contact.rank: self._client_socket(contact, name).connect()
             for contact in self._register.contacts
         }
-        self._clients[name] = ClientPort(sockets, self._accounts, self.watch)
+        self._clients[name] = ClientPort(sockets, self._context, self.watch)
         return self._clients[name]
 
     def refusals(self) -> dict[str, int]:
         """How many connections and messages this rank has refused, by reason. From any thread."""
-        return self._accounts.refusals.counts()
+        return self._context.refusals.counts()
 
     def close(self) -> None:
         """Close everything; what was sent has a second to leave. A second call does nothing.
@@ -96,18 +96,18 @@ class Ports:
         for client in self._clients.values():
             client.close()
         self.watch.close()
-        self._site.close()
+        self._transport.close()
 
     def _client_socket(
         self, contact: Contact, name: str, heartbeat_s: float | None = None
     ) -> Unconnected:
         return client_socket(
-            self._site.context,
+            self._transport.context,
             self._register,
-            self._site.credentials,
+            self._transport.credentials,
             contact,
             name,
-            self._accounts.limits,
+            self._context.limits,
             heartbeat_s=heartbeat_s,
         )
 
@@ -147,21 +147,21 @@ def open_ports(
             f"heartbeat_s and grace_s must be positive, got {heartbeat_s} and {grace_s}"
         )
     limits = limits or Limits()
-    memory = Memory(limits.queued_bytes)
-    accounts = Accounts(rank, limits, Refusals(), traffic, tier_of, memory)
+    memory = BufferPool(limits.queued_bytes)
+    context = ConnectionContext(rank, limits, Refusals(), traffic, tier_of, memory)
     offers = [Offer(**offer) for offer in exchange(asdict(make_offer(os.environ)))]
     with ExitStack() as undo:
-        site = Site(world_size, limits, accounts.refusals)
-        undo.callback(site.close)
-        rows = _agree(exchange, lambda: asdict(site.bind(rank, offers)))
+        transport = Transport(world_size, limits, context.refusals)
+        undo.callback(transport.close)
+        rows = _agree(exchange, lambda: asdict(transport.bind(rank, offers)))
         contacts = [Contact(**row) for row in rows]
         opened: list[Contact] = []
         host = contacts[rank].host
-        _agree(exchange, lambda: opened.extend(site.open_sockets(host, contacts)))
-        site.remove_name()
+        _agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)))
+        transport.remove_name()
         register = Register(rank, opened)
-        site.gatekeeper.admit(register.ranks_by_key)
-        ports = Ports(site, register, accounts, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        transport.authenticator.admit(register.ranks_by_key)
+        ports = Ports(transport, register, context, heartbeat_s=heartbeat_s, grace_s=grace_s)
         undo.pop_all()
     return ports
 

@@ -1,4 +1,4 @@
-"""What a duty needs of its rank's port: to answer, and to know what has not left yet."""
+"""What a handler needs of its rank's port: to answer, and to know what has not left yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from lightning_hier.parameter_server.message import Kind, Message
 
 RETRY_S = 0.05
-"""After so many seconds a duty tries again to send what a port did not take."""
+"""After so many seconds a handler tries again to send what a port did not take."""
 
 
 class Replies(Protocol):

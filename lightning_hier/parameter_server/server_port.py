@@ -8,8 +8,12 @@ from dataclasses import dataclass
 
 import zmq
 
+from lightning_hier.parameter_server.connection import (
+    Connection,
+    ConnectionContext,
+    milliseconds_until,
+)
 from lightning_hier.parameter_server.credentials import Register
-from lightning_hier.parameter_server.link import Accounts, Link, milliseconds_until
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.refusals import Refused
 from lightning_hier.parameter_server.sockets import Socket
@@ -36,13 +40,13 @@ class ServerPort:
     """The server's end of all connections of a rank. Of one thread."""
 
     def __init__(
-        self, socket: Socket, register: Register, accounts: Accounts, watch: Watch
+        self, socket: Socket, register: Register, context: ConnectionContext, watch: Watch
     ) -> None:
         self._socket = socket
         self._register = register
-        self._accounts = accounts
+        self._context = context
         self._watch = watch
-        self._links: dict[bytes, Link] = {}
+        self._connections: dict[bytes, Connection] = {}
 
     def receive(self, timeout_s: float) -> Received | None:
         """The next message, or None if none comes within ``timeout_s`` seconds.
@@ -56,7 +60,7 @@ class ServerPort:
             try:
                 received = self._read()
             except Refused as refused:
-                self._accounts.refusals.note(refused)
+                self._context.refusals.note(refused)
                 if time.monotonic() >= deadline_s:
                     return None
             else:
@@ -71,7 +75,7 @@ class ServerPort:
             message: its payload must not be changed any more.
 
         """
-        return self._links[address].send(self._socket, message, address)
+        return self._connections[address].send(self._socket, message, address)
 
     def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
         """Whether some of a large message of this kind about this block has not left yet.
@@ -82,16 +86,16 @@ class ServerPort:
             block: that it is about.
 
         """
-        return self._links[address].is_sending(kind, block)
+        return self._connections[address].is_sending(kind, block)
 
     def _read(self) -> Received | None:
         address_frame, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         address = address_frame.bytes
         rank = self._register.sender(address, _authenticated(frames))
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = Link(rank, self._accounts)
-        message = link.accept(frames)
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = Connection(rank, self._context)
+        message = connection.accept(frames)
         if message is None:
             return None
         if message.kind == Kind.BYE:

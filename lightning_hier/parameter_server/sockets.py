@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import zmq
 
+from lightning_hier.parameter_server.authenticator import ZAP_DOMAIN
 from lightning_hier.parameter_server.credentials import Contact, Credentials, Register, routing_id
-from lightning_hier.parameter_server.gatekeeper import ZAP_DOMAIN
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.wire import MOST_PARTS, PART_BYTES, bytes_of_part
 

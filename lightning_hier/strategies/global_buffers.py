@@ -7,7 +7,7 @@ from torch.nn import Module
 
 from lightning_hier.comm.blocks.shown_model import ShownModel
 from lightning_hier.comm.broadcast import is_averaged, is_direction
-from lightning_hier.parameter_server.collectives import LiveCollectives
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 
 
 class GlobalBuffers:

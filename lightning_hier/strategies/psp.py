@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.ports import Ports
-    from lightning_hier.parameter_server.psp.terms import Terms
+    from lightning_hier.parameter_server.psp.settings import PSPSettings
 
 
 class PSPStrategy(ParameterServerStrategy):
@@ -117,10 +117,10 @@ class PSPStrategy(ParameterServerStrategy):
             self.global_rank, optimizers, client, ports.server, self._terms(), self.pull_rule
         )
 
-    def _terms(self) -> Terms:
-        from lightning_hier.parameter_server.psp.terms import Terms
+    def _terms(self) -> PSPSettings:
+        from lightning_hier.parameter_server.psp.settings import PSPSettings
 
-        return Terms(
+        return PSPSettings(
             rule=self.push_rule,
             world_size=self.world_size,
             linear_scaling=self.linear_scaling,

@@ -80,7 +80,7 @@ class Serving:
 
 
 def poll_until_lost(watch: Watch) -> None:
-    """Do what a servant does until a rank is lost."""
+    """Do what a server_loop does until a rank is lost."""
 
     def poll() -> bool:
         watch.poll()

@@ -66,7 +66,7 @@ def test_one_rank_s_key_with_another_s_name_is_refused() -> None:
     with opened(3, tcp=True) as [ports, other, third], Serving(ports) as serving:
         own = ports._register.own
         name = routing_id(other._register.own, "false")
-        with _stranger(own.tcp, name, third._site.credentials, own.public_key) as dealer:
+        with _stranger(own.tcp, name, third._transport.credentials, own.public_key) as dealer:
             dealer.send_multipart(_WORD)
             counted(ports, "impostor")
         _still_serves(other, serving)

@@ -42,8 +42,8 @@ def test_servant_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
     """As when a host dies between the last rendezvous and the barrier."""
     served: list[bool] = []
     with opened(1) as [ports]:
-        session = _session(ports, lambda ports, client: mock.Mock(duties=[]))
-        thread, close = session._servant._thread, ports.close
+        session = _session(ports, lambda ports, client: mock.Mock(handlers=[]))
+        thread, close = session._server_loop._thread, ports.close
 
         def note_and_close() -> None:
             served.append(thread.is_alive())

@@ -10,7 +10,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
@@ -19,7 +19,7 @@ from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.served_block import ServedBlock
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.updater import Updater
 from tests.unit.replying import Replying
 
@@ -33,7 +33,7 @@ class Served:
         tau: push_timeout_s.
         make: makes the optimizer; SGD at a rate of 1 unless told otherwise.
         dtype: of the parameters.
-        **terms: further terms.
+        **settings: further settings.
 
     Attributes:
         full: workers whose queue takes nothing more.
@@ -48,7 +48,7 @@ class Served:
         tau: float = 0.0,
         make: Callable[[Sequence[Parameter]], Optimizer] = lambda own: optim.SGD(own, lr=1.0),
         dtype: torch.dtype = torch.float64,
-        **terms: Any,
+        **settings: Any,
     ) -> None:
         own = [Parameter(torch.zeros(3, dtype=dtype)), Parameter(torch.zeros(2, dtype=dtype))]
         self.optimizer = make(own)
@@ -63,9 +63,9 @@ class Served:
         self.block = ServedBlock(
             BlockValues(block, tensors, updater),
             timestamp=0,
-            terms=Terms(rule=PushRule(c, tau), world_size=workers, **terms),
+            settings=PSPSettings(rule=PushRule(c, tau), world_size=workers, **settings),
             live=self.live,
-            attendance=Attendance(),
+            waiting_ranks=WaitingRanks(),
             replies=self.replies,
             counts=self.counts,
         )

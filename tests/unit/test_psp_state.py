@@ -15,9 +15,9 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.state_collector import StateCollector
 from lightning_hier.parameter_server.psp.state_transfer import BlockState
-from lightning_hier.parameter_server.psp.terms import Terms
 from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
 from tests.unit.replying import Replying
 
@@ -36,10 +36,10 @@ class Job:
         self.asked: list[tuple[int, int]] = []
         self.silent: set[int] = set()
         self.room = 1000
-        terms = Terms(rule=PushRule(), world_size=RANKS)
+        settings = PSPSettings(rule=PushRule(), world_size=RANKS)
         self.replies = [Replying(self._reply(rank)) for rank in range(RANKS)]
         self.servers = [
-            BlockServer(rank, self.blocks, optimizers, terms, replies)
+            BlockServer(rank, self.blocks, optimizers, settings, replies)
             for rank, replies in enumerate(self.replies)
         ]
         self.collector = StateCollector(self.blocks, RANKS, self._ask)

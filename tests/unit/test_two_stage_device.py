@@ -17,10 +17,10 @@ from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.exchange import Exchange
-from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
+from lightning_hier.parameter_server.two_stage.required_ranks import RequiredRanks
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from tests.equivalence.two_stage_twins import (
     FEATURES,
@@ -88,9 +88,9 @@ class OneNode:
             hyperparameters(self.optimizer),
         )
         self.client = FakeClient(self.carry)
-        lifeline = Lifeline(0, self.replica, self.client, lambda: None)
+        required_ranks = RequiredRanks(0, self.replica, self.client, lambda: None)
         self.device = Device(
-            0, [0], self.replica, self.optimizer, parameters, self.client, lifeline, chosen
+            0, [0], self.replica, self.optimizer, parameters, self.client, required_ranks, chosen
         )
         self.steps = 0
 
@@ -238,7 +238,7 @@ def test_rendezvous_brings_the_masters_model() -> None:
     for _ in range(3):
         ours.step()
     ours.device.arrive()
-    ours.device.settle()
+    ours.device.finish_rendezvous()
     assert torch.equal(ours.weights, ours.master.models[0].copy())
     assert ours.master.models[0].version == 1 and ours.exchange.counts.gradients == 3
 

@@ -1,4 +1,4 @@
-"""The duty of a rank that serves blocks: its own, and those of ranks that are gone."""
+"""The handler of a rank that serves blocks: its own, and those of ranks that are gone."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.served_block import ServedBlock
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.state_answers import StateAnswers
 from lightning_hier.parameter_server.psp.takeover import Copy, Takeover, read_copy
-from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.replies import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 
@@ -24,19 +24,19 @@ _log = logging.getLogger(__name__)
 
 
 class BlockServer:
-    """Serves blocks in a rank's servant (a :class:`Duty`).
+    """Serves blocks in a rank's server_loop (a :class:`Handler`).
 
     Args:
         rank: of this process.
         blocks: the whole plan, the same on all ranks.
         optimizers: of the user; copied.
-        terms: what all servers go by.
+        settings: what all servers go by.
         replies: port of the rank.
 
     """
 
     kinds = frozenset(
-        {Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.AWAY, Kind.HOLD, Kind.STATE_REQUEST}
+        {Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.WAITING, Kind.HOLD, Kind.STATE_REQUEST}
     )
 
     def __init__(
@@ -44,17 +44,17 @@ class BlockServer:
         rank: int,
         blocks: Sequence[ParameterBlock],
         optimizers: Sequence[Optimizer],
-        terms: Terms,
+        settings: PSPSettings,
         replies: Replies,
     ) -> None:
         self.counts = ServerCounts()
         self._rank = rank
-        self._terms = terms
+        self._settings = settings
         self._replies = replies
         self._states = StateAnswers(replies)
         self._plan = {block.number: block for block in blocks if block.size}
-        self._live = set(range(terms.world_size))
-        self._attendance = Attendance()
+        self._live = set(range(settings.world_size))
+        self._waiting_ranks = WaitingRanks()
         self._gone: set[int] = set()
         self._updaters: dict[int, Updater] = {}
         self._served: dict[int, ServedBlock] = {}
@@ -84,10 +84,10 @@ class BlockServer:
         """Take a worker's message; one from a rank that is gone is passed over."""
         if received.sender not in self._live:
             return
-        self._attendance.hear(received)
-        if received.message.kind == Kind.AWAY:
+        self._waiting_ranks.note(received)
+        if received.message.kind == Kind.WAITING:
             for one in self._served.values():
-                one.settle(now)
+                one.end_if_complete(now)
             return
         block = self._plan.get(received.message.block)
         if block is None:
@@ -103,7 +103,7 @@ class BlockServer:
     def deadline(self) -> float | None:
         """When the first of the blocks has something to do."""
         dues = [self._states.deadline(), *(one.deadline() for one in self._served.values())]
-        dues += [one.due(self._terms.takeover_s) for one in self._takeovers.values()]
+        dues += [one.due(self._settings.takeover_s) for one in self._takeovers.values()]
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -138,9 +138,9 @@ class BlockServer:
         served = self._served[values.block.number] = ServedBlock(
             values,
             timestamp=timestamp,
-            terms=self._terms,
+            settings=self._settings,
             live=self._live,
-            attendance=self._attendance,
+            waiting_ranks=self._waiting_ranks,
             replies=self._replies,
             counts=self.counts,
         )
@@ -163,10 +163,10 @@ class BlockServer:
 
     def _start_what_can(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):
-            if takeover.block.owner(self._gone, self._terms.world_size) != self._rank:
+            if takeover.block.owner(self._gone, self._settings.world_size) != self._rank:
                 continue
             takeover.open(now)
-            if takeover.is_over(self._live, self._terms.takeover_s, now):
+            if takeover.is_over(self._live, self._settings.takeover_s, now):
                 del self._takeovers[number]
                 self._take_over(takeover, now)
 

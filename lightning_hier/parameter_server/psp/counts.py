@@ -10,7 +10,7 @@ WINDOW = 1000
 
 
 class ServerCounts:
-    """Counts of one rank's servers, written in the servant's thread and read from any.
+    """Counts of one rank's servers, written in the server_loop's thread and read from any.
 
     A gradient that is pushed ends as one of ``used``, ``dropped`` and ``nonfinite``, unless the
     server dies first.

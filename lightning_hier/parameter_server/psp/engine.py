@@ -16,12 +16,12 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.state_collector import StateCollector
-from lightning_hier.parameter_server.psp.terms import Terms
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.replies import Replies
-from lightning_hier.parameter_server.servant import Duty
 from lightning_hier.parameter_server.served import Served
+from lightning_hier.parameter_server.server_loop import Handler
 
 
 class PSPEngine:
@@ -32,7 +32,7 @@ class PSPEngine:
         optimizers: of the user; their parameters hold the same values on all ranks.
         client: of the rank's main thread.
         replies: the rank's server port.
-        terms: what all servers go by.
+        settings: what all servers go by.
         pull_rule: b and tau_2.
 
     """
@@ -43,31 +43,31 @@ class PSPEngine:
         optimizers: Sequence[Optimizer],
         client: Client,
         replies: Replies,
-        terms: Terms,
+        settings: PSPSettings,
         pull_rule: PullRule,
     ) -> None:
         self._optimizers = list(optimizers)
         self._client = client
-        self._terms = terms
-        blocks = plan_blocks(optimizers, terms.world_size)
+        self._settings = settings
+        blocks = plan_blocks(optimizers, settings.world_size)
         self._served = Served(optimizers)
-        self._server = BlockServer(rank, blocks, optimizers, terms, replies)
+        self._server = BlockServer(rank, blocks, optimizers, settings, replies)
         self._worker = Worker(
             blocks,
-            terms.world_size,
+            settings.world_size,
             client.send,
             pull_rule=pull_rule,
-            warming=terms.warming,
+            warming=settings.warming,
         )
-        self._collector = StateCollector(blocks, terms.world_size, client.send)
+        self._collector = StateCollector(blocks, settings.world_size, client.send)
         client.on(Kind.BLOCK, self._handle)
         client.on(Kind.FINAL, self._handle)
         client.on(Kind.STATE, self._handle_state)
         client.on_gone(self._handle_gone)
 
     @property
-    def duties(self) -> Sequence[Duty]:
-        """What the rank's servant has to do."""
+    def handlers(self) -> Sequence[Handler]:
+        """What the rank's server_loop has to do."""
         return [self._server]
 
     @property
@@ -107,14 +107,14 @@ class PSPEngine:
         self._wait(lambda now: self._worker.is_dispersed(), self._worker.missing)
         self._worker.take_global()
 
-    def wait_in_meeting(self, number: int) -> None:
+    def wait_in_collective(self, number: int) -> None:
         """Tell all servers: whichever of them serves a block goes on without this rank."""
-        for rank in range(self._terms.world_size):
-            self._client.send(rank, Message(Kind.AWAY, 0, number))
+        for rank in range(self._settings.world_size):
+            self._client.send(rank, Message(Kind.WAITING, 0, number))
 
-    def leave_meeting(self, number: int) -> None:
+    def leave_collective(self, number: int) -> None:
         """Say with what is pushed from now on that the meeting is over."""
-        self._worker.met = number
+        self._worker.collectives_done = number
 
     def snapshot(self) -> Snapshot:
         """State of all servers. Any rank may call it; the others go on."""
@@ -164,4 +164,4 @@ class PSPEngine:
         now = time.monotonic()
         self._worker.peer_gone(rank, now)
         self._collector.peer_gone(rank, now)
-        self._terms.rule.check_quorum(self._terms.world_size, self._client.lost())
+        self._settings.rule.check_quorum(self._settings.world_size, self._client.lost())

@@ -14,7 +14,7 @@ class PushFacts:
     Attributes:
         version: timestamp of the block with which the gradient was computed.
         final: number of the last rendezvous that has ended for the worker.
-        met: number of the last meeting that is over for the worker.
+        collectives_done: number of the last meeting that is over for the worker.
         steps: how many steps the worker has made: by it the most advanced one is known.
         hyperparameters: of the worker's optimizer, for each parameter group.
         absent: positions in the block of the parameters without a gradient.
@@ -26,7 +26,7 @@ class PushFacts:
     steps: int
     hyperparameters: list[dict[str, Any]] = field(default_factory=list)
     absent: list[int] = field(default_factory=list)
-    met: int = 0
+    collectives_done: int = 0
 
     def to_facts(self) -> dict[str, Any]:
         """As facts of a message."""
@@ -44,9 +44,17 @@ class PushFacts:
             read = cls(**facts)
         except TypeError as error:
             raise ValueError(f"not the facts of a push: {sorted(facts)}") from error
-        numbers = [read.version, read.final, read.met, read.steps, *_listed(read.absent)]
+        numbers = [
+            read.version,
+            read.final,
+            read.collectives_done,
+            read.steps,
+            *_listed(read.absent),
+        ]
         if not all(type(number) is int for number in numbers):
-            raise ValueError("version, final, met, steps and absent of a push are whole numbers")
+            raise ValueError(
+                "version, final, collectives_done, steps and absent of a push are whole numbers"
+            )
         if not all(isinstance(group, dict) for group in _listed(read.hyperparameters)):
             raise ValueError("hyperparameters of a push are one object for each group")
         return read

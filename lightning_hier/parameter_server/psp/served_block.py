@@ -9,16 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
+from lightning_hier.parameter_server.psp.pending_pulls import PendingPulls
 from lightning_hier.parameter_server.psp.push_facts import PushFacts
 from lightning_hier.parameter_server.psp.rendezvous import Arrival, Rendezvous
 from lightning_hier.parameter_server.psp.round import Round
-from lightning_hier.parameter_server.psp.terms import Terms
-from lightning_hier.parameter_server.psp.waiting_workers import WaitingWorkers
+from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.replies import Replies
 
 _log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ class ServedBlock:
     Args:
         values: and their Updater.
         timestamp: t, version of the values.
-        terms: c, tau_1 and the like.
+        settings: c, tau_1 and the like.
         live: workers that are there; the owner of this set keeps it up to date.
-        attendance: workers that wait in a meeting; also kept up to date by its owner.
+        waiting_ranks: workers that wait in a meeting; also kept up to date by its owner.
         replies: port of the rank. What is lost is asked for again.
         counts: where to count.
 
@@ -48,22 +48,22 @@ class ServedBlock:
         values: BlockValues,
         *,
         timestamp: int,
-        terms: Terms,
+        settings: PSPSettings,
         live: Set[int],
-        attendance: Attendance,
+        waiting_ranks: WaitingRanks,
         replies: Replies,
         counts: ServerCounts,
     ) -> None:
         self.values = values
         self.timestamp = timestamp
-        self._terms = terms
+        self._settings = settings
         self._live = live
-        self._attendance = attendance
+        self._waiting_ranks = waiting_ranks
         self._replies = replies
         self._counts = counts
         self._round = Round()
         self._rendezvous = Rendezvous()
-        self._waiting = WaitingWorkers(values.block.number, replies)
+        self._waiting = PendingPulls(values.block.number, replies)
         self._newest_push: dict[int, int] = {}
         self._advanced: PushFacts | None = None
         self._final: Message | None = None
@@ -92,7 +92,7 @@ class ServedBlock:
         if timestamp >= self.timestamp:
             self._round.respond(worker, timestamp, now)
         self._answer(now)
-        self.settle(now)
+        self.end_if_complete(now)
 
     def arrive(self, received: Received, now: float) -> None:
         """Note that a worker has come to a rendezvous: it pushes no more until all have."""
@@ -108,7 +108,7 @@ class ServedBlock:
         self._waiting.forget(received.sender)
         arrival = Arrival(received.address, number, received.message.timestamp)
         self._rendezvous.note(received.sender, arrival, now)
-        self.settle(now)
+        self.end_if_complete(now)
 
     @property
     def final_number(self) -> int:
@@ -140,9 +140,9 @@ class ServedBlock:
         """Wait for a worker no longer; a gradient of it in this round counts."""
         self._waiting.forget(worker)
         self._rendezvous.remove(worker)
-        self.settle(now)
+        self.end_if_complete(now)
 
-    def settle(self, now: float) -> None:
+    def end_if_complete(self, now: float) -> None:
         """End the round, or the rendezvous, if nothing more is waited for."""
         if self._rendezvous.arrivals and not self._rendezvous.absent(self._live):
             # What is left of the round belongs to the model that all ranks will hold.
@@ -156,37 +156,37 @@ class ServedBlock:
 
     def deadline(self) -> float | None:
         """When :meth:`tick` has something to do."""
-        dues = [since + self._terms.limit_s for since in self._waited_since()]
+        dues = [since + self._settings.limit_s for since in self._waited_since()]
         retry_at = self._waiting.deadline()
         if retry_at is not None:
             dues.append(retry_at)
         if self._round.enough_since is not None:
-            dues.append(self._round.enough_since + self._terms.rule.timeout_s)
+            dues.append(self._round.enough_since + self._settings.rule.timeout_s)
         return min(dues, default=None)
 
     def tick(self, now: float) -> None:
         """End what time ends, and tell those that have waited too long for whom they wait."""
-        self.settle(now)
+        self.end_if_complete(now)
         self._answer(now)
-        if any(since + self._terms.limit_s <= now for since in self._waited_since()):
+        if any(since + self._settings.limit_s <= now for since in self._waited_since()):
             self._name_missing(now)
 
     @property
     def _warming(self) -> bool:
-        return self._terms.warming(self.values.block.optimizer, self.timestamp)
+        return self._settings.warming(self.values.block.optimizer, self.timestamp)
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
         current, active = self._round, self._active()
-        size = self._terms.world_size
-        wanted = size if self._warming else self._terms.rule.needed(size)
+        size = self._settings.world_size
+        wanted = size if self._warming else self._settings.rule.needed(size)
         givers = current.givers
         needed = min(wanted, len(active | givers))
         if len(givers) < needed:
             current.enough_since = None
         elif current.enough_since is None:
             current.enough_since = now
-        return self._terms.rule.is_over(
+        return self._settings.rule.is_over(
             gradients=len(givers),
             needed=needed,
             silent=len(active - current.responded),
@@ -196,7 +196,7 @@ class ServedBlock:
 
     def _active(self) -> Set[int]:
         """Workers that may push now; those at a rendezvous or in a meeting wait for the others."""
-        return self._live - self._rendezvous.arrivals.keys() - self._attendance.waiting()
+        return self._live - self._rendezvous.arrivals.keys() - self._waiting_ranks.ranks()
 
     def _take(self, worker: int, message: Message) -> None:
         """Keep a gradient for the update, unless something is wrong with it."""
@@ -222,7 +222,7 @@ class ServedBlock:
         ended, self._round = self._round, Round()
         self._moved = True
         if ended.gradients and self._advanced is not None:
-            scaled = self._terms.linear_scaling and not self._warming
+            scaled = self._settings.linear_scaling and not self._warming
             done = self.values.update(
                 ended,
                 rate_factor=float(ended.gradients) if scaled else 1.0,

@@ -15,10 +15,10 @@ from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.counts import WorkerCounts
-from lightning_hier.parameter_server.psp.held_block import HeldBlock
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.pull_rule import PullRule
 from lightning_hier.parameter_server.psp.push_facts import PushFacts
+from lightning_hier.parameter_server.psp.worker_block import WorkerBlock
 
 
 @dataclass
@@ -34,7 +34,7 @@ class _Progress:
 
     """
 
-    held: list[HeldBlock]
+    held: list[WorkerBlock]
     timestamp: int = 0
     steps: int = 0
     behind: int = 0
@@ -62,7 +62,7 @@ class Worker:
 
     Attributes:
         counts: what it counts.
-        met: number of the last meeting that is over; 0: none is.
+        collectives_done: number of the last meeting that is over; 0: none is.
 
     """
 
@@ -77,13 +77,13 @@ class Worker:
         ask_again_s: float = 2.0,
     ) -> None:
         self.counts = WorkerCounts()
-        self.met = 0
+        self.collectives_done = 0
         self._world_size = world_size
         self._rule = pull_rule
         self._warming = warming
         self._gone: set[int] = set()
         self._held = {
-            block.number: HeldBlock(block, send, ask_again_s=ask_again_s)
+            block.number: WorkerBlock(block, send, ask_again_s=ask_again_s)
             for block in blocks
             if block.size
         }
@@ -116,7 +116,7 @@ class Worker:
             facts = PushFacts(
                 version=one.timestamp,
                 final=one.final,
-                met=self.met,
+                collectives_done=self.collectives_done,
                 steps=progress.steps,
                 hyperparameters=told,
                 absent=absent,
@@ -128,7 +128,7 @@ class Worker:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
         for one in progress.held:
-            facts = {"final": one.final, "met": self.met}
+            facts = {"final": one.final, "collectives_done": self.collectives_done}
             self._ask(one, Kind.ABSTAIN, progress.timestamp, facts, now)
         self._begin_pull(progress)
 
@@ -246,7 +246,7 @@ class Worker:
 
     def _ask(
         self,
-        held: HeldBlock,
+        held: WorkerBlock,
         kind: Kind,
         timestamp: int,
         facts: Mapping[str, Any],
@@ -256,7 +256,7 @@ class Worker:
         request = Message(kind, held.block.number, timestamp, facts, payload)
         self.counts.unsent += not held.ask(request, now)
 
-    def _raise_missing(self, held: HeldBlock, message: Message) -> None:
+    def _raise_missing(self, held: WorkerBlock, message: Message) -> None:
         at_rendezvous = message.kind == Kind.FINAL
         if held.request is None or at_rendezvous != self._at_rendezvous:
             return

@@ -1,4 +1,4 @@
-"""A device's sum of gradients, which its node takes away (eq. 3): none is lost or taken twice."""
+"""A device's sum of gradients, which its node takes (eq. 3): none is lost or taken twice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from lightning_hier.parameter_server.two_stage.counters import DeviceCounters
 from lightning_hier.parameter_server.two_stage.shared_file import ByteLock
-from lightning_hier.parameter_server.two_stage.words import DeviceWords
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Taken:
 
     Attributes:
         count: gradients in the sum.
-        lost: gradients thrown away, because their device died in the middle of an addition.
+        lost: gradients thrown waiting, because their device died in the middle of an addition.
 
     """
 
@@ -34,26 +34,28 @@ class Accumulator:
     one would cost the size of the model again.
 
     A device that dies while it adds leaves ``adding`` set. Part of its last gradient is in the sum
-    then and part is not, so the sum is thrown away whole.
+    then and part is not, so the sum is thrown waiting whole.
 
     Args:
         total: the sum, 1-D.
         present: for each parameter whether a gradient of the sum has it; bytes, 0 or 1.
-        words: of the device.
+        counters: of the device.
         lock: of device and node.
 
     """
 
-    def __init__(self, total: Tensor, present: Tensor, words: DeviceWords, lock: ByteLock) -> None:
+    def __init__(
+        self, total: Tensor, present: Tensor, counters: DeviceCounters, lock: ByteLock
+    ) -> None:
         self._total = total
         self._present = present
-        self._words = words
+        self._counters = counters
         self._lock = lock
 
     @property
     def pending(self) -> int:
         """Gradients that have been added and not taken."""
-        return self._words.added - self._words.taken
+        return self._counters.added - self._counters.taken
 
     def add(self, gradient: Tensor, present: Tensor, limit_s: float) -> bool:
         """Add a gradient. The device alone may call it.
@@ -69,16 +71,16 @@ class Accumulator:
         """
         with self._lock.held(limit_s) as locked:
             if locked:
-                words = self._words
-                words.adding = 1
-                if words.added == words.taken:
+                counters = self._counters
+                counters.adding = 1
+                if counters.added == counters.taken:
                     self._total.copy_(gradient)  # what the node has taken is still in there
                     self._present.copy_(present)
                 else:
                     self._total.add_(gradient)
                     self._present.bitwise_or_(present)
-                words.added += 1
-                words.adding = 0
+                counters.added += 1
+                counters.adding = 0
             return locked
 
     def take(self, out: Tensor, present: Tensor, *, fresh: bool, limit_s: float) -> Taken | None:
@@ -92,14 +94,14 @@ class Accumulator:
         with self._lock.held(limit_s) as locked:
             if not locked:
                 return None
-            words = self._words
+            counters = self._counters
             count = self.pending
-            if words.adding:
-                words.adding = 0
-                words.taken = words.added
+            if counters.adding:
+                counters.adding = 0
+                counters.taken = counters.added
                 return Taken(0, lost=count)
             if count:
                 (out.copy_ if fresh else out.add_)(self._total)
                 present.bitwise_or_(self._present)
-                words.taken = words.added
+                counters.taken = counters.added
             return Taken(count)

@@ -17,9 +17,9 @@ from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
-from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master_model import shaped
 from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.required_ranks import RequiredRanks
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
 
@@ -63,7 +63,7 @@ class Device:
         optimizer: of the user; read for its hyperparameters before each step, never changed.
         parameters: this rank's own copies; values are written in place.
         client: of the main thread.
-        lifeline: the ranks without which this one can't go on.
+        required_ranks: the ranks without which this one can't go on.
         settings: of the run.
 
     """
@@ -76,7 +76,7 @@ class Device:
         optimizer: Optimizer,
         parameters: Sequence[Parameter],
         client: Client,
-        lifeline: Lifeline,
+        required_ranks: RequiredRanks,
         settings: TwoStageSettings,
     ) -> None:
         self._ranks = list(ranks)
@@ -88,7 +88,7 @@ class Device:
         self._host = HostCopy(parameters, replica.weights.dtype)
         self._buffer = self._host.empty()
         self._client = client
-        self._lifeline = lifeline
+        self._required_ranks = required_ranks
         self._settings = settings
         self._seen = 0
         self._since_refresh = 0
@@ -101,7 +101,7 @@ class Device:
             PeerError: the node or the master is gone, or did not answer in time.
 
         """
-        self._look_around()
+        self._check_peers()
         gradients = self._host.read_gradients(self._buffer)
         present = torch.tensor([one is not None for one in gradients], dtype=torch.uint8)
         if not all_finite(self._buffer):
@@ -118,18 +118,18 @@ class Device:
 
     def abstain(self) -> None:
         """Make a step without a gradient. Errors as in :meth:`step`."""
-        self._look_around()
+        self._check_peers()
         self._end_step()
 
     def arrive(self) -> None:
         """Tell the node that this device adds no more until all have met."""
         self._own.arrived += 1
 
-    def leave_meeting(self, number: int) -> None:
+    def leave_collective(self, number: int) -> None:
         """Tell the node that a meeting is over, which says so with its next push."""
-        self._own.met = number
+        self._own.collectives_done = number
 
-    def settle(self) -> None:
+    def finish_rendezvous(self) -> None:
         """Take the master's model once all nodes have arrived.
 
         It returns when all devices of this node have their copy: before that, none of them may
@@ -142,12 +142,12 @@ class Device:
         number = self._own.arrived
         self._wait(lambda: self._replica.node.finals >= number, "all nodes at the epoch's end")
         self._refresh()
-        self._own.settled = number
-        self._wait(lambda: not self._unsettled(number), "the copies of the other devices")
+        self._own.finished = number
+        self._wait(lambda: not self._unfinished(number), "the copies of the other devices")
 
-    def _look_around(self) -> None:
+    def _check_peers(self) -> None:
         self._client.poll()
-        self._lifeline.check()
+        self._required_ranks.check()
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         """Update the replica (eq. 2).
@@ -196,16 +196,16 @@ class Device:
         self._since_refresh = 0
         self.counts.refreshes += 1
 
-    def _unsettled(self, number: int) -> list[int]:
+    def _unfinished(self, number: int) -> list[int]:
         gone = self._client.gone()
         devices = zip(self._ranks, self._replica.devices, strict=True)
-        return [rank for rank, own in devices if own.settled < number and rank not in gone]
+        return [rank for rank, own in devices if own.finished < number and rank not in gone]
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         def look() -> bool:
             if done():
                 return True
-            self._lifeline.check()
+            self._required_ranks.check()
             return False
 
         limit_s = _WAITS * self._settings.timeout_s

@@ -14,15 +14,15 @@ from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
-from lightning_hier.parameter_server.servant import Duty
 from lightning_hier.parameter_server.served import Served, served
+from lightning_hier.parameter_server.server_loop import Handler
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.exchange import MASTER, Exchange
-from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.node import Node
 from lightning_hier.parameter_server.two_stage.opening import AllGather, open_replicas
+from lightning_hier.parameter_server.two_stage.required_ranks import RequiredRanks
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 
 
@@ -87,7 +87,7 @@ class TwoStageASGD:
                 optimizer,
                 parameters,
                 client,
-                Lifeline(self._first, replica, client, check_node),
+                RequiredRanks(self._first, replica, client, check_node),
                 own,
             )
             for replica, optimizer, parameters, own in zip(
@@ -98,7 +98,7 @@ class TwoStageASGD:
             self._node.start()
 
     @property
-    def duties(self) -> Sequence[Duty]:
+    def handlers(self) -> Sequence[Handler]:
         """The master, on rank 0."""
         return [] if self._master is None else [self._master]
 
@@ -139,20 +139,20 @@ class TwoStageASGD:
         for device in self._devices:
             device.arrive()
         for device in self._devices:
-            device.settle()
+            device.finish_rendezvous()
 
-    def wait_in_meeting(self, number: int) -> None:
+    def wait_in_collective(self, number: int) -> None:
         """Tell the master, who passes a node over while all its ranks wait.
 
         Not where no rank waits for another node's turn: then the order is best kept.
         """
         if self._settings.order_locking and not self._settings.double_buffering:
-            self._client.send(MASTER, Message(Kind.AWAY, 0, number))
+            self._client.send(MASTER, Message(Kind.WAITING, 0, number))
 
-    def leave_meeting(self, number: int) -> None:
+    def leave_collective(self, number: int) -> None:
         """Have the node say with its next push that the meeting is over."""
         for device in self._devices:
-            device.leave_meeting(number)
+            device.leave_collective(number)
 
     def snapshot(self) -> Snapshot:
         """The master's models and the state of its optimizers, of this moment. Rank 0 only.
@@ -199,7 +199,7 @@ class TwoStageASGD:
                 replica.close()
 
     def _make_node(self, ports: Ports, of_each: Sequence[TwoStageSettings]) -> Node:
-        client = self._client.beside(ports.open_client("node"))
+        client = self._client.on_port(ports.open_client("node"))
         exchanges = [
             Exchange(
                 index,

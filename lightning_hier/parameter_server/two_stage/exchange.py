@@ -41,7 +41,7 @@ class ExchangeCounts:
         pushes: answered by the master.
         gradients: in those pushes.
         lost: gradients lost with a device that died in the middle of an addition.
-        overflowed: gradients whose sum was not finite, and was thrown away.
+        overflowed: gradients whose sum was not finite, and was thrown waiting.
         staleness_sum: versions of the master that passed between a node's model and its push.
         seconds: from a push to its answer.
         reminders: messages sent again.
@@ -58,7 +58,7 @@ class ExchangeCounts:
 
 
 @dataclass
-class _Question:
+class _Request:
     """A message that the master has not answered yet."""
 
     message: Message
@@ -102,7 +102,7 @@ class Exchange:
         self._send = send
         self._gone = gone
         self._settings = settings
-        self._question: _Question | None = None
+        self._request: _Request | None = None
         self._pushes = 0
         self._version = 0
         self._rounds = 0
@@ -118,8 +118,8 @@ class Exchange:
             PeerError: the master is gone, or has not answered in time.
 
         """
-        if self._question is not None:
-            self._ask_again(self._question, now)
+        if self._request is not None:
+            self._ask_again(self._request, now)
         elif self._warming_up and self._all_made_step():
             self._push(now, together=True)
         elif self._pending() >= self._least():
@@ -135,21 +135,21 @@ class Exchange:
             PeerError: another node is missing, for which this one has waited too long.
 
         """
-        question = self._question
+        request = self._request
         if message.kind == Kind.ORDER:
             raise PeerError(_missing(message.facts, self._settings.timeout_s))
-        expected = Kind.BLOCK if question and question.message.kind == Kind.PUSH else Kind.FINAL
-        if question is None or message.payload is None or message.kind != expected:
+        expected = Kind.BLOCK if request and request.message.kind == Kind.PUSH else Kind.FINAL
+        if request is None or message.payload is None or message.kind != expected:
             return
-        if message.facts.get("number") != question.number:
+        if message.facts.get("number") != request.number:
             return  # the answer to a reminder, after the one to the message itself
-        self._question = None
+        self._request = None
         self._version = message.timestamp
         self._replica.install(message.payload)
         if message.kind == Kind.FINAL:
-            self._replica.node.finals = question.number
+            self._replica.node.finals = request.number
         else:
-            self._count_answer(question, message, now)
+            self._count_answer(request, message, now)
 
     def _pending(self) -> int:
         accumulators = self._replica.accumulators
@@ -194,7 +194,7 @@ class Exchange:
             "count": count,
             "together": together,
             # Read after the sums: whatever was added after a meeting tells of it.
-            "met": max(own.met for own in self._replica.devices),
+            "collectives_done": max(own.collectives_done for own in self._replica.devices),
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }
@@ -222,29 +222,29 @@ class Exchange:
         return (total if count else None), present, count
 
     def _ask(self, message: Message, number: int, now: float) -> None:
-        self._question = _Question(message, number, asked=now, remind=now)
-        self._ask_again(self._question, now)
+        self._request = _Request(message, number, asked=now, remind=now)
+        self._ask_again(self._request, now)
 
-    def _ask_again(self, question: _Question, now: float) -> None:
+    def _ask_again(self, request: _Request, now: float) -> None:
         if MASTER in self._gone():
             raise PeerError(f"rank {MASTER}, the master of two-stage ASGD, is gone")
         limit = _WAITS * self._settings.timeout_s
-        if now - question.asked > limit:
+        if now - request.asked > limit:
             raise PeerError(
                 f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit:g} s: "
                 f"look at its log"
             )
-        if question.remind <= now:
-            self.counts.reminders += question.sent
-            question.sent |= self._send(question.message)
-            if question.sent:
-                question.remind = now + min(self._patience_s, self._settings.timeout_s / 4)
+        if request.remind <= now:
+            self.counts.reminders += request.sent
+            request.sent |= self._send(request.message)
+            if request.sent:
+                request.remind = now + min(self._patience_s, self._settings.timeout_s / 4)
 
-    def _count_answer(self, question: _Question, answer: Message, now: float) -> None:
-        seconds = now - question.asked
+    def _count_answer(self, request: _Request, answer: Message, now: float) -> None:
+        seconds = now - request.asked
         self._patience_s = max(self._patience_s, _LATE * seconds)
         self.counts.pushes += 1
-        self.counts.gradients += int(question.message.facts["count"])
+        self.counts.gradients += int(request.message.facts["count"])
         self.counts.staleness_sum += int(answer.facts.get("staleness", 0))
         self.counts.seconds += seconds
 

@@ -1,10 +1,10 @@
-"""The master of two-stage ASGD: a duty of rank 0, which holds W of every optimizer."""
+"""The master of two-stage ASGD: a handler of rank 0, which holds W of every optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
@@ -23,7 +23,7 @@ class Master:
 
     """
 
-    kinds = frozenset({Kind.PUSH, Kind.ARRIVE, Kind.AWAY})
+    kinds = frozenset({Kind.PUSH, Kind.ARRIVE, Kind.WAITING})
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Master:
         settings: TwoStageSettings,
     ) -> None:
         self._nodes = dict(nodes)
-        self._attendance = Attendance()
+        self._waiting_ranks = WaitingRanks()
         self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
@@ -42,7 +42,7 @@ class Master:
                 model,
                 nodes,
                 send,
-                self._away,
+                self._waiting_nodes,
                 order_locking=settings.order_locking,
                 hierarchical_lr=settings.hierarchical_lr,
                 limit_s=settings.timeout_s,
@@ -52,8 +52,8 @@ class Master:
 
     def handle(self, received: Received, now: float) -> None:
         """Take a push, the arrival of a node at the end of its epoch, or that a rank waits."""
-        self._attendance.hear(received)
-        if received.message.kind == Kind.AWAY:
+        self._waiting_ranks.note(received)
+        if received.message.kind == Kind.WAITING:
             for part in self.parts:
                 part.work_off()
             return
@@ -81,7 +81,7 @@ class Master:
             part.gone(rank)
             part.work_off()
 
-    def _away(self) -> set[int]:
+    def _waiting_nodes(self) -> set[int]:
         """Nodes of which all ranks that are there wait in a meeting."""
-        idle = self._attendance.waiting() | self._gone
+        idle = self._waiting_ranks.ranks() | self._gone
         return {node for node, ranks in self._nodes.items() if idle.issuperset(ranks)}

@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 class MasterModel:
     """W, and a copy of the user's optimizer that updates it.
 
-    The servant's thread applies pushes; the main thread of the same rank copies the state. A lock
-    keeps the two apart, for as long as one of them takes.
+    The server loop applies pushes, and the main thread of the same rank copies the state. A lock
+    makes them exclude each other.
 
     Args:
         optimizer: of the user; it is copied.

@@ -43,7 +43,7 @@ class MasterPart:
         model: W.
         nodes: the nodes, named by their first ranks.
         send: to an address that came with a message.
-        away: nodes that add nothing at present, because their ranks wait in a meeting.
+        waiting: nodes that add nothing at present, because their ranks wait in a meeting.
         order_locking: False takes pushes as they come.
         hierarchical_lr: False: gamma = eta instead of eta / n.
         limit_s: how long a push or an arrival may wait for the others.
@@ -56,7 +56,7 @@ class MasterPart:
         model: MasterModel,
         nodes: Iterable[int],
         send: Callable[[bytes, Message], bool],
-        away: Callable[[], set[int]],
+        waiting: Callable[[], set[int]],
         *,
         order_locking: bool,
         hierarchical_lr: bool,
@@ -67,7 +67,7 @@ class MasterPart:
         self._live = set(nodes)
         self._order = OrderLock(self._live)
         self._send = send
-        self._away = away
+        self._waiting_nodes = waiting
         self._order_locking = order_locking
         self._hierarchical_lr = hierarchical_lr
         self._limit_s = limit_s
@@ -173,9 +173,9 @@ class MasterPart:
             self._take(node)
 
     def _next(self) -> int | None:
-        # Nodes that are away wait for the others, who must not wait for them. What they have pushed
-        # before has its turn.
-        self._order.pass_over(self._away() - self._waiting.keys())
+        # A node whose ranks wait in a collective pushes nothing until the others reach it. A push
+        # that it has sent before keeps its turn.
+        self._order.pass_over(self._waiting_nodes() - self._waiting.keys())
         together = {node for node, push in self._waiting.items() if push.together}
         if together:
             self._step_together(together)

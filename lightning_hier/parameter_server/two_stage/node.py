@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from lightning_hier.parameter_server.background import Background
+from lightning_hier.parameter_server.background import BackgroundThread
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
@@ -16,7 +16,7 @@ from lightning_hier.parameter_server.two_stage.replica import Replica
 _PAUSE_S = 0.003
 
 
-class Node(Background):
+class Node(BackgroundThread):
     """Drives the exchanges of all optimizers.
 
     Args:
@@ -36,7 +36,7 @@ class Node(Background):
         for kind in (Kind.BLOCK, Kind.FINAL, Kind.ORDER):
             client.on(kind, self._hand_over)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         for exchange in self.exchanges:
             exchange.advance(time.monotonic())
         self._client.poll(_PAUSE_S)

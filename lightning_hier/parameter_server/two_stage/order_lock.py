@@ -20,7 +20,7 @@ class OrderLock:
 
     def __init__(self, nodes: Iterable[int]) -> None:
         self._active = set(nodes)
-        self._away: set[int] = set()
+        self._waiting_nodes: set[int] = set()
         self._order: list[int] = []
         self._turn = 0
 
@@ -43,8 +43,8 @@ class OrderLock:
         return node in self.waited_for()
 
     def waited_for(self) -> list[int]:
-        """The nodes of which one has to push next; empty if none is active and not away."""
-        awaited = self._active - self._away
+        """The nodes of which one has to push next; empty if none is active and not waiting."""
+        awaited = self._active - self._waiting_nodes
         newcomers = sorted(awaited - set(self._order))
         if newcomers:
             return newcomers
@@ -66,9 +66,9 @@ class OrderLock:
         else:
             self._order.append(node)
 
-    def pass_over(self, away: Iterable[int]) -> None:
-        """Wait for the nodes that are ``away`` no more, and for those that were for again."""
-        self._away = set(away)
+    def pass_over(self, waiting: Iterable[int]) -> None:
+        """Wait for the nodes that are ``waiting`` no more, and for those that were for again."""
+        self._waiting_nodes = set(waiting)
 
     def leave(self, node: int) -> None:
         """Pass ``node`` over: it has finished its epoch, or has died."""

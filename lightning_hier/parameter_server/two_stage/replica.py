@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from lightning_hier.parameter_server.two_stage.accumulator import Accumulator
-from lightning_hier.parameter_server.two_stage.shared_file import SharedFile
-from lightning_hier.parameter_server.two_stage.words import (
-    BYTES_OF_LINE,
-    WORDS_OF_LINE,
-    DeviceWords,
-    NodeWords,
+from lightning_hier.parameter_server.two_stage.counters import (
+    BYTES_PER_LINE,
+    COUNTERS_PER_LINE,
+    DeviceCounters,
+    NodeCounters,
 )
+from lightning_hier.parameter_server.two_stage.shared_file import SharedFile
 
 _PAGE = 4096
 _LONGEST_NOTE = 2048
@@ -83,11 +83,11 @@ class Replica:
         self._file = SharedFile(path)
         self._shape = shape
         file, head = self._file, _head(devices)
-        words = file.words(WORDS_OF_LINE * (1 + devices))
-        self._note = file.text(BYTES_OF_LINE * (1 + devices), _LONGEST_NOTE)
+        counters = file.counters(COUNTERS_PER_LINE * (1 + devices))
+        self._note = file.text(BYTES_PER_LINE * (1 + devices), _LONGEST_NOTE)
         self.weights = file.tensor(shape.dtype, shape.numel, head)
-        self.node = NodeWords(words, 0)
-        self.devices = [DeviceWords(words, 1 + device) for device in range(devices)]
+        self.node = NodeCounters(counters, 0)
+        self.devices = [DeviceCounters(counters, 1 + device) for device in range(devices)]
         self.accumulators = [
             self._accumulator(i, own, head + shape.room) for i, own in enumerate(self.devices)
         ]
@@ -128,7 +128,7 @@ class Replica:
         """Let go of the file."""
         self._file.close()
 
-    def _accumulator(self, device: int, own: DeviceWords, offset: int) -> Accumulator:
+    def _accumulator(self, device: int, own: DeviceCounters, offset: int) -> Accumulator:
         shape = self._shape
         begin = offset + device * (shape.room + shape.marks)
         total = self._file.tensor(shape.dtype, shape.numel, begin)
@@ -137,7 +137,7 @@ class Replica:
 
 
 def _head(devices: int) -> int:
-    return _rounded_up(BYTES_OF_LINE * (1 + devices) + _LONGEST_NOTE)
+    return _rounded_up(BYTES_PER_LINE * (1 + devices) + _LONGEST_NOTE)
 
 
 def _rounded_up(size: int) -> int:

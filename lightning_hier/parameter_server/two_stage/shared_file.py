@@ -83,7 +83,7 @@ class SharedFile:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
 
-    def words(self, count: int) -> memoryview:
+    def counters(self, count: int) -> memoryview:
         """The first ``count`` 64-bit integers of the file."""
         return memoryview(self._map)[: 8 * count].cast("q")
 

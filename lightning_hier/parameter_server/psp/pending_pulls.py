@@ -17,7 +17,7 @@ class _Waiting:
     timestamp: int
 
 
-class WaitingWorkers:
+class PendingPulls:
     """Who waits for a version of one block. To nobody more than one version is queued.
 
     On a slow line a second copy would hold up the first: a worker that asks again while an answer

@@ -10,7 +10,7 @@ from lightning_hier.parameter_server.two_stage.exchange import MASTER
 from lightning_hier.parameter_server.two_stage.replica import Replica
 
 
-class Lifeline:
+class RequiredRanks:
     """Looks after them. Used by the main thread.
 
     Args:

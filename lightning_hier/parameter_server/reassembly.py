@@ -14,7 +14,7 @@ from lightning_hier.parameter_server.message import MalformedMessage, Message
 from lightning_hier.parameter_server.wire import Part
 
 
-class Memory:
+class BufferPool:
     """Host memory for payloads of several parts, used again when no tensor looks at it any more.
 
     Fresh memory costs the kernel more time than the transfer itself (a page fault for every 4
@@ -51,10 +51,10 @@ class Memory:
             self._free.popleft()
 
 
-class Assembly:
+class Reassembler:
     """The message that is under way on one connection."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: BufferPool) -> None:
         """Put payloads of several parts together in ``memory``."""
         self._memory = memory
         self._first: Part | None = None

@@ -8,7 +8,7 @@ from lightning_hier.parameter_server.psp.push_rule import PushRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class PSPSettings:
     """What all servers go by.
 
     Attributes:

@@ -7,31 +7,31 @@ read whole.
 from __future__ import annotations
 
 # Each line has a cache line of its own, so that writers do not slow each other down.
-WORDS_OF_LINE = 8
-BYTES_OF_LINE = 8 * WORDS_OF_LINE
+COUNTERS_PER_LINE = 8
+BYTES_PER_LINE = 8 * COUNTERS_PER_LINE
 
 
-class _Word:
+class _Counter:
     """One word of a line, read and written like an attribute."""
 
     def __init__(self, place: int) -> None:
         self._place = place
 
-    def __get__(self, line: _Line, owner: type[_Line]) -> int:
-        return line.words[line.first + self._place]
+    def __get__(self, line: _CacheLine, owner: type[_CacheLine]) -> int:
+        return line.counters[line.first + self._place]
 
-    def __set__(self, line: _Line, value: int) -> None:
-        line.words[line.first + self._place] = value
-
-
-class _Line:
-    def __init__(self, words: memoryview, number: int) -> None:
-        """Use line ``number`` of ``words``, a view of 64-bit integers."""
-        self.words = words
-        self.first = number * WORDS_OF_LINE
+    def __set__(self, line: _CacheLine, value: int) -> None:
+        line.counters[line.first + self._place] = value
 
 
-class NodeWords(_Line):
+class _CacheLine:
+    def __init__(self, counters: memoryview, number: int) -> None:
+        """Use line ``number`` of ``counters``, a view of 64-bit integers."""
+        self.counters = counters
+        self.first = number * COUNTERS_PER_LINE
+
+
+class NodeCounters(_CacheLine):
     """What the node says: written by the thread that exchanges with the master.
 
     Attributes:
@@ -42,13 +42,13 @@ class NodeWords(_Line):
 
     """
 
-    begun = _Word(0)
-    installed = _Word(1)
-    finals = _Word(2)
-    note_length = _Word(3)
+    begun = _Counter(0)
+    installed = _Counter(1)
+    finals = _Counter(2)
+    note_length = _Counter(3)
 
 
-class DeviceWords(_Line):
+class DeviceCounters(_CacheLine):
     """What one device says, and what the node has taken from it.
 
     Attributes:
@@ -56,16 +56,16 @@ class DeviceWords(_Line):
         added: gradients added to the accumulator.
         adding: 1 while a gradient is being added.
         arrived: the rendezvous that the device has come to.
-        settled: the rendezvous after which it has its copy of the model.
+        finished: the rendezvous after which it has its copy of the model.
         taken: gradients that the node has taken; written by the node.
-        met: the last meeting that is over for the device.
+        collectives_done: the last meeting that is over for the device.
 
     """
 
-    steps = _Word(0)
-    added = _Word(1)
-    adding = _Word(2)
-    arrived = _Word(3)
-    settled = _Word(4)
-    taken = _Word(5)
-    met = _Word(6)
+    steps = _Counter(0)
+    added = _Counter(1)
+    adding = _Counter(2)
+    arrived = _Counter(3)
+    finished = _Counter(4)
+    taken = _Counter(5)
+    collectives_done = _Counter(6)

@@ -22,7 +22,7 @@ _FAILED_HANDSHAKES = (
 )  # the third, a key that was not admitted, is counted where it is refused
 
 
-class Gatekeeper:
+class Authenticator:
     """Answers the requests of a context for admission, in a thread of its own.
 
     The answer names the rank that the key belongs to, and every message of the connection then
@@ -40,7 +40,7 @@ class Gatekeeper:
         self._requests.bind(_ZAP_ENDPOINT)
         self._handshakes = context.socket(zmq.PAIR)
         self._handshakes.linger = 0
-        self._thread = threading.Thread(target=self._run, name="gatekeeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
 
     def start(self, server: zmq.Socket[bytes]) -> None:
         """Begin, before ``server`` is bound."""

@@ -16,8 +16,8 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 from lightning_hier.parameter_server.addresses import Offer, job_address, tcp_endpoint
+from lightning_hier.parameter_server.authenticator import Authenticator
 from lightning_hier.parameter_server.credentials import Contact, Credentials
-from lightning_hier.parameter_server.gatekeeper import Gatekeeper
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.sockets import (
@@ -35,13 +35,13 @@ _END_LIMIT_S = LINGER_MS / 1000 + 4.0
 _log = logging.getLogger(__name__)
 
 
-class Site:
+class Transport:
     """What is opened first and closed last.
 
     Attributes:
         context: of all sockets of these ports.
         credentials: of this rank.
-        gatekeeper: lets others in.
+        authenticator: lets others in.
         server: the socket to bind.
 
     """
@@ -49,9 +49,9 @@ class Site:
     def __init__(self, world_size: int, limits: Limits, refusals: Refusals) -> None:
         self.context = make_context(world_size)
         self.credentials = Credentials.make()
-        self.gatekeeper = Gatekeeper(self.context, refusals)
+        self.authenticator = Authenticator(self.context, refusals)
         self.server = server_socket(self.context, limits)
-        self.gatekeeper.start(self.server)
+        self.authenticator.start(self.server)
         self._folder: TemporaryDirectory[str] | None = None
         self._handles: list[int] = []
 
@@ -113,6 +113,6 @@ class Site:
             os.close(self._handles.pop())
 
     def _open(self, path: str) -> str:
-        """An endpoint that leads to ``path`` without its name, for as long as this site is open."""
+        """An endpoint of the open socket at ``path``, usable after its name is removed."""
         self._handles.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
         return f"ipc:///proc/self/fd/{self._handles[-1]}"

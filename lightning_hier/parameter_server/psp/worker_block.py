@@ -15,7 +15,7 @@ from lightning_hier.parameter_server.psp.plan import ParameterBlock
 _LONGEST_SILENCE_S = 30.0
 
 
-class HeldBlock:
+class WorkerBlock:
     """One block on a worker.
 
     A message may be lost, by a broken connection or a full queue. So a request is remembered until
@@ -79,7 +79,10 @@ class HeldBlock:
         again = self.request
         if again is not None and not self._unsent and self._patience.asks_again(now):
             if again.kind == Kind.PUSH:
-                facts = {"final": self.final, "met": again.facts.get("met", 0)}
+                facts = {
+                    "final": self.final,
+                    "collectives_done": again.facts.get("collectives_done", 0),
+                }
                 again = replace(again, kind=Kind.ABSTAIN, facts=facts, payload=None)
             self._send(self.owner, again)
 

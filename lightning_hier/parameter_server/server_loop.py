@@ -1,4 +1,4 @@
-"""The thread of a rank that serves: it receives, and hands each message to the duty it is for."""
+"""The thread in which a rank serves: it receives messages and calls their handlers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from lightning_hier.parameter_server.background import Background
+from lightning_hier.parameter_server.background import BackgroundThread
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received, ServerPort, Watch
 
@@ -14,15 +14,15 @@ from lightning_hier.parameter_server.ports import Received, ServerPort, Watch
 _LONGEST_WAIT_S = 0.1
 
 
-class Duty(Protocol):
-    """One thing that a rank does for the others. It is called in the servant's thread only.
+class Handler(Protocol):
+    """One thing that a rank does for the others. It is called in the server_loop's thread only.
 
-    A duty does no input or output but sending, and takes the time as an argument, so that tests
+    A handler does no input or output but sending, and takes the time as an argument, so that tests
     drive it message by message.
     """
 
     kinds: frozenset[Kind]
-    """What it handles; a kind belongs to one duty of a servant."""
+    """What it handles; a kind belongs to one handler of a server_loop."""
 
     def handle(self, received: Received, now: float) -> None:
         """Take a message; ``now`` is ``time.monotonic()`` in seconds."""
@@ -37,34 +37,34 @@ class Duty(Protocol):
         """A rank has been lost or has left; it will not come back."""
 
 
-class Servant(Background):
+class ServerLoop(BackgroundThread):
     """Owns a rank's server port while it serves.
 
     Args:
-        port: used by the servant's thread alone from :meth:`start` on.
+        port: used by the server_loop's thread alone from :meth:`start` on.
         watch: tells which ranks are gone.
-        duties: what to do.
+        handlers: what to do.
 
     """
 
-    def __init__(self, port: ServerPort, watch: Watch, duties: Sequence[Duty]) -> None:
-        super().__init__("servant")
+    def __init__(self, port: ServerPort, watch: Watch, handlers: Sequence[Handler]) -> None:
+        super().__init__("server_loop")
         self._port = port
         self._watch = watch
-        self._duties: list[Duty] = []
-        self._by_kind: dict[Kind, Duty] = {}
+        self._handlers: list[Handler] = []
+        self._by_kind: dict[Kind, Handler] = {}
         self._told: set[int] = set()
-        self._parting = False
-        self.add(duties)
+        self._shutting_down = False
+        self.add(handlers)
 
-    def add(self, duties: Sequence[Duty]) -> None:
+    def add(self, handlers: Sequence[Handler]) -> None:
         """Give it more to do, before it starts."""
-        self._duties += duties
-        self._by_kind |= {kind: duty for duty in duties for kind in duty.kinds}
+        self._handlers += handlers
+        self._by_kind |= {kind: handler for handler in handlers for kind in handler.kinds}
 
-    def part(self) -> None:
+    def begin_shutdown(self) -> None:
         """Know that the work is done: ranks that leave from now on need nobody to stand in."""
-        self._parting = True
+        self._shutting_down = True
 
     def lost(self) -> dict[int, str]:
         """Ranks that have been lost, and why. From any thread."""
@@ -74,27 +74,27 @@ class Servant(Background):
         """Ranks that have been lost or have left. From any thread."""
         return {*self._watch.lost(), *self._watch.left()}
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         received = self._port.receive(self._patience())
         now = time.monotonic()
         # Before the message: it may come from a rank that the others have given up.
         self._watch.poll(unread=received is not None)
         for rank in sorted(self.gone() - self._told):
             self._told.add(rank)
-            parted = self._parting and rank in self._watch.left()
-            for duty in self._duties:
-                if not parted or Kind.MEET in duty.kinds:
-                    duty.peer_gone(rank, now)
+            parted = self._shutting_down and rank in self._watch.left()
+            for handler in self._handlers:
+                if not parted or Kind.CONTRIBUTION in handler.kinds:
+                    handler.peer_gone(rank, now)
         if received is not None:
             self._dispatch(received, now)
-        for duty in self._duties:
-            due = duty.deadline()
+        for handler in self._handlers:
+            due = handler.deadline()
             if due is not None and due <= now:
-                duty.tick(now)
+                handler.tick(now)
 
     def _patience(self) -> float:
         now = time.monotonic()
-        due = [when for duty in self._duties if (when := duty.deadline()) is not None]
+        due = [when for handler in self._handlers if (when := handler.deadline()) is not None]
         return max(0.0, min([_LONGEST_WAIT_S, *(when - now for when in due)]))
 
     def _dispatch(self, received: Received, now: float) -> None:
@@ -103,6 +103,6 @@ class Servant(Background):
             facts = {"reason": reason}
             self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))
             return
-        duty = self._by_kind.get(received.message.kind)
-        if duty is not None:
-            duty.handle(received, now)
+        handler = self._by_kind.get(received.message.kind)
+        if handler is not None:
+            handler.handle(received, now)

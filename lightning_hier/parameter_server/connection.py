@@ -12,8 +12,8 @@ from typing import NamedTuple
 import zmq
 
 from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.assembly import Assembly, Memory
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
+from lightning_hier.parameter_server.reassembly import BufferPool, Reassembler
 from lightning_hier.parameter_server.refusals import Refusals, Refused
 from lightning_hier.parameter_server.sockets import Socket
 from lightning_hier.parameter_server.wire import decode, encode
@@ -23,7 +23,7 @@ ZERO_COPY_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Accounts:
+class ConnectionContext:
     """What all links of a rank count in, and the limits that hold for them."""
 
     rank: int
@@ -31,7 +31,7 @@ class Accounts:
     refusals: Refusals
     traffic: Traffic
     tier_of: Callable[[int], Tier]
-    memory: Memory
+    memory: BufferPool
 
 
 class _Queued(NamedTuple):
@@ -43,17 +43,17 @@ class _Queued(NamedTuple):
     block: int
 
 
-class Link:
+class Connection:
     """This end of a connection with ``rank``. Of one thread."""
 
-    def __init__(self, rank: int, accounts: Accounts) -> None:
+    def __init__(self, rank: int, context: ConnectionContext) -> None:
         self.rank = rank
-        self._accounts = accounts
+        self._context = context
         self._sent = 0
         self._received = 0
         self._waiting: deque[_Queued] = deque()
         self._waiting_bytes = 0
-        self._assembly = Assembly(accounts.memory)
+        self._reassembler = Reassembler(context.memory)
 
     def send(self, socket: Socket, message: Message, *address: bytes) -> bool:
         """Hand a message to ``socket`` without waiting and without copying its payload.
@@ -68,7 +68,7 @@ class Link:
             will not arrive.
 
         """
-        limits = self._accounts.limits
+        limits = self._context.limits
         # Inside a process the memory itself is handed over, in one part.
         size = limits.payload_bytes if self._is_own else None
         parts = encode(message, self._sent + 1, limits, size)
@@ -111,15 +111,15 @@ class Link:
 
         """
         try:
-            part = decode([frame.buffer for frame in frames], self._accounts.limits)
+            part = decode([frame.buffer for frame in frames], self._context.limits)
             if part.sequence <= self._received:
                 detail = f"{part.message.kind.name} {part.sequence} after {self._received}"
                 raise Refused("replayed", self._name, detail)
             self._received = part.sequence
-            cut = self._assembly.cut_by(part)
+            cut = self._reassembler.cut_by(part)
             if cut is not None:
-                self._accounts.refusals.add("truncated", self._name, cut)
-            return self._assembly.add(part)
+                self._context.refusals.add("truncated", self._name, cut)
+            return self._reassembler.add(part)
         except MalformedMessage as error:
             raise Refused("malformed", self._name, str(error)) from error
 
@@ -131,11 +131,11 @@ class Link:
     def _is_own(self) -> bool:
         # Inside a process the memory itself is handed over: nothing is sent, and it is free when
         # the receiver has done with it, which says nothing about a queue.
-        return self.rank == self._accounts.rank
+        return self.rank == self._context.rank
 
     def _has_room(self, nbytes: int) -> bool:
         self._forget_what_left()
-        limit = self._accounts.limits.queued_bytes
+        limit = self._context.limits.queued_bytes
         return not self._waiting or self._waiting_bytes + nbytes <= limit
 
     def _forget_what_left(self) -> None:
@@ -144,9 +144,9 @@ class Link:
 
     def _count(self, message: Message, nbytes: int) -> None:
         # No seconds: nobody waits for the message to arrive.
-        self._accounts.traffic.add(
-            self._accounts.tier_of(self.rank),
-            message.kind.name.lower(),
+        self._context.traffic.add(
+            self._context.tier_of(self.rank),
+            message.kind.traffic_name,
             payload_bytes=nbytes,
             seconds=0.0,
         )
