@@ -31,10 +31,9 @@ from torch import Tensor
 
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server import addresses
-from lightning_hier.parameter_server.connection import Connection, ConnectionContext
+from lightning_hier.parameter_server.connection import BufferPool, Connection, ConnectionContext
 from lightning_hier.parameter_server.message import Kind, Limits, Message
-from lightning_hier.parameter_server.ports import open_ports
-from lightning_hier.parameter_server.reassembly import BufferPool
+from lightning_hier.parameter_server.open_ports import open_ports
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.sockets import make_context, server_socket
 

@@ -15,13 +15,12 @@ from lightning_hier import PSPStrategy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.replies import Replies
-from lightning_hier.parameter_server.server_loop import Handler
+from lightning_hier.parameter_server.server_loop import Handler, Replies
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
-    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.parameter_server.open_ports import Ports
 
 
 class _Held(NamedTuple):

@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.replies import Replies
+from lightning_hier.parameter_server.server_loop import Replies
 
 # Results that a leader keeps: ranks are at most one collective apart.
 _KEPT = 2

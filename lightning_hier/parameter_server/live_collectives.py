@@ -149,10 +149,9 @@ class LiveCollectives:
             )
         return _REDUCTIONS[name](torch.stack(self.gather(tensor))).to(tensor.dtype)
 
-    def _is_done(self) -> bool:
+    def _is_done(self, now: float) -> bool:
         if self._request.message is None:
             return True
-        now = time.monotonic()
         self._request.tick(now)
         if now >= self._notify_at:
             self._notify_at = now + self._retry_s
@@ -167,18 +166,18 @@ class LiveCollectives:
     def _leader(self) -> int:
         return min(set(range(self._world_size)) - self._client.gone())
 
-    def _take_result(self, received: Received) -> None:
+    def _take_result(self, received: Received, now: float) -> None:
         if received.message.timestamp == self._number and self._request.message is not None:
             self._latest = copy_message(received.message)
-            self._request.acknowledge(time.monotonic())
+            self._request.acknowledge(now)
 
-    def _follow_new_leader(self, gone: int) -> None:
+    def _follow_new_leader(self, gone: int, now: float) -> None:
         leader = self._leader()
         if gone < leader:
             # So that all ranks get the result that the previous leader has sent to some of them.
             if self._latest is not None:
                 self._client.send(leader, self._latest)
-            self._request.redirect(leader, time.monotonic())
+            self._request.redirect(leader, now)
 
 
 def _shaped(one: Contribution, like: Tensor) -> Tensor:

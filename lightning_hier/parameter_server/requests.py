@@ -29,6 +29,7 @@ class PendingRequest:
         message: the request that has not been acknowledged; None if there is none.
         sent: whether it has been sent.
         retries: how many requests have been repeated.
+        dropped: requests with a payload that were replaced before they could be sent.
 
     """
 
@@ -52,6 +53,7 @@ class PendingRequest:
         self.message: Message | None = None
         self.sent = False
         self.retries = 0
+        self.dropped = 0
 
     def put(
         self, rank: int, message: Message, now: float, *, repeat: Message | None = None
@@ -65,23 +67,23 @@ class PendingRequest:
             repeat: message to send instead when the request is repeated.
 
         """
+        if self.message is not None and not self.sent:
+            self.dropped += self.message.payload is not None
         self.message = message
         self._repeat = repeat or message
-        self._put_at = now
-        self.redirect(rank, now)
+        self._rank, self._put_at, self._due, self.sent = rank, now, now, False
+        self.tick(now)
 
     def redirect(self, rank: int, now: float) -> None:
         """Send the pending request, if there is one, to another rank."""
-        self._rank = rank
-        self.sent = False
-        self._due = now
+        self._rank, self._due, self.sent = rank, now, False
         self.tick(now)
 
     def tick(self, now: float) -> None:
         """Send the request if it has not been sent, and repeat it if its answer is late."""
         if self.message is None or now < self._due:
             return
-        if self._after is not None and self._after.is_unsent:
+        if self._after is not None and self._after.message is not None and not self._after.sent:
             return
         if self.sent:
             self.retries += 1
@@ -112,8 +114,3 @@ class PendingRequest:
     def waited_s(self, now: float) -> float:
         """Seconds since the request was put."""
         return now - self._put_at
-
-    @property
-    def is_unsent(self) -> bool:
-        """Whether a request waits to be sent for the first time."""
-        return self.message is not None and not self.sent

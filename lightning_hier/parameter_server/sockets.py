@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import NamedTuple
 
 import zmq
 
-from lightning_hier.parameter_server.authenticator import ZAP_DOMAIN
-from lightning_hier.parameter_server.credentials import Contact, Credentials, Register, routing_id
+from lightning_hier.parameter_server.authentication import (
+    ZAP_DOMAIN,
+    Contact,
+    Credentials,
+    Register,
+    routing_id,
+)
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.wire import MOST_PARTS, PART_BYTES, bytes_of_part
 
@@ -143,3 +150,8 @@ def _set_common(socket: Socket, limits: Limits) -> None:
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = _SILENT_LIMIT_S
     socket.tcp_maxrt = 1000 * _SILENT_LIMIT_S
+
+
+def milliseconds_until(deadline_s: float) -> int:
+    """Milliseconds for a poll that ends when ``time.monotonic()`` is ``deadline_s``; at least 0."""
+    return max(0, math.ceil(1000 * (deadline_s - time.monotonic())))

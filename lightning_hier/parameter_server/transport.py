@@ -16,8 +16,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 from lightning_hier.parameter_server.addresses import Offer, job_address, tcp_endpoint
-from lightning_hier.parameter_server.authenticator import Authenticator
-from lightning_hier.parameter_server.credentials import Contact, Credentials
+from lightning_hier.parameter_server.authentication import Authenticator, Contact, Credentials
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.sockets import (

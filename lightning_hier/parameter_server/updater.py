@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from lightning_hier.parameter_server.hyperparameters import (
+from lightning_hier.parameter_server.user_optimizer import (
     NOT_HYPERPARAMETERS,
     Hyperparameters,
     hyperparameters,

@@ -11,14 +11,13 @@ from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.settings import PullRule, PushRule
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
-    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.parameter_server.open_ports import Ports
     from lightning_hier.parameter_server.psp.settings import PSPSettings
 
 

@@ -18,7 +18,7 @@ from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.strategies.global_buffers import GlobalBuffers
 from lightning_hier.strategies.raw_steps import RawSteps
@@ -225,7 +225,7 @@ class ServerSession:
         for rank in self.living():
             self._client.send(rank, Message(Kind.BYE))
 
-    def _note_gone(self, rank: int) -> None:
+    def _note_gone(self, rank: int, now: float) -> None:
         reason = self._server_loop.lost().get(rank)
         if reason is not None and self._rank == min(self.living()):
             warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)

@@ -10,11 +10,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from tests.distributed.server_world import World, server_world
 
 

@@ -18,7 +18,7 @@ from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Ports, open_ports
+from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.server_loop import ServerLoop
 
 # A rank that is killed breaks its connections at once. A heartbeat that finds frozen ranks as fast

@@ -17,9 +17,10 @@ import torch.distributed as dist
 import zmq
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.parameter_server.credentials import Contact
+from lightning_hier.parameter_server.authentication import Contact
 from lightning_hier.parameter_server.message import Kind, Limits, Message
-from lightning_hier.parameter_server.ports import Ports, Received
+from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.transport import Transport
 from tests.distributed.port_ranks import Serving, open_rank, opened
 from tests.ranks import run_ranks

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import zmq
 
-from lightning_hier.parameter_server.credentials import (
+from lightning_hier.parameter_server.authentication import (
     Contact,
     Credentials,
     Refused,
@@ -20,7 +20,7 @@ from lightning_hier.parameter_server.credentials import (
     routing_id,
 )
 from lightning_hier.parameter_server.message import Kind, Limits, Message
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.wire import encode
 from tests.distributed.port_ranks import Serving, counted, opened
 from tests.waiting import WAIT_S, wait_until

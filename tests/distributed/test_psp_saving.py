@@ -11,9 +11,7 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import opened
 from tests.waiting import WAIT_S, wait_until

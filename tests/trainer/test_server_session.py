@@ -10,7 +10,7 @@ import torch
 
 from lightning_hier.comm.roll_call import PeerError
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.strategies.server_session import ServerSession
 from tests.distributed.port_ranks import opened
 from tests.ranks import run_ranks

@@ -18,15 +18,18 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import (
+    PSPSettings,
+    PullRule,
+    PushRule,
+    QuorumError,
+)
 from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
@@ -216,7 +219,7 @@ class Cluster:
         if rank.state == "pulling" and rank.worker.is_pulled(0, self.now):
             rank.worker.pull(0)
             self._go_on(rank)
-        elif rank.state == "meeting" and rank.worker.is_dispersed():
+        elif rank.state == "meeting" and rank.worker.has_global_model():
             rank.worker.take_global()
             number = (rank.steps - 1) // self._every
             while len(self.models) <= number:

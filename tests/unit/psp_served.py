@@ -11,16 +11,15 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.served_block import ServedBlock
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
 
 

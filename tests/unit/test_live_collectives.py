@@ -162,7 +162,7 @@ def test_rank_that_was_given_up_is_told() -> None:
     def work(rank: int, client: Client) -> Any:
         if rank == 1:
             client.send(0, Message(Kind.CONTRIBUTION, 0, 1, {"value": 1}))
-            return client.wait(lambda: False, lambda: "an answer", limit_s=5)
+            return client.wait(lambda now: False, lambda: "an answer", limit_s=5)
         return None
 
     results = on_every_rank(_OneSided(2), handlers, work)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_hier.parameter_server.connection import BufferPool, Reassembler
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
-from lightning_hier.parameter_server.reassembly import BufferPool, Reassembler
 from lightning_hier.parameter_server.sockets import make_context, server_socket
 from lightning_hier.parameter_server.wire import (
     HEADER,

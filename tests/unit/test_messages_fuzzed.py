@@ -10,8 +10,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lightning_hier.parameter_server.connection import BufferPool, Reassembler
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
-from lightning_hier.parameter_server.reassembly import BufferPool, Reassembler
 from lightning_hier.parameter_server.wire import HEADER, MAGIC, VERSION, decode, encode
 from tests.unit.test_messages import JSON, LIMITS
 

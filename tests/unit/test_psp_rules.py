@@ -12,9 +12,12 @@ from torch import optim
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import (
+    PSPSettings,
+    PullRule,
+    PushRule,
+    QuorumError,
+)
 
 
 @pytest.mark.parametrize(

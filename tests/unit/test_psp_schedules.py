@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from tests.unit.psp_network import Cluster, Weather
 
 STEPS = 5

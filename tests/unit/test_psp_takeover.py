@@ -13,8 +13,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from tests.unit.replying import Replying
 
 SIZE = 4

@@ -1,25 +1,165 @@
-"""What all servers of a run go by."""
+"""Settings of PSP-SGD: partial pushing, partial pulling, and the terms of all servers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.algorithms.arguments import check_not_negative, check_share, is_number
+
+
+class QuorumError(RuntimeError):
+    """Fewer workers are left than the gradients that every server needs."""
+
+
+@dataclass(frozen=True)
+class PushRule:
+    """When a server updates its block (Algorithm 1, server, line 12).
+
+    Attributes:
+        min_pushes: c: ``"all"``, a number of workers, or a fraction of them, rounded up.
+        timeout_s: tau_1, seconds for which a server waits for more gradients once it has c.
+
+    """
+
+    min_pushes: Literal["all"] | int | float = "all"
+    timeout_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: one of them is out of its range.
+
+        """
+        c = self.min_pushes
+        whole = is_number(c) and isinstance(c, int) and c >= 1
+        fraction = isinstance(c, float) and 0.0 < c <= 1.0
+        if not (whole or fraction or c == "all"):
+            raise ValueError(
+                f'min_pushes must be "all", a number of workers (1, 2, ...) or a fraction of them '
+                f"(above 0.0, at most 1.0), got {c!r}"
+            )
+        check_not_negative("push_timeout_s", self.timeout_s)
+
+    def objection(self, workers: int) -> str | None:
+        """Why the rule does not fit so many workers; None if it does."""
+        if isinstance(self.min_pushes, int) and self.min_pushes > workers:
+            return (
+                f"min_pushes is {self.min_pushes}, but there are only {workers} workers: set it to "
+                f"at most {workers}, to a fraction such as 0.75, or to 'all'"
+            )
+        return None
+
+    def needed(self, workers: int) -> int:
+        """c, of so many workers."""
+        if self.min_pushes == "all":
+            return workers
+        if isinstance(self.min_pushes, float):
+            return rounded_up(self.min_pushes, workers)
+        return int(self.min_pushes)
+
+    def is_over(
+        self, *, gradients: int, needed: int, silent: int, enough_since: float | None, now: float
+    ) -> bool:
+        """Whether a server updates its block now.
+
+        Args:
+            gradients: workers that have pushed.
+            needed: c, or less if fewer workers can push.
+            silent: workers that have not responded and still may.
+            enough_since: time at which c gradients had been pushed, in seconds.
+            now: the time, in seconds.
+
+        """
+        if silent == 0:
+            return True
+        waited = enough_since is not None and now >= enough_since + self.timeout_s
+        return gradients >= needed and waited
+
+    def check_quorum(self, workers: int, lost: Mapping[int, str]) -> None:
+        """Check that servers can still get the gradients that they need.
+
+        Args:
+            workers: number of ranks at the start.
+            lost: ranks that are lost, and why.
+
+        Raises:
+            QuorumError: they can't; names the lost ranks.
+
+        """
+        left, needed = workers - len(lost), self.needed(workers)
+        if lost and left < needed:
+            why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
+            raise QuorumError(
+                f"min_pushes={self.min_pushes!r} needs {needed} of {workers} workers, and "
+                f"{left} are left ({why}). To go on without workers that die, set min_pushes to "
+                "the workers that may be left, as a number or a fraction of all, and "
+                "push_timeout_s to some seconds, for which servers then wait for the others"
+            )
+
+
+@dataclass(frozen=True)
+class PullRule:
+    """When a worker computes its next gradient (Algorithm 1, worker, line 15).
+
+    Attributes:
+        min_pulled: b, fraction of the blocks. Blocks without parameters don't count.
+        timeout_s: tau_2, seconds for which a worker waits for more blocks once it has enough.
+
+    """
+
+    min_pulled: float = 1.0
+    timeout_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: one of them is out of its range.
+
+        """
+        check_share("min_pulled", self.min_pulled)
+        check_not_negative("pull_timeout_s", self.timeout_s)
+
+    def needed(self, blocks: int) -> int:
+        """Number of blocks that a worker needs."""
+        return rounded_up(self.min_pulled, blocks)
+
+    def is_over(
+        self, *, pulled: int, needed: int, blocks: int, enough_since: float | None, now: float
+    ) -> bool:
+        """Whether a worker goes on now.
+
+        Args:
+            pulled: blocks that are newer than the last push.
+            needed: number of blocks that it needs.
+            blocks: all blocks.
+            enough_since: time at which enough blocks had been pulled, in seconds.
+            now: the time, in seconds.
+
+        """
+        if pulled == blocks:
+            return True
+        waited = enough_since is not None and now >= enough_since + self.timeout_s
+        return pulled >= needed and waited
 
 
 @dataclass(frozen=True, kw_only=True)
 class PSPSettings:
-    """What all servers go by.
+    """Settings of all servers of a run.
 
     Attributes:
         rule: c and tau_1.
         world_size: number of ranks at the start, which c refers to.
         linear_scaling: whether the learning rate is multiplied by the number of gradients.
-        warmup_steps: so many first steps of every optimizer take all workers' gradients, at the
-            learning rate as it is.
-        steps_made: by each optimizer before this run, in one that goes on; empty: none.
-        limit_s: after so many seconds of waiting for a worker, those that wait are told its name.
-        takeover_s: how long the successor of a server waits for the copies that workers hold.
+        warmup_steps: first steps of every optimizer that average the gradients of all workers, at
+            the unscaled learning rate.
+        steps_made: steps of each optimizer before this run, if it resumes another one.
+        limit_s: seconds after which waiting workers get the names of the missing ones.
+        takeover_s: seconds for which the successor of a server waits for the workers' copies.
 
     """
 
@@ -32,6 +172,11 @@ class PSPSettings:
     takeover_s: float = 30.0
 
     def warming(self, optimizer: int, version: int) -> bool:
-        """Whether the step of an optimizer from a version is one of the warm-up."""
+        """Whether the step of an optimizer from a version belongs to the warm-up."""
         made = self.steps_made[optimizer] if self.steps_made else 0
         return made + version < self.warmup_steps
+
+
+def rounded_up(fraction: float, whole: int) -> int:
+    """``fraction * whole``, rounded up; 0.1 of 30 are 3, whatever 0.1 is in binary."""
+    return math.ceil(round(fraction * whole, 9))

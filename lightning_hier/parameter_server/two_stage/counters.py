@@ -1,27 +1,26 @@
-"""Counters in shared memory by which devices and node of a group know of each other.
+"""Counters in shared memory that synchronise the devices and the node of a group.
 
-Each word has one writer, so none needs a lock. Eight bytes at a multiple of eight are written and
-read whole.
+Each counter has one writer, so none needs a lock. Eight aligned bytes are written and read whole.
 """
 
 from __future__ import annotations
 
-# Each line has a cache line of its own, so that writers do not slow each other down.
+# Each writer has a cache line of its own, so that writers do not slow each other down.
 COUNTERS_PER_LINE = 8
 BYTES_PER_LINE = 8 * COUNTERS_PER_LINE
 
 
 class _Counter:
-    """One word of a line, read and written like an attribute."""
+    """One counter of a line, read and written as an attribute."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, position: int) -> None:
+        self._position = position
 
     def __get__(self, line: _CacheLine, owner: type[_CacheLine]) -> int:
-        return line.counters[line.first + self._place]
+        return line.counters[line.first + self._position]
 
     def __set__(self, line: _CacheLine, value: int) -> None:
-        line.counters[line.first + self._place] = value
+        line.counters[line.first + self._position] = value
 
 
 class _CacheLine:
@@ -32,33 +31,33 @@ class _CacheLine:
 
 
 class NodeCounters(_CacheLine):
-    """What the node says: written by the thread that exchanges with the master.
+    """Counters of the node, written by the thread that exchanges with the master.
 
     Attributes:
         begun: pushes begun.
-        installed: pushes whose answer has come, so that the replica is new.
+        installed: pushes whose answer is in the replica.
         finals: rendezvous after which the replica holds the master's model.
-        note_length: bytes of the note on why the node has failed; 0: it has not.
+        failure_bytes: length of the text of the node's failure; 0: it has not failed.
 
     """
 
     begun = _Counter(0)
     installed = _Counter(1)
     finals = _Counter(2)
-    note_length = _Counter(3)
+    failure_bytes = _Counter(3)
 
 
 class DeviceCounters(_CacheLine):
-    """What one device says, and what the node has taken from it.
+    """Counters of one device.
 
     Attributes:
-        steps: steps made, those without a gradient included.
+        steps: steps, including those without a gradient.
         added: gradients added to the accumulator.
         adding: 1 while a gradient is being added.
-        arrived: the rendezvous that the device has come to.
-        finished: the rendezvous after which it has its copy of the model.
+        arrived: rendezvous at which the device has arrived.
+        finished: rendezvous after which it has copied the model.
         taken: gradients that the node has taken; written by the node.
-        collectives_done: the last meeting that is over for the device.
+        collectives_done: number of the last live-rank collective that has ended for the device.
 
     """
 

@@ -1,4 +1,4 @@
-"""The master of two-stage ASGD: a handler of rank 0, which holds W of every optimizer."""
+"""The master of two-stage ASGD: the handler on rank 0 that holds W of every optimizer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 
 
 class Master:
-    """Hands messages of the nodes to the part of the optimizer that they are about.
+    """Dispatches the nodes' messages by optimizer.
 
     Args:
         models: W of every optimizer.
-        nodes: the ranks of every node, which is named by the first of them.
-        send: to an address that came with a message.
+        nodes: the ranks of every node, by its first rank.
+        send: replies to the address of a message.
         settings: of the run.
 
     """
@@ -42,7 +42,7 @@ class Master:
                 model,
                 nodes,
                 send,
-                self._waiting_nodes,
+                self._idle_nodes,
                 order_locking=settings.order_locking,
                 hierarchical_lr=settings.hierarchical_lr,
                 limit_s=settings.timeout_s,
@@ -51,11 +51,11 @@ class Master:
         ]
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a push, the arrival of a node at the end of its epoch, or that a rank waits."""
+        """Handle a push, the arrival of a node at the end of its epoch, or a waiting rank."""
         self._waiting_ranks.note(received)
         if received.message.kind == Kind.WAITING:
             for part in self.parts:
-                part.work_off()
+                part.apply_pending()
             return
         if received.message.block >= len(self.parts):
             return
@@ -66,22 +66,22 @@ class Master:
             part.arrive(received, now)
 
     def deadline(self) -> float | None:
-        """When the first node has waited too long for another."""
+        """Time at which the first waiting node reaches its limit."""
         return min((due for part in self.parts if (due := part.due()) is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Tell nodes that have waited too long who is missing."""
+        """Report missing nodes to those that have reached their limit."""
         for part in self.parts:
             part.give_up(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Go on without a node whose first rank is gone. Other ranks are their node's affair."""
+        """Go on without a node whose first rank is gone. Nodes go on without their other ranks."""
         self._gone.add(rank)
         for part in self.parts:
             part.gone(rank)
-            part.work_off()
+            part.apply_pending()
 
-    def _waiting_nodes(self) -> set[int]:
-        """Nodes of which all ranks that are there wait in a meeting."""
+    def _idle_nodes(self) -> set[int]:
+        """Nodes whose live ranks all wait in a live-rank collective."""
         idle = self._waiting_ranks.ranks() | self._gone
         return {node for node, ranks in self._nodes.items() if idle.issuperset(ranks)}
