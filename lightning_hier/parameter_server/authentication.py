@@ -21,7 +21,7 @@ ZAP_DOMAIN = b"lightning_hier"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
 _MONITOR_ENDPOINT = "inproc://handshakes"
-# Connections that come before the keys of the job are known wait for them so long.
+# Limit of the wait of early connections for the keys of the job.
 _ADMISSION_LIMIT_S = 60.0
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -31,7 +31,7 @@ _TOKEN_BYTES = 16
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a rank proves itself with. Keys are in ZeroMQ's printable form."""
+    """Credentials of a rank. Keys are in ZeroMQ's printable form."""
 
     token: str
     public_key: str
@@ -39,19 +39,19 @@ class Credentials:
 
     @classmethod
     def make(cls) -> Credentials:
-        """Fresh ones."""
+        """New credentials."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(secrets.token_hex(_TOKEN_BYTES), public_key.decode(), secret_key.decode())
 
 
 @dataclass(frozen=True)
 class Contact:
-    """What the others must know of a rank, as it goes over the process group at the start.
+    """Public data of a rank, exchanged over the process group at the start.
 
     Attributes:
         rank: its number.
         host: the same text for ranks that reach each other by ``ipc``.
-        token: names the rank to servers of its own host.
+        token: authenticates the rank to servers of its host.
         public_key: of CURVE.
         ipc: endpoint for ranks of its host.
         tcp: endpoint for ranks of other hosts.
@@ -67,15 +67,15 @@ class Contact:
 
 
 def routing_id(contact: Contact, name: str) -> bytes:
-    """How a connection of a rank names itself to a server."""
+    """Routing id of a connection of a rank."""
     return f"{contact.token}/{contact.rank}/{name}".encode()
 
 
 class Register:
-    """The ranks of the job as this rank knows them."""
+    """The contacts of all ranks."""
 
     def __init__(self, rank: int, contacts: Sequence[Contact]) -> None:
-        """Know ``contacts``, in order of rank, as ``rank``."""
+        """Register ``contacts``, in order of rank, on ``rank``."""
         self.rank = rank
         self.contacts = list(contacts)
         self.ranks_by_key = {contact.public_key: contact.rank for contact in contacts}
@@ -90,15 +90,15 @@ class Register:
         return self.contacts[rank].host == self.own.host
 
     def sender(self, address: bytes, authenticated: str | None) -> int:
-        """The rank that a message came from.
+        """The rank that sent a message.
 
         Args:
             address: routing id of the connection.
-            authenticated: the rank that the connection's CURVE key belongs to; None for a
-                connection inside the host.
+            authenticated: owner of the connection's CURVE key; None for a connection inside the
+                host.
 
         Raises:
-            Refused: it is none, or not the one that it says it is.
+            Refused: the sender is no rank, or claims to be another one.
 
         """
         token, _, rest = address.decode("latin-1").partition("/")
@@ -118,15 +118,15 @@ class Register:
 
 
 class Authenticator:
-    """Answers the requests of a context for admission, in a thread of its own.
+    """Answers the ZAP requests of a context, in a thread of its own.
 
-    The answer names the rank that the key belongs to, and every message of the connection then
-    carries this name. The thread also counts failed handshakes of the server's socket, so that
-    a flood of them is dealt with while the server is busy. It ends when the context does.
+    The answer names the owner of the key, and every message of the connection carries this name.
+    The thread also counts failed handshakes of the server's socket, so that a flood of them does
+    not occupy the server loop. It ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], refusals: Refusals) -> None:
-        """Answer from now on; nobody is admitted before :meth:`admit`."""
+        """Answer requests from now on; they wait for :meth:`admit`."""
         self._refusals = refusals
         self._ranks: Mapping[str, int] = {}
         self._known = threading.Event()
@@ -173,10 +173,10 @@ class Authenticator:
             rank = self._ranks.get(z85.encode(proof[0]).decode())
         if rank is None:
             self._refusals.add("unknown_key", address.decode("latin-1"))
-            verdict = [b"400", b"not a rank of this job", b"", b""]
+            status = [b"400", b"not a rank of this job", b"", b""]
         else:
-            verdict = [b"200", b"OK", str(rank).encode(), b""]
-        self._requests.send_multipart([_ZAP_VERSION, number, *verdict])
+            status = [b"200", b"OK", str(rank).encode(), b""]
+        self._requests.send_multipart([_ZAP_VERSION, number, *status])
 
     def _count(self, event: list[bytes]) -> None:
         number, value = struct.unpack("=HI", event[0])

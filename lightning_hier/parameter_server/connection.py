@@ -14,7 +14,13 @@ import zmq
 from torch import Tensor
 
 from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
+from lightning_hier.parameter_server.message import (
+    TRAFFIC_NAMES,
+    Kind,
+    Limits,
+    MalformedMessage,
+    Message,
+)
 from lightning_hier.parameter_server.refusals import Refusals, Refused
 from lightning_hier.parameter_server.sockets import Socket
 from lightning_hier.parameter_server.wire import Part, decode, encode
@@ -24,20 +30,20 @@ ZERO_COPY_BYTES = 65536
 
 
 class BufferPool:
-    """Host memory for payloads of several parts, used again when no tensor looks at it any more.
+    """Host memory for payloads of several parts, reused when no tensor refers to it.
 
     Fresh memory costs the kernel more time than the transfer itself (a page fault for every 4
-    KiB), and pushes of one size come again and again. From any thread.
+    KiB), and many pushes have the same size. From any thread.
     """
 
     def __init__(self, kept_bytes: int) -> None:
         """Keep up to ``kept_bytes`` for the next payloads; the oldest goes first."""
         self._kept_bytes = kept_bytes
-        # No lock: a tensor may end in any thread, in the middle of anything.
+        # No lock: a tensor may be freed in any thread, during any operation.
         self._free: deque[bytearray] = deque()
 
     def take(self, nbytes: int) -> memoryview:
-        """So much memory, to be written and then looked at by one tensor and its views."""
+        """Memory of ``nbytes`` bytes for one tensor and its views."""
         block = self._find(nbytes)
         view = memoryview(block)
         weakref.finalize(view, self._give_back, block).atexit = False
@@ -47,7 +53,7 @@ class BufferPool:
         for _ in range(len(self._free)):
             try:
                 block = self._free.popleft()
-            except IndexError:  # another thread was quicker
+            except IndexError:  # another thread has taken it
                 break
             if len(block) == nbytes:
                 return block
@@ -62,7 +68,7 @@ class BufferPool:
 
 @dataclass(frozen=True)
 class ConnectionContext:
-    """What all links of a rank count in, and the limits that hold for them."""
+    """Limits and counters of all connections of a rank."""
 
     rank: int
     limits: Limits
@@ -73,7 +79,7 @@ class ConnectionContext:
 
 
 class _Queued(NamedTuple):
-    """A part of a payload that ZeroMQ has not let go of, and what it is of."""
+    """A part of a payload that ZeroMQ has not released, and its message."""
 
     tracker: zmq.MessageTracker
     nbytes: int
@@ -82,7 +88,7 @@ class _Queued(NamedTuple):
 
 
 class Connection:
-    """This end of a connection with ``rank``. Of one thread."""
+    """This end of a connection with ``rank``. Used by one thread."""
 
     def __init__(self, rank: int, context: ConnectionContext) -> None:
         self.rank = rank
@@ -102,12 +108,11 @@ class Connection:
             address: of the peer, where the socket has several.
 
         Returns:
-            False if the peer is gone, or as much waits for it already as may. Then the message
-            will not arrive.
+            False if the peer is gone or its queue is full: the message will not arrive.
 
         """
         limits = self._context.limits
-        # Inside a process the memory itself is handed over, in one part.
+        # Inside a process the memory itself is passed, in one part.
         size = limits.payload_bytes if self._is_own else None
         parts = encode(message, self._sent + 1, limits, size)
         nbytes = sum(raw.nbytes for *_, raw in parts)
@@ -122,7 +127,7 @@ class Connection:
                 socket.send_multipart([*address, header, facts, payload], zmq.NOBLOCK, copy=False)
             except zmq.ZMQError as error:
                 if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                    return False  # the peer gives up what it has of the message
+                    return False  # the peer drops the parts that it has received
                 raise
             if payload.tracker is not None:
                 queued = _Queued(payload.tracker, raw.nbytes, message.kind, message.block)
@@ -133,19 +138,19 @@ class Connection:
         return True
 
     def is_sending(self, kind: Kind, block: int) -> bool:
-        """Whether some of a large message of this kind about this block has not left yet.
+        """Whether part of a large message of this kind about this block is still queued.
 
-        What has left may still be under way. A message that ZeroMQ copies, or that the connection
-        has lost, counts as one that has left.
+        A message that has left the queue may still be in flight. A message that ZeroMQ copies, or
+        that the connection has lost, is not queued.
         """
-        self._forget_what_left()
+        self._drop_sent()
         return any((queued.kind, queued.block) == (kind, block) for queued in self._waiting)
 
     def accept(self, frames: Sequence[zmq.Frame]) -> Message | None:
-        """The message that is complete with these frames; None while there is more to come.
+        """The message that these frames complete; None if parts are missing.
 
         Raises:
-            Refused: the frames are malformed, or come again.
+            Refused: the frames are malformed or replayed.
 
         """
         try:
@@ -167,48 +172,46 @@ class Connection:
 
     @property
     def _is_own(self) -> bool:
-        # Inside a process the memory itself is handed over: nothing is sent, and it is free when
-        # the receiver has done with it, which says nothing about a queue.
+        # Inside a process the memory itself is passed: it is released when the receiver has
+        # finished with it, which is no measure of a queue.
         return self.rank == self._context.rank
 
     def _has_room(self, nbytes: int) -> bool:
-        self._forget_what_left()
+        self._drop_sent()
         limit = self._context.limits.queued_bytes
         return not self._waiting or self._waiting_bytes + nbytes <= limit
 
-    def _forget_what_left(self) -> None:
+    def _drop_sent(self) -> None:
         while self._waiting and self._waiting[0].tracker.done:
             self._waiting_bytes -= self._waiting.popleft().nbytes
 
     def _count(self, message: Message, nbytes: int) -> None:
-        # No seconds: nobody waits for the message to arrive.
+        # No seconds: no thread waits for the message to arrive.
         self._context.traffic.add(
             self._context.tier_of(self.rank),
-            message.kind.traffic_name,
+            TRAFFIC_NAMES[message.kind],
             payload_bytes=nbytes,
             seconds=0.0,
         )
 
 
 class Reassembler:
-    """The message that is under way on one connection."""
+    """Assembles the message that arrives in parts on one connection."""
 
     def __init__(self, memory: BufferPool) -> None:
-        """Put payloads of several parts together in ``memory``."""
+        """Assemble payloads of several parts in ``memory``."""
         self._memory = memory
         self._first: Part | None = None
         self._view = memoryview(b"")
         self._filled = 0
 
     def add(self, part: Part) -> Message | None:
-        """The message that is complete with this part; None while there is more to come.
+        """The message that this part completes; None if parts are missing.
 
-        A payload of one part is a view of the frame that it came in. A first part ends whatever
-        was under way.
+        A payload of one part is a view of its frame. A first part discards an incomplete message.
 
         Raises:
-            MalformedMessage: the part does not go on where the last one ended; what was under
-                way is given up.
+            MalformedMessage: the part does not continue the last one; the message is discarded.
 
         """
         first, self._first = self._first, None
@@ -228,7 +231,7 @@ class Reassembler:
         return _complete(first, view)
 
     def cut_by(self, part: Part) -> str | None:
-        """What of a message under way is lost if ``part`` comes next; None if nothing is."""
+        """Description of the incomplete message that ``part`` discards; None if there is none."""
         if self._first is None or part.offset:
             return None
         return f"{self._first.message.kind.name}, {self._filled} of {self._first.nbytes} bytes"
@@ -244,5 +247,4 @@ def _tensor(raw: memoryview, dtype: torch.dtype) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         payload = torch.frombuffer(raw, dtype=dtype)
-    # A small frame may lie anywhere in the buffer that it was received in.
     return payload if payload.data_ptr() % min(dtype.itemsize, 8) == 0 else payload.clone()

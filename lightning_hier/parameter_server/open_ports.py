@@ -1,4 +1,4 @@
-"""The ports of a rank: how they are opened, what belongs to them, and how they are closed."""
+"""The ports of a rank as a whole: opened together at the start, and closed at the end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _WATCH_NAME = "watch"
 
 
 class Ports:
-    """What a rank speaks through beside the process group.
+    """Connections of a rank outside of the process group.
 
     A port belongs to one thread at a time. Made by :func:`open_ports`.
 
     Attributes:
-        server: where the others reach this rank.
-        watch: which ranks are still there; :meth:`Watch.poll` belongs to the server's thread.
+        server: the port at which this rank serves.
+        watch: detects lost ranks; only the server loop calls :meth:`Watch.poll`.
 
     """
 
@@ -60,10 +60,10 @@ class Ports:
         self.server = ServerPort(transport.server, register, context, self.watch)
 
     def open_client(self, name: str) -> ClientPort:
-        """A port to all servers for the thread that calls.
+        """Open a port to all servers for the calling thread.
 
         Args:
-            name: of its own among this rank's clients; letters and digits.
+            name: unique among this rank's clients; letters and digits.
 
         Raises:
             ValueError: the name is taken.
@@ -79,14 +79,14 @@ class Ports:
         return self._clients[name]
 
     def refusals(self) -> dict[str, int]:
-        """How many connections and messages this rank has refused, by reason. From any thread."""
+        """Number of refused connections and messages, by reason. From any thread."""
         return self._context.refusals.counts()
 
     def close(self) -> None:
-        """Close everything; what was sent has a second to leave. A second call does nothing.
+        """Close all ports; queued messages are sent for up to a second.
 
-        The threads that have used the ports must have ended. Nobody is told: a rank that has not
-        sent :attr:`Kind.BYE` will be counted as lost.
+        A second call does nothing. The threads that have used the ports must have ended. A rank
+        that closes without having sent :attr:`Kind.BYE` counts as lost.
         """
         if self._closed:
             return
@@ -121,19 +121,19 @@ def open_ports(
     heartbeat_s: float = 1.0,
     grace_s: float = 30.0,
 ) -> Ports:
-    """Bind this rank's server and get to know the others'. Every rank must call it.
+    """Bind this rank's server and connect to the others. Every rank must call it.
 
-    Inside a host ranks speak over Unix sockets, between hosts over tcp with CURVE.
+    Ranks of one host are connected by Unix sockets, others by TCP with CURVE.
 
     Args:
         rank: of this process.
         world_size: number of ranks.
-        exchange: gathers a value that JSON can say from every rank, in order of rank.
-        traffic: counts what is sent.
-        tier_of: the tier in which a message to a rank is counted.
+        exchange: gathers a value that JSON can represent from every rank, in order of rank.
+        traffic: counts sent messages.
+        tier_of: returns the tier of messages to a rank.
         limits: of messages; the same on all ranks.
         heartbeat_s: between two heartbeats, in seconds.
-        grace_s: how long a rank whose process has not ended may be away, in seconds.
+        grace_s: seconds for which a rank may be unreachable while its process has not ended.
 
     Raises:
         RuntimeError: on every rank, if one of them can't be reached by the others.
@@ -165,15 +165,15 @@ def open_ports(
 
 
 def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list[Any]:
-    """What ``act`` returns on each rank; an error on one is raised on all, so that none waits."""
+    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits."""
     try:
-        said = {"result": act()}
+        row = {"result": act()}
     except (OSError, zmq.ZMQError) as error:
-        said = {"problem": str(error)}
-    rows = exchange(said)
+        row = {"problem": str(error)}
+    rows = exchange(row)
     problems = [
         f"rank {rank}: {row['problem']}" for rank, row in enumerate(rows) if "problem" in row
     ]
     if problems:
-        raise RuntimeError(f"no port for the others to reach: {'; '.join(problems)}")
+        raise RuntimeError(f"a port could not be opened: {'; '.join(problems)}")
     return [row["result"] for row in rows]

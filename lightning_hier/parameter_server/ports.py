@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from lightning_hier.parameter_server.authentication import Register
 from lightning_hier.parameter_server.connection import Connection, ConnectionContext
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.refusals import Refused
-from lightning_hier.parameter_server.sockets import Socket, milliseconds_until
+from lightning_hier.parameter_server.sockets import Socket
 from lightning_hier.parameter_server.watch import Watch
 
 
@@ -53,7 +54,7 @@ class ServerPort:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            if not self._socket.poll(milliseconds_until(deadline_s)):
+            if not self._socket.poll(_milliseconds_until(deadline_s)):
                 return None
             try:
                 received = self._read()
@@ -148,7 +149,7 @@ class ClientPort:
             self._drop_lost()
             if self._inbox:
                 return self._inbox.popleft()
-            ready = self._poller.poll(milliseconds_until(deadline_s))
+            ready = self._poller.poll(_milliseconds_until(deadline_s))
             if not ready:
                 return None
             for socket, _ in ready:
@@ -189,3 +190,8 @@ def _authenticated(frames: Sequence[zmq.Frame]) -> str | None:
         return str(frames[0].get("User-Id")) if frames else None
     except zmq.ZMQError:  # the connection has no such property
         return None
+
+
+def _milliseconds_until(deadline_s: float) -> int:
+    """Time limit of a poll that ends when ``time.monotonic()`` is ``deadline_s``; at least 0."""
+    return max(0, math.ceil(1000 * (deadline_s - time.monotonic())))

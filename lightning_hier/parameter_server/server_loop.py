@@ -154,8 +154,10 @@ class ServerLoop(BackgroundThread):
         for rank in sorted(self.gone() - self._gone):
             self._gone.add(rank)
             self._note_gone(rank, now)
-        if received is not None:
-            self._handle(received, now)
+        if received is not None and received.sender in self._watch.lost():
+            self._expel(received)
+        elif received is not None and received.message.kind in self._by_kind:
+            self._by_kind[received.message.kind].handle(received, now)
         for handler in self._handlers:
             due = handler.deadline()
             if due is not None and due <= now:
@@ -167,12 +169,6 @@ class ServerLoop(BackgroundThread):
             if not left_at_the_end or Kind.CONTRIBUTION in handler.kinds:
                 handler.peer_gone(rank, now)
 
-    def _handle(self, received: Received, now: float) -> None:
-        reason = self._watch.lost().get(received.sender)
-        if reason is not None:
-            facts = {"reason": reason}
-            self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))
-            return
-        handler = self._by_kind.get(received.message.kind)
-        if handler is not None:
-            handler.handle(received, now)
+    def _expel(self, received: Received) -> None:
+        facts = {"reason": self._watch.lost()[received.sender]}
+        self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))

@@ -96,11 +96,11 @@ class Served:
         known = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": told}
         flat = gradient if isinstance(gradient, Tensor) else self.values.new_full((5,), gradient)
         message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **known, **facts}, flat)
-        return self.hear(self.block.push, worker, message, now)
+        return self.hear(self.block.respond, worker, message, now)
 
     def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Abstain, and return who has been sent which version."""
-        return self.hear(self.block.abstain, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
+        return self.hear(self.block.respond, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
 
     def arrive(
         self, worker: int, timestamp: int, number: int = 1, now: float = 0.0

@@ -92,12 +92,18 @@ class BlockServer:
         block = self._blocks.get(received.message.block)
         if block is None:
             return
-        served = self._served.get(block.number)
-        if served is not None:
-            self._serve(served, received, now)
-        else:
+        kind, served = received.message.kind, self._served.get(block.number)
+        if served is None:
             self._takeovers.setdefault(block.number, Takeover(block)).take(received)
             self._start_takeovers(now)
+        elif kind in (Kind.PUSH, Kind.ABSTAIN):
+            served.respond(received, now)
+        elif kind == Kind.ARRIVE:
+            served.arrive(received, now)
+        elif kind == Kind.STATE_REQUEST:
+            self._states.reply(received, served.values, now)
+        elif kind == Kind.HOLD and (copy := read_copy(received, block)) is not None:
+            served.adopt_late_copy(copy.timestamp, copy.final, copy.flat, now)
 
     def deadline(self) -> float | None:
         """Time at which to call :meth:`tick`."""
@@ -145,21 +151,6 @@ class BlockServer:
         )
         return served
 
-    def _serve(self, served: ServedBlock, received: Received, now: float) -> None:
-        kind = received.message.kind
-        if kind == Kind.PUSH:
-            served.push(received, now)
-        elif kind == Kind.ABSTAIN:
-            served.abstain(received, now)
-        elif kind == Kind.ARRIVE:
-            served.arrive(received, now)
-        elif kind == Kind.STATE_REQUEST:
-            self._states.reply(received, served.values, now)
-        elif kind == Kind.HOLD:
-            copy = read_copy(received, served.values.block)
-            if copy is not None:
-                served.adopt_late_copy(copy.timestamp, copy.final, copy.flat, now)
-
     def _start_takeovers(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):
             if takeover.block.owner(self._gone, self._settings.world_size) != self._rank:
@@ -188,4 +179,4 @@ class BlockServer:
         )
         served.end_rendezvous(takeover.final)
         for received in takeover.kept():
-            self._serve(served, received, now)
+            self.handle(received, now)

@@ -41,9 +41,10 @@ class ParameterBlock:
         """Elements of the block."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    def fits(self, flat: Tensor) -> bool:
-        """Whether a tensor has the dtype and size of the flat block."""
-        return flat.dtype == self.dtype and flat.numel() == self.size
+    @cached_property
+    def form(self) -> tuple[torch.dtype, int]:
+        """Dtype and size of the flat block."""
+        return self.dtype, self.size
 
     def tensors(self, flat: Tensor) -> list[Tensor]:
         """New tensors in the shapes of the parameters, with the values of a flat block."""

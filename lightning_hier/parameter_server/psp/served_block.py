@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from lightning_hier.parameter_server.psp.waiting_workers import Arrival, Pending
 from lightning_hier.parameter_server.server_loop import Replies
 
 _log = logging.getLogger(__name__)
+_NO_FACTS: Mapping[str, Any] = {}
 
 
 class ServedBlock:
@@ -66,20 +67,19 @@ class ServedBlock:
         self._final: Message | None = None
         self._updated = False
 
-    def push(self, received: Received, now: float) -> None:
-        """Use a gradient, or drop it (lines 6 to 11)."""
-        worker, timestamp = received.sender, received.message.timestamp
-        newest = self._newest_push.get(worker, -1)
-        self._newest_push[worker] = max(newest, timestamp)
-        if timestamp < self.timestamp or timestamp <= newest:
-            self._counts.dropped += 1
-        else:
-            self._take(worker, received.message)
-        self.abstain(received, now)
+    def respond(self, received: Received, now: float) -> None:
+        """Handle a PUSH or an ABSTAIN, which is also a request for a newer version.
 
-    def abstain(self, received: Received, now: float) -> None:
-        """Note a response, which is also a request for a newer version."""
+        A gradient is used, or dropped (lines 6 to 11).
+        """
         worker, timestamp = received.sender, received.message.timestamp
+        if received.message.kind == Kind.PUSH:
+            newest = self._newest_push.get(worker, -1)
+            self._newest_push[worker] = max(newest, timestamp)
+            if timestamp < self.timestamp or timestamp <= newest:
+                self._counts.dropped += 1
+            else:
+                self._take(worker, received.message)
         if not self._rendezvous.is_after(worker, timestamp):
             self._rendezvous.remove(worker)
             self._pulls.add(worker, received.address, timestamp)
@@ -88,7 +88,7 @@ class ServedBlock:
             self.end_rendezvous(final)
         if timestamp >= self.timestamp:
             self._round.respond(worker, timestamp, now)
-        self._answer(now)
+        self._pulls.answer(self.timestamp, self._message, now)
         self.end_if_complete(now)
 
     def arrive(self, received: Received, now: float) -> None:
@@ -131,7 +131,7 @@ class ServedBlock:
         if timestamp > self.timestamp and not self._updated and not self._round.responded:
             self.values.adopt(flat)
             self.timestamp = timestamp
-            self._answer(now)
+            self._pulls.answer(self.timestamp, self._message, now)
         self.end_rendezvous(final)
 
     def leave(self, worker: int, now: float) -> None:
@@ -150,7 +150,7 @@ class ServedBlock:
             self.end_rendezvous(self._rendezvous.number)
         elif self._round.responded and self._round_is_over(now):
             self._update()
-            self._answer(now)
+            self._pulls.answer(self.timestamp, self._message, now)
 
     def deadline(self) -> float | None:
         """Time at which to call :meth:`tick`."""
@@ -164,7 +164,7 @@ class ServedBlock:
     def tick(self, now: float) -> None:
         """End rounds whose time is over, and report missing workers at the time limit."""
         self.end_if_complete(now)
-        self._answer(now)
+        self._pulls.answer(self.timestamp, self._message, now)
         if any(since + self._settings.limit_s <= now for since in self._waiting_since()):
             self._report_missing(now)
 
@@ -198,7 +198,7 @@ class ServedBlock:
         block, gradient = self.values.block, message.payload
         try:
             facts = PushFacts.from_facts(message.facts)
-            if gradient is None or not block.fits(gradient):
+            if gradient is None or (gradient.dtype, gradient.numel()) != block.form:
                 raise ValueError(f"no gradient of {block.size} elements of {block.dtype}")
         except ValueError as error:
             _log.warning("rank %d pushed what can't be used: %s", worker, error)
@@ -226,10 +226,7 @@ class ServedBlock:
             self._counts.note_round(ended.gradients, done=done)
         self.timestamp = max(self.timestamp, ended.newest) + 1
 
-    def _answer(self, now: float) -> None:
-        self._pulls.answer(self.timestamp, lambda: self._message(Kind.BLOCK, {}), now)
-
-    def _message(self, kind: Kind, facts: dict[str, Any]) -> Message:
+    def _message(self, kind: Kind = Kind.BLOCK, facts: Mapping[str, Any] = _NO_FACTS) -> Message:
         return Message(kind, self.values.block.number, self.timestamp, facts, self.values.flat())
 
     def _waiting_since(self) -> list[float]:

@@ -100,7 +100,8 @@ def read_copy(received: Received, block: ParameterBlock) -> Copy | None:
     """The copy in a HOLD; None if it does not fit the block or is not finite."""
     message = received.message
     flat, final = message.payload, message.facts.get("final")
-    if flat is None or not block.fits(flat) or not isinstance(final, int) or not all_finite(flat):
+    fits = flat is not None and (flat.dtype, flat.numel()) == block.form
+    if flat is None or not fits or not isinstance(final, int) or not all_finite(flat):
         _log.warning("rank %d holds no copy of block %d", received.sender, block.number)
         return None
     return Copy(message.timestamp, final, flat.clone())

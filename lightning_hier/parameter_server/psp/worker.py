@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,28 +14,8 @@ from lightning_hier.parameter_server.psp.counts import WorkerCounts
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.round import PushFacts
 from lightning_hier.parameter_server.psp.settings import PullRule
-from lightning_hier.parameter_server.psp.worker_block import WorkerBlock
+from lightning_hier.parameter_server.psp.worker_block import OptimizerProgress, WorkerBlock
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
-
-
-@dataclass
-class _Progress:
-    """Progress of a worker with one optimizer.
-
-    Attributes:
-        blocks: of the optimizer, without the empty ones.
-        timestamp: t, of its next push.
-        steps: number of steps, including skipped ones.
-        behind: steps that other workers have made and this one has not.
-        enough_since: time at which enough blocks had been pulled.
-
-    """
-
-    blocks: list[WorkerBlock]
-    timestamp: int = 0
-    steps: int = 0
-    behind: int = 0
-    enough_since: float | None = None
 
 
 class Worker:
@@ -82,7 +61,9 @@ class Worker:
         }
         optimizers = 1 + max((block.optimizer for block in blocks), default=-1)
         self._progress = [
-            _Progress([one for one in self._blocks.values() if one.block.optimizer == index])
+            OptimizerProgress(
+                [one for one in self._blocks.values() if one.block.optimizer == index]
+            )
             for index in range(optimizers)
         ]
         self._rendezvous = 0
@@ -172,19 +153,8 @@ class Worker:
         )
 
     def pull(self, optimizer: int) -> None:
-        """Write received blocks into the parameters, in place, and take the newest timestamp.
-
-        A block that has not been received keeps its values (lines 3 and 4). If it arrives later,
-        the next pull takes it unless a newer one has arrived. As printed it would be dropped, and a
-        block whose server is always a little late would never be updated.
-        """
-        progress = self._progress[optimizer]
-        for one in progress.blocks:
-            one.write()
-        if progress.blocks:
-            newest = max(one.timestamp for one in progress.blocks)
-            progress.behind += max(0, newest - progress.timestamp - 1)
-            progress.timestamp = max(progress.timestamp, newest)
+        """Write received blocks into the parameters, in place, and take the newest timestamp."""
+        self._progress[optimizer].pull()
 
     def arrive(self, now: float) -> None:
         """Arrive at the next rendezvous: the worker pushes nothing until it has ended."""
@@ -203,8 +173,8 @@ class Worker:
     def take_global(self) -> None:
         """Write the values of the rendezvous into the parameters, in place."""
         self._at_rendezvous = False
-        for index, progress in enumerate(self._progress):
-            self.pull(index)
+        for progress in self._progress:
+            progress.pull()
             progress.behind = 0
 
     def missing(self, optimizer: int | None = None) -> str:
@@ -226,14 +196,14 @@ class Worker:
             PeerError: the server has waited too long for a worker; names it.
 
         """
-        message = received.message
+        message, flat = received.message, received.message.payload
         one = self._blocks.get(message.block)
         if one is None or received.sender != one.owner:
             return
         number = message.facts.get("number", 0)
         if "missing" in message.facts:
             self._raise_missing(one, message)
-        elif message.payload is None or not one.block.fits(message.payload):
+        elif flat is None or (flat.dtype, flat.numel()) != one.block.form:
             return
         elif message.kind == Kind.FINAL and self._at_rendezvous and number == self._rendezvous:
             one.take_final(message, self._rendezvous)

@@ -1,8 +1,9 @@
-"""One block on a worker: its copy of the parameters, and its requests to the block's server."""
+"""Blocks on a worker: copies of the parameters, and requests to their servers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -86,3 +87,37 @@ class WorkerBlock:
         if self._fresh is not None:
             return self._fresh.clone()
         return self.host.read_values(self.host.empty())
+
+
+@dataclass
+class OptimizerProgress:
+    """Progress of a worker with the blocks of one optimizer.
+
+    Attributes:
+        blocks: without the empty ones.
+        timestamp: t, of the next push.
+        steps: number of steps, including skipped ones.
+        behind: steps that other workers have made and this one has not.
+        enough_since: time at which enough blocks had been received.
+
+    """
+
+    blocks: list[WorkerBlock]
+    timestamp: int = 0
+    steps: int = 0
+    behind: int = 0
+    enough_since: float | None = None
+
+    def pull(self) -> None:
+        """Write received blocks into the parameters, in place, and take the newest timestamp.
+
+        A block that has not been received keeps its values (lines 3 and 4). If it arrives later,
+        the next pull takes it unless a newer one has arrived. As printed it would be dropped, and a
+        block whose server is always a little late would never be updated.
+        """
+        newest = self.timestamp
+        for one in self.blocks:
+            one.write()
+            newest = max(newest, one.timestamp)
+        self.behind += max(0, newest - self.timestamp - 1)
+        self.timestamp = newest
