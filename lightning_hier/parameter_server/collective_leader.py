@@ -82,7 +82,9 @@ class CollectiveLeader:
 
     def deadline(self) -> float | None:
         """When the first collective reaches its time limit."""
-        return min((one.due for one in self._open.values()), default=None)
+        if not self._open:
+            return None
+        return min(one.due for one in self._open.values())
 
     def tick(self, now: float) -> None:
         """Send the list of missing ranks where the time limit has passed."""
@@ -137,6 +139,8 @@ class WaitingRanks:
 
     def ranks(self) -> set[int]:
         """The ranks that wait in a collective."""
+        if not self._waits_in:
+            return set()
         return {rank for rank, number in self._waits_in.items() if number > self._done}
 
 

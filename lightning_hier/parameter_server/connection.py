@@ -93,6 +93,9 @@ class Connection:
     def __init__(self, rank: int, context: ConnectionContext) -> None:
         self.rank = rank
         self._context = context
+        # Inside a process the memory itself is passed: it is released when the receiver has
+        # finished with it, which is no measure of a queue.
+        self._is_own = rank == context.rank
         self._sent = 0
         self._received = 0
         self._waiting: deque[_Queued] = deque()
@@ -115,7 +118,7 @@ class Connection:
         # Inside a process the memory itself is passed, in one part.
         size = limits.payload_bytes if self._is_own else None
         parts = encode(message, self._sent + 1, limits, size)
-        nbytes = sum(raw.nbytes for *_, raw in parts)
+        nbytes = 0 if message.payload is None else message.payload.nbytes
         copied = nbytes <= ZERO_COPY_BYTES
         tracked = not copied and not self._is_own
         if tracked and not self._has_room(nbytes):
@@ -134,7 +137,13 @@ class Connection:
                 self._waiting.append(queued)
                 self._waiting_bytes += raw.nbytes
         if not self._is_own:
-            self._count(message, len(parts[0][1]) + nbytes)
+            # No seconds: no thread waits for the message to arrive.
+            self._context.traffic.add(
+                self._context.tier_of(self.rank),
+                TRAFFIC_NAMES[message.kind],
+                payload_bytes=len(parts[0][1]) + nbytes,
+                seconds=0.0,
+            )
         return True
 
     def is_sending(self, kind: Kind, block: int) -> bool:
@@ -170,12 +179,6 @@ class Connection:
     def _name(self) -> str:
         return f"rank {self.rank}"
 
-    @property
-    def _is_own(self) -> bool:
-        # Inside a process the memory itself is passed: it is released when the receiver has
-        # finished with it, which is no measure of a queue.
-        return self.rank == self._context.rank
-
     def _has_room(self, nbytes: int) -> bool:
         self._drop_sent()
         limit = self._context.limits.queued_bytes
@@ -184,15 +187,6 @@ class Connection:
     def _drop_sent(self) -> None:
         while self._waiting and self._waiting[0].tracker.done:
             self._waiting_bytes -= self._waiting.popleft().nbytes
-
-    def _count(self, message: Message, nbytes: int) -> None:
-        # No seconds: no thread waits for the message to arrive.
-        self._context.traffic.add(
-            self._context.tier_of(self.rank),
-            TRAFFIC_NAMES[message.kind],
-            payload_bytes=nbytes,
-            seconds=0.0,
-        )
 
 
 class Reassembler:

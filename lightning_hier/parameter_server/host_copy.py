@@ -41,7 +41,8 @@ class HostCopy:
 
         """
         found: list[Tensor | None] = []
-        for parameter, piece in zip(self._parameters, self._pieces(out), strict=True):
+        for parameter, flat in zip(self._parameters, out.split(self._sizes), strict=True):
+            piece = flat.view(parameter.shape)
             if parameter.grad is None:
                 piece.zero_()
             else:
@@ -53,8 +54,8 @@ class HostCopy:
     @torch.no_grad()
     def read_values(self, out: Tensor) -> Tensor:
         """Copy all parameters into a buffer, and return it."""
-        for parameter, piece in zip(self._parameters, self._pieces(out), strict=True):
-            piece.copy_(parameter, non_blocking=True)
+        for parameter, piece in zip(self._parameters, out.split(self._sizes), strict=True):
+            piece.view(parameter.shape).copy_(parameter, non_blocking=True)
         self._wait()
         return out
 
@@ -69,13 +70,9 @@ class HostCopy:
         """
         if self._device is not None:
             flat = (self.empty() if by_way_of is None else by_way_of).copy_(flat)
-        for parameter, piece in zip(self._parameters, self._pieces(flat), strict=True):
-            parameter.copy_(piece, non_blocking=True)
+        for parameter, piece in zip(self._parameters, flat.split(self._sizes), strict=True):
+            parameter.copy_(piece.view(parameter.shape), non_blocking=True)
         self._wait()
-
-    def _pieces(self, flat: Tensor) -> list[Tensor]:
-        pieces = zip(flat.split(self._sizes), self._parameters, strict=True)
-        return [piece.view(parameter.shape) for piece, parameter in pieces]
 
     def _wait(self) -> None:
         if self._device is not None:

@@ -145,9 +145,12 @@ class ServerLoop(BackgroundThread):
         return {*self._watch.lost(), *self._watch.left()}
 
     def _run_once(self) -> None:
-        dues = [due for handler in self._handlers if (due := handler.deadline()) is not None]
-        wait_s = min([_LONGEST_WAIT_S, *(due - time.monotonic() for due in dues)])
-        received = self._port.receive(max(0.0, wait_s))
+        wait_s, now = _LONGEST_WAIT_S, time.monotonic()
+        for handler in self._handlers:
+            due = handler.deadline()
+            if due is not None:
+                wait_s = max(0.0, min(wait_s, due - now))
+        received = self._port.receive(wait_s)
         now = time.monotonic()
         # Before the message is handled: its sender may be a rank that the others have given up.
         self._watch.poll(unread=received is not None)

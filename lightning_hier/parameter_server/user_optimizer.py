@@ -22,14 +22,14 @@ def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     Tensors of one element become numbers, and tuples become lists. Values that JSON can't represent
     are left out: no scheduler changes them, and the Updater has copied them at the start.
     """
-    plain = [
-        {name: _plain(group[name]) for name in group if name not in NOT_HYPERPARAMETERS}
-        for group in optimizer.param_groups
-    ]
-    return [
-        {name: value for name, value in group.items() if value is not NotImplemented}
-        for group in plain
-    ]
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        groups.append({})
+        for name, value in group.items():
+            plain = NotImplemented if name in NOT_HYPERPARAMETERS else _plain(value)
+            if plain is not NotImplemented:
+                groups[-1][name] = plain
+    return groups
 
 
 def _plain(value: Any) -> Any:
@@ -68,16 +68,15 @@ class ServedParameterCheck:
                 been added to the optimizer.
 
         """
-        unserved = [
-            one for one in trainable(optimizer) if one.grad is not None and one not in self._served
-        ]
-        if not unserved and len(optimizer.param_groups) == self._groups[index]:
+        what = None
+        if len(optimizer.param_groups) != self._groups[index]:
+            what = f"parameter group {self._groups[index]} of {type(optimizer).__name__}"
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                if one.grad is not None and one.requires_grad and one not in self._served:
+                    what = f"a parameter of shape {tuple(one.shape)}"
+        if what is None:
             return
-        what = (
-            f"a parameter of shape {tuple(unserved[0].shape)}"
-            if unserved
-            else f"parameter group {self._groups[index]} of {type(optimizer).__name__}"
-        )
         raise RuntimeError(
             f"{what} was frozen or in no optimizer when training started, so no server has it: "
             "parameters can't be unfrozen under parameter servers. Have them trainable from the "

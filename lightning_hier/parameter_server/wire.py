@@ -110,7 +110,9 @@ def encode(
         code, count, raw = _NO_PAYLOAD, 0, memoryview(b"")
     else:
         _require_sendable(payload, limits)
-        code, count, raw = _CODES[payload.dtype], payload.numel(), _bytes_of(payload)
+        code, count, raw = _CODES[payload.dtype], payload.numel(), memoryview(b"")
+        # Through uint8, since NumPy has no bfloat16.
+        raw = payload.detach().view(torch.uint8).numpy().data
     fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)
     parts: list[Frames] = []
     size = part_bytes or bytes_of_part(raw.nbytes)
@@ -170,11 +172,6 @@ def _require_sendable(payload: Tensor, limits: Limits) -> None:
         raise ValueError(
             f"a payload must be at most {limits.payload_bytes} bytes, got {payload.nbytes}"
         )
-
-
-def _bytes_of(payload: Tensor) -> memoryview:
-    # By way of uint8, since NumPy has no bfloat16.
-    return payload.detach().view(torch.uint8).numpy().data
 
 
 def _whole_payload(code: int, count: int, limits: Limits) -> tuple[torch.dtype | None, int]:

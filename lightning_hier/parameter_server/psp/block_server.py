@@ -107,9 +107,12 @@ class BlockServer:
 
     def deadline(self) -> float | None:
         """Time at which to call :meth:`tick`."""
-        dues = [self._states.retry_at, *(one.deadline() for one in self._served.values())]
-        dues += [one.due(self._settings.takeover_s) for one in self._takeovers.values()]
-        return min((due for due in dues if due is not None), default=None)
+        dues = [self._states.retry_at]
+        for served in self._served.values():
+            dues.append(served.deadline())
+        for takeover in self._takeovers.values():
+            dues.append(takeover.due(self._settings.takeover_s))
+        return min([due for due in dues if due is not None], default=None)
 
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose time is over, and send unsent replies."""

@@ -64,9 +64,8 @@ class BlockValues:
         if not all_finite(mean):
             return False
         pieces = mean.split([tensor.numel() for tensor in self._tensors])
-        gradients = [
-            piece if ended.takes_part(place) else None for place, piece in enumerate(pieces)
-        ]
+        absent = ended.absent or ()
+        gradients = [None if at in absent else piece for at, piece in enumerate(pieces)]
         self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)
         self._flat = None
         if all_finite(self.flat()):

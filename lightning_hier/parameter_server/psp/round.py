@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +70,8 @@ class Round:
         newest: largest timestamp of the responses; -1: there is none.
         gradients: d, number of gradients.
         sums: gradient of each worker.
-        began: time of the first response; None: there is none.
+        absent: positions of the parameters that no gradient has.
+        began: time of the first response; infinite: there is none.
         enough_since: time at which c gradients had been pushed; None: they have not.
 
     """
@@ -79,15 +81,15 @@ class Round:
         self.newest = -1
         self.gradients = 0
         self.sums: dict[int, Tensor] = {}
-        self.began: float | None = None
+        self.began = math.inf
         self.enough_since: float | None = None
-        self._absent: set[int] | None = None
+        self.absent: set[int] | None = None
 
     def respond(self, worker: int, timestamp: int, now: float) -> None:
         """Note that a worker has pushed or abstained."""
         self.responded.add(worker)
         self.newest = max(self.newest, timestamp)
-        self.began = now if self.began is None else self.began
+        self.began = min(self.began, now)
 
     def add(self, worker: int, gradient: Tensor, absent: Sequence[int]) -> None:
         """Keep a gradient.
@@ -100,7 +102,7 @@ class Round:
         """
         earlier = self.sums.get(worker)
         self.sums[worker] = gradient if earlier is None else _copy_wide(earlier).add_(gradient)
-        self._absent = set(absent) if self._absent is None else self._absent & set(absent)
+        self.absent = set(absent) if self.absent is None else self.absent & set(absent)
         self.gradients += 1
 
     def mean(self) -> Tensor:
@@ -110,10 +112,6 @@ class Round:
         for worker in others:
             total.add_(self.sums[worker])
         return total.div_(self.gradients)
-
-    def takes_part(self, position: int) -> bool:
-        """Whether any gradient has the parameter at a position of the block."""
-        return self._absent is None or position not in self._absent
 
 
 def _copy_wide(gradient: Tensor) -> Tensor:

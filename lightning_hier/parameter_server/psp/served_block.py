@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -39,6 +40,9 @@ class ServedBlock:
         replies: port of the rank. Workers repeat requests whose replies are lost.
         counts: for logging.
 
+    Attributes:
+        final_number: number of the last rendezvous that has ended; 0: none has.
+
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class ServedBlock:
     ) -> None:
         self.values = values
         self.timestamp = timestamp
+        self.final_number = 0
         self._settings = settings
         self._live = live
         self._waiting_ranks = waiting_ranks
@@ -107,11 +112,6 @@ class ServedBlock:
         self._rendezvous.add(received.sender, arrival, now)
         self.end_if_complete(now)
 
-    @property
-    def final_number(self) -> int:
-        """Number of the last rendezvous that has ended; 0: none has."""
-        return 0 if self._final is None else int(self._final.facts["number"])
-
     def end_rendezvous(self, number: int) -> None:
         """End a rendezvous with the current values, if it has not ended yet.
 
@@ -119,6 +119,7 @@ class ServedBlock:
         on carry its number.
         """
         if number > self.final_number:
+            self.final_number = number
             self._final = self._message(Kind.FINAL, {"number": number})
             for arrival in self._rendezvous.end(number):
                 self._replies.send(arrival.address, self._final)
@@ -154,28 +155,24 @@ class ServedBlock:
 
     def deadline(self) -> float | None:
         """Time at which to call :meth:`tick`."""
-        dues = [since + self._settings.limit_s for since in self._waiting_since()]
-        if self._pulls.retry_at is not None:
-            dues.append(self._pulls.retry_at)
+        due = min(self._report_at(), self._pulls.retry_at)
         if self._round.enough_since is not None:
-            dues.append(self._round.enough_since + self._settings.rule.timeout_s)
-        return min(dues, default=None)
+            due = min(due, self._round.enough_since + self._settings.rule.timeout_s)
+        return None if due == math.inf else due
 
     def tick(self, now: float) -> None:
         """End rounds whose time is over, and report missing workers at the time limit."""
         self.end_if_complete(now)
         self._pulls.answer(self.timestamp, self._message, now)
-        if any(since + self._settings.limit_s <= now for since in self._waiting_since()):
+        if self._report_at() <= now:
             self._report_missing(now)
-
-    def _is_warming_up(self) -> bool:
-        return self._settings.warming(self.values.block.optimizer, self.timestamp)
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
         current, active, rule = self._round, self._active(), self._settings.rule
         size = self._settings.world_size
-        wanted = size if self._is_warming_up() else rule.needed(size)
+        warming = self._settings.warming(self.values.block.optimizer, self.timestamp)
+        wanted = size if warming else rule.needed(size)
         needed = min(wanted, len(active | current.sums.keys()))
         if len(current.sums) < needed:
             current.enough_since = None
@@ -217,7 +214,8 @@ class ServedBlock:
         ended, self._round = self._round, Round()
         self._updated = True
         if ended.gradients and self._most_advanced is not None:
-            scaled = self._settings.linear_scaling and not self._is_warming_up()
+            warming = self._settings.warming(self.values.block.optimizer, self.timestamp)
+            scaled = self._settings.linear_scaling and not warming
             done = self.values.update(
                 ended,
                 rate_factor=float(ended.gradients) if scaled else 1.0,
@@ -229,10 +227,9 @@ class ServedBlock:
     def _message(self, kind: Kind = Kind.BLOCK, facts: Mapping[str, Any] = _NO_FACTS) -> Message:
         return Message(kind, self.values.block.number, self.timestamp, facts, self.values.flat())
 
-    def _waiting_since(self) -> list[float]:
-        """Times from which workers have waited for others: in the round and at a rendezvous."""
-        both = (self._round.began, self._rendezvous.since)
-        return [since for since in both if since is not None]
+    def _report_at(self) -> float:
+        """Time at which workers in the round or at a rendezvous have waited too long for others."""
+        return min(self._round.began, self._rendezvous.since) + self._settings.limit_s
 
     def _report_missing(self, now: float) -> None:
         number = self.values.block.number
@@ -243,7 +240,7 @@ class ServedBlock:
         facts = {"missing": absent, "number": self._rendezvous.number}
         for arrival in self._rendezvous.arrivals.values():
             self._replies.send(arrival.address, Message(Kind.FINAL, number, 0, facts))
-        if self._round.began is not None:
+        if self._round.responded:
             self._round.began = now
-        if self._rendezvous.since is not None:
+        if self._rendezvous.arrivals:
             self._rendezvous.since = now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ class PendingPulls:
         replies: port of the rank.
 
     Attributes:
-        retry_at: time at which to call :meth:`answer` again, for workers whose queue was full.
+        retry_at: time at which to call :meth:`answer` again, for workers whose queue was full;
+            infinite: there is none.
 
     """
 
@@ -37,13 +39,14 @@ class PendingPulls:
         self._replies = replies
         self._pulls: dict[int, _Pull] = {}
         self._sent: dict[int, int] = {}
-        self.retry_at: float | None = None
+        self.retry_at = math.inf
 
     def add(self, worker: int, address: bytes, timestamp: int) -> None:
         """Note a request of a worker for a version newer than ``timestamp``."""
-        if self._sent.get(worker, -1) > timestamp and self._is_sending(address):
-            return
-        self._pulls[worker] = _Pull(address, timestamp)
+        if self._sent.get(worker, -1) <= timestamp or not self._replies.is_sending(
+            address, Kind.BLOCK, self._block
+        ):
+            self._pulls[worker] = _Pull(address, timestamp)
 
     def remove(self, worker: int) -> None:
         """Forget a worker that is gone, or waits at a rendezvous instead."""
@@ -61,11 +64,12 @@ class PendingPulls:
             now: the time, in seconds.
 
         """
-        self.retry_at = None
+        self.retry_at = math.inf
         for worker, pull in sorted(self._pulls.items()):
             if pull.timestamp >= timestamp:
                 continue
-            if not self._is_sending(pull.address) and self._replies.send(pull.address, write()):
+            queued = self._replies.is_sending(pull.address, Kind.BLOCK, self._block)
+            if not queued and self._replies.send(pull.address, write()):
                 del self._pulls[worker]
                 self._sent[worker] = timestamp
             else:
@@ -74,9 +78,6 @@ class PendingPulls:
     def unanswered(self, timestamp: int) -> list[bytes]:
         """Addresses of the workers that wait for a version newer than ``timestamp``."""
         return [pull.address for pull in self._pulls.values() if pull.timestamp >= timestamp]
-
-    def _is_sending(self, address: bytes) -> bool:
-        return self._replies.is_sending(address, Kind.BLOCK, self._block)
 
 
 @dataclass(frozen=True)
@@ -103,24 +104,25 @@ class Rendezvous:
 
     Attributes:
         arrivals: by worker.
-        since: time of the first arrival, or of the last report of missing workers.
+        since: time of the first arrival, or of the last report of missing workers; infinite: there
+            is no arrival.
 
     """
 
     def __init__(self) -> None:
         self.arrivals: dict[int, Arrival] = {}
-        self.since: float | None = None
+        self.since = math.inf
 
     def add(self, worker: int, arrival: Arrival, now: float) -> None:
         """Note an arrival, or a repeated one."""
         self.arrivals[worker] = arrival
-        self.since = now if self.since is None else self.since
+        self.since = min(self.since, now)
 
     def remove(self, worker: int) -> Arrival | None:
         """Forget a worker that is gone, or has gone on."""
         arrival = self.arrivals.pop(worker, None)
         if not self.arrivals:
-            self.since = None
+            self.since = math.inf
         return arrival
 
     def is_after(self, worker: int, timestamp: int) -> bool:
