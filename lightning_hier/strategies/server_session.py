@@ -65,17 +65,16 @@ class ServerSession:
         self._traffic = traffic
         self._rank = rank
         self._world_size = world_size
-        leading = CollectiveLeader(world_size, ports.server, limit_s=timeout_s)
-        handlers = [leading]
-        self._server_loop = ServerLoop(ports.server, ports.watch, handlers)
+        leader = CollectiveLeader(world_size, ports.server, limit_s=timeout_s)
+        self._server_loop = ServerLoop(ports.server, ports.watch, [leader])
         with ExitStack() as undo:
             undo.callback(ports.close)
-            # Twice: the servants, who know who is missing, speak first.
+            # Twice: servers report missing ranks after one limit.
             self._client = Client(
                 ports.open_client("main"),
                 self._server_loop,
                 timeout_s=2 * timeout_s,
-                # Whoever is waited for: the others may be anywhere.
+                # The missing ranks may be in any group.
                 on_waited=partial(traffic.add_wait, world_tier),
             )
             self.engine = build(ports, self._client)
@@ -128,7 +127,7 @@ class ServerSession:
         """Serve and train ``module``. From now on nothing waits for the process group."""
         self._server_loop.start()
         self.started = True
-        # Not before: in the sanity check of validation nobody leads a meeting yet.
+        # Not before: in the sanity check of validation no rank leads collectives yet.
         self._gather_metrics_among_the_living(module)
 
     def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
