@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from lightning_hier.parameter_server.message import Message
 
-_LONGEST_INTERVAL_S = 30.0
 # An answer that takes this many times as long as the previous one may have been lost.
 _LATE = 3.0
 
@@ -16,13 +15,14 @@ class PendingRequest:
 
     A broken connection or a full queue can lose a message. A request that could not be sent is
     tried again at every :meth:`tick`. One that was sent is repeated after three times the time that
-    the previous answer took, and then at intervals that double up to 30 seconds: on a slow link
-    an answer takes its time, and repeated requests would only lengthen the queue. Kind, block and
+    the previous answer took, and then at intervals that double up to a limit: on a slow link an
+    answer takes its time, and repeated requests would only lengthen the queue. Kind, block and
     timestamp of a message identify the request, so a server applies a repeated one only once.
 
     Args:
         send: sends a message to a rank; returns False if it could not be sent.
         retry_s: shortest time before a request is repeated, in seconds.
+        longest_s: longest time before a request is repeated, in seconds.
         after: a request that must be sent before this one.
 
     Attributes:
@@ -38,10 +38,12 @@ class PendingRequest:
         send: Callable[[int, Message], bool],
         *,
         retry_s: float,
+        longest_s: float = 30.0,
         after: PendingRequest | None = None,
     ) -> None:
         self._send = send
         self._retry_s = retry_s
+        self._longest_s = longest_s
         self._after = after
         self._rank = -1
         self._repeat: Message | None = None
@@ -87,7 +89,7 @@ class PendingRequest:
             return
         if self.sent:
             self.retries += 1
-            self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL_S)
+            self._interval_s = min(2 * self._interval_s, self._longest_s)
             self._send(self._rank, self._repeat or self.message)
         elif self._send(self._rank, self.message):
             self.sent = True
@@ -104,7 +106,7 @@ class PendingRequest:
     def acknowledge(self, now: float) -> None:
         """Empty the slot: the answer has arrived."""
         usual_s = _LATE * (now - self._sent_at)
-        self._usual_s = min(max(self._retry_s, usual_s), _LONGEST_INTERVAL_S)
+        self._usual_s = min(max(self._retry_s, usual_s), self._longest_s)
         self.message = self._repeat = None
 
     def cancel(self) -> None:

@@ -38,7 +38,7 @@ def test_ports_are_closed_when_the_engine_cannot_be_made() -> None:
         close.assert_called_once()
 
 
-def test_servant_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
+def test_server_loop_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
     """As when a host dies between the last rendezvous and the barrier."""
     served: list[bool] = []
     with opened(1) as [ports]:

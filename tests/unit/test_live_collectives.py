@@ -37,7 +37,7 @@ def values(gathered: dict[int, Any]) -> dict[int, Any]:
     return {rank: one.value for rank, one in gathered.items()}
 
 
-def test_everybody_hears_everybody_meeting_after_meeting() -> None:
+def test_all_ranks_get_all_contributions() -> None:
     def work(rank: int, collectives: LiveCollectives) -> Any:
         return [values(collectives.all_gather([rank, number])) for number in range(20)]
 
@@ -57,13 +57,13 @@ def test_numbers_of_different_lengths_stay_with_their_ranks() -> None:
 
 
 @pytest.mark.parametrize("reached", [[], [1], [1, 2], [1, 2, 3]])
-def test_lead_that_dies_while_it_sends_minutes_leaves_all_with_the_same(
+def test_leader_that_dies_while_it_sends_results_leaves_all_with_the_same(
     reached: list[int],
 ) -> None:
     network = LocalNetwork(WORLD)
 
     def refuse(sender: int, to: int, message: Message) -> bool:
-        # Rank 0's minutes of the second meeting come to some, and then it is dead.
+        # Rank 0's result of the second collective reaches some ranks, and then it is dead.
         if sender == 0 and message.kind == Kind.RESULT and message.timestamp == 2:
             if to not in reached:
                 network.cut_off[0] = "killed"
@@ -102,7 +102,7 @@ def test_rank_that_dies_before_it_speaks_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("fate", ["lose", "refuse"])
 def test_what_a_connection_loses_is_said_again(fate: str) -> None:
-    """The first word to the lead in every meeting, and the first minutes, of all ranks."""
+    """Of all ranks: the first contribution to each collective, and the first result."""
     network = LocalNetwork(WORLD)
     seen: set[tuple[int, int, Kind, int]] = set()
 
@@ -126,7 +126,7 @@ def test_what_a_connection_loses_is_said_again(fate: str) -> None:
     assert on_every_rank(network, handlers, attend, timeout_s=WAIT_S) == [expected] * WORLD
 
 
-def test_minutes_that_are_queued_are_not_sent_again() -> None:
+def test_result_that_is_queued_is_not_sent_again() -> None:
     sent: list[tuple[bytes, Kind]] = []
 
     def send(address: bytes, message: Message) -> bool:

@@ -29,8 +29,10 @@ MASTER = 0
 _TAKING_LIMIT_S = 1.0
 # The master reports missing nodes after one time limit, so this limit must be longer.
 _WAITS = 2
-# Shortest time before a request is repeated.
+# Shortest and longest time before a request is repeated. The longest leaves time for several
+# repetitions within the limit.
 _RETRY_S = 5.0
+_LONGEST_S = 30.0
 
 
 @dataclass
@@ -90,8 +92,9 @@ class Exchange:
         self._ranks = list(ranks)
         self._gone = gone
         self._settings = settings
-        retry_s = min(_RETRY_S, settings.timeout_s / 4)
-        self._request = PendingRequest(send, retry_s=retry_s)
+        longest_s = min(_LONGEST_S, settings.timeout_s / 4)
+        retry_s = min(_RETRY_S, longest_s)
+        self._request = PendingRequest(send, retry_s=retry_s, longest_s=longest_s)
         self._number = 0
         self._pushes = 0
         self._version = 0
