@@ -158,6 +158,6 @@ class LateRepliesPSPStrategy(PSPStrategy):
             trainer.strategy.optimizers,
             client,
             replies,
-            self._settings(),
+            self._psp_settings(),
             self.pull_rule,
         )

@@ -113,10 +113,10 @@ class PSPStrategy(ParameterServerStrategy):
 
         optimizers = trainer.strategy.optimizers
         return PSPEngine(
-            self.global_rank, optimizers, client, ports.server, self._terms(), self.pull_rule
+            self.global_rank, optimizers, client, ports.server, self._psp_settings(), self.pull_rule
         )
 
-    def _terms(self) -> PSPSettings:
+    def _psp_settings(self) -> PSPSettings:
         from lightning_hier.parameter_server.psp.settings import PSPSettings
 
         return PSPSettings(
