@@ -20,7 +20,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,10 +31,9 @@ from torch import Tensor
 
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server import addresses
-from lightning_hier.parameter_server.assembly import Memory
-from lightning_hier.parameter_server.link import Accounts, Link
+from lightning_hier.parameter_server.connection import BufferPool, Connection, ConnectionContext
 from lightning_hier.parameter_server.message import Kind, Limits, Message
-from lightning_hier.parameter_server.ports import open_ports
+from lightning_hier.parameter_server.open_ports import open_ports
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.sockets import make_context, server_socket
 
@@ -128,10 +127,15 @@ class PlainTcp(Way):
 
     def __init__(self, rank: int, exchange: Exchange) -> None:
         limits = Limits()
-        accounts = Accounts(
-            rank, limits, Refusals(), Traffic(), lambda peer: "across", Memory(limits.queued_bytes)
+        context = ConnectionContext(
+            rank,
+            limits,
+            Refusals(),
+            Traffic(),
+            lambda peer: "across",
+            BufferPool(limits.queued_bytes),
         )
-        self._link = Link(1 - rank, accounts)
+        self._link = Connection(1 - rank, context)
         self._context = make_context(2)
         if rank == 1:
             self._socket = server_socket(self._context, limits)
@@ -174,7 +178,7 @@ _BASELINES = {
 }
 
 
-def _exchange(pipe: Connection, rank: int, value: Any) -> list[Any]:
+def _exchange(pipe: Pipe, rank: int, value: Any) -> list[Any]:
     pipe.send(value)
     other = pipe.recv()
     return [value, other] if rank == 0 else [other, value]
@@ -186,7 +190,7 @@ def _order(names: Sequence[str], repetition: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
-def _serve(pipe: Connection, nbytes: int, repetitions: int) -> None:
+def _serve(pipe: Pipe, nbytes: int, repetitions: int) -> None:
     torch.set_num_threads(1)
     ways = _ways(1, partial(_exchange, pipe, 1), nbytes)
     for repetition in range(repetitions):

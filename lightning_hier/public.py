@@ -7,7 +7,7 @@ from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.psp.push_rule import QuorumError
+from lightning_hier.parameter_server.psp.settings import QuorumError
 from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (

@@ -15,13 +15,12 @@ from lightning_hier import PSPStrategy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.replies import Replies
-from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.server_loop import Handler, Replies
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
-    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.parameter_server.open_ports import Ports
 
 
 class _Held(NamedTuple):
@@ -33,7 +32,7 @@ class _Held(NamedTuple):
 class LateReplies:
     """Holds back a share of a server's replies to pulls by a constant.
 
-    It stands before the server's port (``Replies``) and is a servant's ``Duty``.
+    It stands before the server's port (``Replies``) and is a server_loop's ``Handler``.
 
     Nothing sleeps: the server goes on, and replies to others pass by the one that is held.
 
@@ -109,15 +108,15 @@ class LateReplies:
 
 
 class _LateEngine(PSPEngine):
-    """PSP-SGD with one more duty."""
+    """PSP-SGD with one more handler."""
 
     def __init__(self, replies: LateReplies, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._replies = replies
 
     @property
-    def duties(self) -> Sequence[Duty]:
-        return [*super().duties, self._replies]
+    def handlers(self) -> Sequence[Handler]:
+        return [*super().handlers, self._replies]
 
     def metrics(self) -> dict[str, float]:
         counted = {
@@ -159,6 +158,6 @@ class LateRepliesPSPStrategy(PSPStrategy):
             trainer.strategy.optimizers,
             client,
             replies,
-            self._terms(),
+            self._psp_settings(),
             self.pull_rule,
         )

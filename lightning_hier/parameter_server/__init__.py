@@ -1,1 +1,1 @@
-"""Parameter servers inside the ranks: their transport, their rules, and what they serve."""
+"""Parameter servers inside the ranks: transport, live-rank collectives, PSP-SGD, two-stage ASGD."""

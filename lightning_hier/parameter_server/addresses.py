@@ -1,4 +1,4 @@
-"""Where a rank can be reached: inside its host, and at the network interface of the job."""
+"""Addresses of ranks: inside their host, and at the network interface of the job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _IPV6_TABLE = Path("/proc/net/if_inet6")
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank finds out about its place in the network, before it knows the others.
+    """A rank's own address, as it proposes it to the other ranks.
 
     Attributes:
         host: :func:`host_identity`.
-        address: of its interface to the job; None where there is a problem.
-        master: address of the job's master as it is seen from here; None where the user has named
-            the interface.
-        problem: why there is no address. It matters only to a job of several hosts.
+        address: of its interface to the job; None if there is a problem.
+        master: address of the job's master as resolved on this rank; None if the user has named the
+            interface.
+        problem: why there is no address. It matters only for a job of several hosts.
 
     """
 
@@ -52,8 +52,8 @@ def make_offer(environment: Mapping[str, str]) -> Offer:
 def job_address(rank: int, offers: Sequence[Offer]) -> str:
     """The one address at which a rank serves ranks of other hosts.
 
-    On the master's own host the master's name may lead to the loopback; then it is the address
-    at which the other hosts see it.
+    On the master's host the master's name may resolve to the loopback; then the address is the one
+    that the other hosts have resolved.
 
     Args:
         rank: whose address.
@@ -68,15 +68,17 @@ def job_address(rank: int, offers: Sequence[Offer]) -> str:
         raise OSError(own.problem)
     if own.master is None or not is_loopback(own.address):
         return own.address
-    seen = [offer.master for offer in offers if offer.host != own.host and offer.master is not None]
-    return next((address for address in seen if not is_loopback(address)), own.address)
+    resolved = [
+        offer.master for offer in offers if offer.host != own.host and offer.master is not None
+    ]
+    return next((address for address in resolved if not is_loopback(address)), own.address)
 
 
 def host_identity() -> str:
-    """The same text for ranks that can share a socket in the file system, and for no others.
+    """A text that is equal for ranks that can share a socket in the file system only.
 
-    That takes one kernel, one network, one view of the file system and one user: two containers
-    on one machine speak over tcp, and so do ranks that cannot read ``/proc``.
+    Those have the same kernel, network, view of the file system and user. Two containers on one
+    machine use TCP, and so do ranks that cannot read ``/proc``.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -87,7 +89,7 @@ def host_identity() -> str:
 
 
 def named_interface_address(environment: Mapping[str, str]) -> str | None:
-    """Address of the interface that the user gave to gloo or NCCL; None where none was named.
+    """Address of the interface that the user has named for gloo or NCCL; None without one.
 
     Raises:
         OSError: there is no such interface, or it has no address.
@@ -96,9 +98,9 @@ def named_interface_address(environment: Mapping[str, str]) -> str | None:
     names = [name for _, name in socket.if_nameindex()]
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = environment.get(variable, "").split(",")[0].strip()
-        if not wanted or wanted.startswith("^"):  # NCCL's way to say which not to take
+        if not wanted or wanted.startswith("^"):  # NCCL excludes interfaces by this
             continue
-        # NCCL takes "eth" as "any that begins so", and "=eth0" as that one.
+        # For NCCL "eth" is a prefix, and "=eth0" an exact name.
         prefix, exact = wanted, wanted.removeprefix("=")
         found = exact if exact in names else next((n for n in names if n.startswith(prefix)), None)
         if found is None:
@@ -127,12 +129,12 @@ def interface_address(name: str) -> str:
 
 
 def routed_address(host: str) -> tuple[str, str]:
-    """This rank's address on the way to ``host``, and the address of ``host`` as seen from here.
+    """This rank's address on the route to ``host``, and the address of ``host``.
 
     No packet is sent.
 
     Raises:
-        OSError: the name is unknown or there is no way to it.
+        OSError: the name is unknown or there is no route to it.
 
     """
     family, kind, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -142,10 +144,10 @@ def routed_address(host: str) -> tuple[str, str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is of this host for this host only."""
+    """Whether an address is a loopback address."""
     return address.startswith("127.") or address == "::1"
 
 
 def tcp_endpoint(address: str) -> str:
-    """The address for a socket to bind to, on a port that the kernel picks."""
+    """Endpoint to bind to, on a port that the kernel picks."""
     return f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"

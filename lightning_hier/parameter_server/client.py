@@ -1,4 +1,4 @@
-"""The main thread's side: messages to other ranks' servants, and waits that always end."""
+"""The client of a thread: sends messages to servers, handles replies, and waits with a limit."""
 
 from __future__ import annotations
 
@@ -7,102 +7,96 @@ from collections.abc import Callable
 
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import ClientPort, Received
-from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.parameter_server.server_loop import ServerLoop
 
-# Conditions of a wait may depend on the time, or on what the servant's thread has noticed.
+# The condition of a wait may depend on the time, or on the state of the server loop.
 _LONGEST_POLL_S = 0.02
 
 
 class Client:
-    """Sends for one thread, hands what arrives to handlers, and waits.
+    """Sends messages for one thread, calls handlers of received ones, and waits.
 
     Args:
-        port: used by one thread alone.
-        servant: of this rank; its failure is raised in every wait.
+        port: used by this thread only.
+        server_loop: of this rank; its failure is raised in every wait.
         timeout_s: limit of a wait, in seconds.
-        on_waited: gets the seconds of every wait.
+        on_waited: called with the seconds of every wait.
+
+    Attributes:
+        send: :meth:`ClientPort.send <.ports.ClientPort.send>`.
+        is_sending: :meth:`ClientPort.is_sending <.ports.ClientPort.is_sending>`.
+        gone: returns the ranks that have been lost or have left.
+        lost: returns the ranks that have been lost, and why.
 
     """
 
     def __init__(
         self,
         port: ClientPort,
-        servant: Servant,
+        server_loop: ServerLoop,
         *,
         timeout_s: float,
         on_waited: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        self.send = port.send
+        self.is_sending = port.is_sending
+        self.gone = server_loop.gone
+        self.lost = server_loop.lost
         self._port = port
-        self._servant = servant
+        self._server_loop = server_loop
         self._timeout_s = timeout_s
         self._on_waited = on_waited
-        self._handlers: dict[Kind, Callable[[Received], None]] = {Kind.EXPELLED: _expelled}
-        self._when_gone: list[Callable[[int], None]] = []
-        self._told: set[int] = set()
+        self._handlers: dict[Kind, Callable[[Received, float], None]] = {Kind.EXPELLED: _expelled}
+        self._gone_handlers: list[Callable[[int, float], None]] = []
+        self._known_gone: set[int] = set()
 
-    def beside(self, port: ClientPort) -> Client:
+    def on_port(self, port: ClientPort) -> Client:
         """A client for another thread of this rank, with a port of its own."""
-        return Client(port, self._servant, timeout_s=self._timeout_s)
+        return Client(port, self._server_loop, timeout_s=self._timeout_s)
 
-    def on(self, kind: Kind, handler: Callable[[Received], None]) -> None:
-        """Have ``handler`` called with every message of a kind, within :meth:`poll`."""
+    def on(self, kind: Kind, handler: Callable[[Received, float], None]) -> None:
+        """Have :meth:`poll` call ``handler(received, now)`` with every message of a kind."""
         self._handlers[kind] = handler
 
-    def on_gone(self, handler: Callable[[int], None]) -> None:
-        """Have ``handler`` called once with every rank that is gone, within :meth:`poll`."""
-        self._when_gone.append(handler)
-
-    def gone(self) -> set[int]:
-        """Ranks that have been lost or have left."""
-        return self._servant.gone()
-
-    def lost(self) -> dict[int, str]:
-        """Ranks that have been lost, and why."""
-        return self._servant.lost()
-
-    def send(self, rank: int, message: Message) -> bool:
-        """Send without waiting; False if the peer is gone or takes nothing more for now."""
-        return self._port.send(rank, message)
-
-    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
-        """Whether some of a large message of this kind about this block has not left yet."""
-        return self._port.is_sending(rank, kind, block)
+    def on_gone(self, handler: Callable[[int, float], None]) -> None:
+        """Have :meth:`poll` call ``handler(rank, now)`` once for every rank that is gone."""
+        self._gone_handlers.append(handler)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        """Handle one message if there is one within ``timeout_s`` seconds; tell whether.
+        """Handle one message if there is one within ``timeout_s`` seconds; return whether.
 
         Raises:
-            RuntimeError: what has ended this rank's servant, or that the others have given up
+            RuntimeError: the server loop of this rank has failed, or the other ranks have given up
                 this rank.
 
         """
-        self._servant.check()
-        for rank in sorted(self.gone() - self._told):
-            self._told.add(rank)
-            for tell in self._when_gone:
-                tell(rank)
+        self._server_loop.check()
+        for rank in sorted(self.gone() - self._known_gone):
+            self._known_gone.add(rank)
+            for handle_gone in self._gone_handlers:
+                handle_gone(rank, time.monotonic())
         received = self._port.receive(timeout_s)
         if received is None:
             return False
         handler = self._handlers.get(received.message.kind)
         if handler is not None:
-            handler(received)
+            handler(received, time.monotonic())
         return True
 
     def wait(
         self,
-        done: Callable[[], bool],
+        done: Callable[[float], bool],
         missing: Callable[[], str],
         *,
         limit_s: float | None = None,
     ) -> float:
-        """Handle messages until ``done()``, and return the seconds that this took.
+        """Handle messages until ``done(now)``, and return the seconds that this took.
 
         Args:
-            done: asked after every message, and 50 times a second.
-            missing: says at the limit what was waited for and which ranks are missing.
+            done: called with the time after every message, and 50 times a second.
+            missing: returns the text of the error: the object of the wait and the missing ranks.
             limit_s: in seconds; None: that of this client.
 
         Raises:
@@ -110,20 +104,21 @@ class Client:
             RuntimeError: as :meth:`poll`.
 
         """
-        begun = time.monotonic()
+        begun = now = time.monotonic()
         limit = self._timeout_s if limit_s is None else limit_s
         with profiler_range("hier/wait"):
-            while not done():
+            while not done(now):
                 left = begun + limit - time.monotonic()
                 if left <= 0:
                     raise PeerError(f"after {limit:g} s: {missing()}")
                 self.poll(min(_LONGEST_POLL_S, left))
+                now = time.monotonic()
         waited_s = time.monotonic() - begun
         self._on_waited(waited_s)
         return waited_s
 
 
-def _expelled(received: Received) -> None:
+def _expelled(received: Received, now: float) -> None:
     reason = received.message.facts.get("reason", "it was silent")
     raise PeerError(
         f"the other ranks go on without this one: rank {received.sender} had lost it ({reason}). "

@@ -1,4 +1,4 @@
-"""What a strategy drives on each rank, whatever its servers do with the gradients."""
+"""The interface of a strategy to the worker and the servers of its rank."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.server_loop import Handler
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The servers' state, copied while training goes on.
+    """A copy of the servers' state, taken during training.
 
     Attributes:
         values: of the parameters, on the host.
@@ -27,47 +27,47 @@ class Snapshot:
 
 
 class Engine(Protocol):
-    """A worker and what its rank serves. Called in the rank's main thread."""
+    """The worker and the servers of a rank. Called in the rank's main thread."""
 
     @property
-    def duties(self) -> Sequence[Duty]:
-        """What the rank's servant has to do."""
+    def handlers(self) -> Sequence[Handler]:
+        """Handlers for the server loop of the rank."""
 
     @property
     def behind(self) -> int:
-        """How many steps this worker may leave out to be where the others are."""
+        """Number of steps that this worker may skip to catch up with the others."""
 
     def step(self, optimizer: int) -> None:
-        """End a step: the gradients lie in ``.grad``; new values go into the parameters, in place.
+        """End a step: send the gradients in ``.grad``, and update the parameters in place.
 
         Raises:
-            PeerError: a rank that can't be done without is missing.
+            PeerError: a rank is missing that is needed to go on.
 
         """
 
     def abstain(self, optimizer: int) -> None:
-        """End a step without a gradient, of a worker that has none or none that is finite."""
+        """End a step without a finite gradient."""
 
     def skip(self, optimizer: int) -> None:
-        """Leave out a step that the others have made already."""
+        """Skip a step that other workers have made."""
 
     def rendezvous(self) -> None:
-        """Put the global model into the module. Every rank that is there must call it."""
+        """Write the global model into the parameters. Every live rank must call it."""
 
-    def wait_in_meeting(self, number: int) -> None:
-        """Tell servers that this rank makes no step until a meeting is over; at times again."""
+    def wait_in_collective(self, number: int) -> None:
+        """Notify servers that this rank waits in a live-rank collective. Called repeatedly."""
 
-    def leave_meeting(self, number: int) -> None:
-        """Know that a meeting is over, to which all have come."""
+    def leave_collective(self, number: int) -> None:
+        """Note that a live-rank collective has ended."""
 
     def snapshot(self) -> Snapshot:
         """State of all servers. Any rank may call it; the others go on."""
 
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
-        """Take over the state of an optimizer, before training starts."""
+        """Load the state of an optimizer, before training starts."""
 
     def metrics(self) -> dict[str, float]:
-        """What is counted, by name."""
+        """Counts by metric name."""
 
     def close(self) -> None:
-        """Let go of what the engine holds outside of this process."""
+        """Release resources outside of this process."""

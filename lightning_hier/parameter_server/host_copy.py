@@ -1,4 +1,4 @@
-"""Gradients and parameters on their way between a device and host memory."""
+"""Copies of gradients and parameters between a device and host memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.comm.flat import FlatView
-
 
 class HostCopy:
     """Gradients and values of some parameters, in flat buffers on the host: one copy each way.
 
-    Buffers are pinned where the parameters lie on a CUDA device: copies run by DMA then, and all
-    pieces are under way before the first is waited for. Torch keeps pinned memory for the next
-    buffer when nobody uses it any more.
+    Buffers are pinned if the parameters are on a CUDA device: copies then run by DMA, and all
+    of them are started before the first is waited for. Torch reuses pinned memory of freed buffers.
 
     Args:
         parameters: in the order of the buffers.
@@ -28,24 +25,24 @@ class HostCopy:
         self._parameters = list(parameters)
         self._dtype = dtype
         self._sizes = [parameter.numel() for parameter in parameters]
-        self._values = FlatView(self._parameters)
         self._device = next((one.device for one in parameters if one.is_cuda), None)
 
     def empty(self) -> Tensor:
-        """A buffer of its own, with whatever lies there."""
+        """A new, uninitialised buffer."""
         pinned = self._device is not None
         return torch.empty(sum(self._sizes), dtype=self._dtype, pin_memory=pinned)
 
     @torch.no_grad()
     def read_gradients(self, out: Tensor) -> list[Tensor | None]:
-        """Copy all gradients into a buffer, zeros where there is none.
+        """Copy all gradients into a buffer; parameters without one get zeros.
 
         Returns:
             The gradients one by one, as views of ``out``.
 
         """
         found: list[Tensor | None] = []
-        for parameter, piece in zip(self._parameters, self._pieces(out), strict=True):
+        for parameter, flat in zip(self._parameters, out.split(self._sizes), strict=True):
+            piece = flat.view(parameter.shape)
             if parameter.grad is None:
                 piece.zero_()
             else:
@@ -57,8 +54,8 @@ class HostCopy:
     @torch.no_grad()
     def read_values(self, out: Tensor) -> Tensor:
         """Copy all parameters into a buffer, and return it."""
-        for parameter, piece in zip(self._parameters, self._pieces(out), strict=True):
-            piece.copy_(parameter, non_blocking=True)
+        for parameter, piece in zip(self._parameters, out.split(self._sizes), strict=True):
+            piece.view(parameter.shape).copy_(parameter, non_blocking=True)
         self._wait()
         return out
 
@@ -68,20 +65,14 @@ class HostCopy:
 
         Args:
             flat: all values.
-            by_way_of: a buffer through which they go to a CUDA device; None: one of their own.
+            by_way_of: staging buffer for a CUDA device; None: a new one.
 
         """
-        if self._device is None:
-            self._values.write_from(flat)
-            return
-        pinned = (self.empty() if by_way_of is None else by_way_of).copy_(flat)
-        for parameter, piece in zip(self._parameters, self._pieces(pinned), strict=True):
-            parameter.copy_(piece, non_blocking=True)
+        if self._device is not None:
+            flat = (self.empty() if by_way_of is None else by_way_of).copy_(flat)
+        for parameter, piece in zip(self._parameters, flat.split(self._sizes), strict=True):
+            parameter.copy_(piece.view(parameter.shape), non_blocking=True)
         self._wait()
-
-    def _pieces(self, flat: Tensor) -> list[Tensor]:
-        pieces = zip(flat.split(self._sizes), self._parameters, strict=True)
-        return [piece.view(parameter.shape) for piece, parameter in pieces]
 
     def _wait(self) -> None:
         if self._device is not None:

@@ -1,4 +1,4 @@
-"""What ranks say to each other beside the process group: one kind of message for each purpose."""
+"""Messages between ranks outside of the process group, and their limits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 class MalformedMessage(ValueError):
-    """Frames that are no message of ours; the text says what is wrong with them."""
+    """Frames that are not a message of this protocol; the text names the fault."""
 
 
 @unique
 class Kind(IntEnum):
-    """What a message is for. The numbers are those on the wire and fit a byte."""
+    """Purpose of a message. The numbers are those on the wire, and fit a byte."""
 
     PUSH = 1
     ABSTAIN = 2
@@ -25,28 +25,35 @@ class Kind(IntEnum):
     FINAL = 5
     HOLD = 6
     EXPELLED = 7
-    MEET = 8
-    MINUTES = 9
+    CONTRIBUTION = 8
+    RESULT = 9
     STATE_REQUEST = 10
     STATE = 11
     BYE = 12
     ORDER = 13
-    AWAY = 14
+    WAITING = 14
+
+
+# Kinds of traffic in metric names, which are public and older than the names of three members.
+TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
+    Kind.CONTRIBUTION: "meet",
+    Kind.RESULT: "minutes",
+    Kind.WAITING: "away",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """One message, before it is sent or after it has been received.
+    """A message that is sent or has been received.
 
     Attributes:
-        kind: what it is for.
-        block: the parameter block that it is about; 0 to 2^32 - 1.
+        kind: its purpose.
+        block: number of a parameter block; 0 to 2^32 - 1.
         timestamp: version of the block, or number of a round; a signed 64-bit number.
-        facts: small things by name, anything JSON can say, up to ``Limits.facts_bytes``.
-        payload: 1-D contiguous tensor in host memory. Once handed to a port to send it is not
-            copied, so nobody may change it any more. A received one is a view of the frame that it
-            came in, or in memory that the ports use again when no tensor looks at it any more;
-            take it as read-only.
+        facts: small values by name, which JSON can represent, up to ``Limits.facts_bytes``.
+        payload: 1-D contiguous tensor in host memory. A port sends it without a copy, so it must
+            not be changed any more. A received payload is read-only: it is a view of a frame, or of
+            memory that the ports reuse when no tensor refers to it.
 
     """
 
@@ -59,14 +66,14 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How large a message may be, and how much may wait for one peer.
+    """Limits of the size of a message, and of the queue to one peer.
 
     Attributes:
-        payload_bytes: of the tensor of one message, however many parts it travels in.
+        payload_bytes: of the tensor of one message, in all its parts.
         facts_bytes: of the facts of one message, as JSON.
-        queued_bytes: of payloads that wait to be sent to one peer, and of those that wait to be
-            read from it. A single message may be larger.
-        queued_messages: that wait to be sent to one peer.
+        queued_bytes: of queued payloads to one peer, and of those from it that have not been read.
+            A single message may be larger.
+        queued_messages: of queued messages to one peer.
 
     """
 

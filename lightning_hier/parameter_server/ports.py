@@ -1,181 +1,197 @@
-"""The ports of a rank: how they are opened, what belongs to them, and how they are closed."""
+"""The ports of a rank: one at which it serves all ranks, and one to all servers for each thread."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict
-from typing import Any
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import zmq
 
-from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.addresses import Offer, make_offer
-from lightning_hier.parameter_server.assembly import Memory
-from lightning_hier.parameter_server.client_port import ClientPort
-from lightning_hier.parameter_server.credentials import Contact, Register
-from lightning_hier.parameter_server.link import Accounts
-from lightning_hier.parameter_server.message import Limits
-from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.server_port import Received, ServerPort
-from lightning_hier.parameter_server.site import Site
-from lightning_hier.parameter_server.sockets import Unconnected, client_socket
+from lightning_hier.parameter_server.authentication import Register
+from lightning_hier.parameter_server.connection import Connection, ConnectionContext
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.refusals import Refused
+from lightning_hier.parameter_server.sockets import Socket
 from lightning_hier.parameter_server.watch import Watch
 
-__all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports"]
 
-_WATCH_NAME = "watch"
-
-
-class Ports:
-    """What a rank speaks through beside the process group.
-
-    A port belongs to one thread at a time. Made by :func:`open_ports`.
+@dataclass(frozen=True, eq=False)
+class Received:
+    """A received message.
 
     Attributes:
-        server: where the others reach this rank.
-        watch: which ranks are still there; :meth:`Watch.poll` belongs to the server's thread.
+        sender: authenticated rank of the sender.
+        address: where :meth:`ServerPort.send` replies to; empty for a client.
+        message: the message.
 
     """
+
+    sender: int
+    address: bytes
+    message: Message
+
+
+class ServerPort:
+    """The server's end of all connections of a rank. Used by one thread."""
 
     def __init__(
-        self,
-        site: Site,
-        register: Register,
-        accounts: Accounts,
-        *,
-        heartbeat_s: float,
-        grace_s: float,
+        self, socket: Socket, register: Register, context: ConnectionContext, watch: Watch
     ) -> None:
-        self._site = site
+        self._socket = socket
         self._register = register
-        self._accounts = accounts
-        self._clients: dict[str, ClientPort] = {}
-        self._closed = False
-        watched = {
-            contact.rank: self._client_socket(contact, _WATCH_NAME, heartbeat_s)
-            for contact in register.contacts
-            if contact.rank != register.rank
-        }
-        self.watch = Watch(site.context, watched, heartbeat_s=heartbeat_s, grace_s=grace_s)
-        self.server = ServerPort(site.server, register, accounts, self.watch)
+        self._context = context
+        self._watch = watch
+        self._connections: dict[bytes, Connection] = {}
+        self._senders: dict[tuple[bytes, str | None], int] = {}
 
-    def open_client(self, name: str) -> ClientPort:
-        """A port to all servers for the thread that calls.
+    def receive(self, timeout_s: float) -> Received | None:
+        """Return the next message, or None if none arrives within ``timeout_s`` seconds.
+
+        Refused messages are counted and skipped. :attr:`Kind.BYE` is noted in the watch.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            if not self._socket.poll(_milliseconds_until(deadline_s)):
+                return None
+            try:
+                received = self._read()
+            except Refused as refused:
+                self._context.refusals.note(refused)
+                if time.monotonic() >= deadline_s:
+                    return None
+            else:
+                if received is not None:
+                    return received
+
+    def send(self, address: bytes, message: Message) -> bool:
+        """Reply without waiting; return False if the peer is gone or its queue is full.
 
         Args:
-            name: of its own among this rank's clients; letters and digits.
-
-        Raises:
-            ValueError: the name is taken.
+            address: of a received message.
+            message: its payload must not be changed any more.
 
         """
-        if name in (_WATCH_NAME, *self._clients):
-            raise ValueError(f"the client {name!r} is open already")
-        sockets = {
-            contact.rank: self._client_socket(contact, name).connect()
-            for contact in self._register.contacts
-        }
-        self._clients[name] = ClientPort(sockets, self._accounts, self.watch)
-        return self._clients[name]
+        return self._connections[address].send(self._socket, message, address)
 
-    def refusals(self) -> dict[str, int]:
-        """How many connections and messages this rank has refused, by reason. From any thread."""
-        return self._accounts.refusals.counts()
+    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+        """Whether part of a large message of this kind about this block is still queued.
+
+        Args:
+            address: of a received message.
+            kind: of the message.
+            block: of the message.
+
+        """
+        return self._connections[address].is_sending(kind, block)
+
+    def _read(self) -> Received | None:
+        address_frame, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        address, authenticated = address_frame.bytes, _authenticated(frames)
+        rank = self._senders.get((address, authenticated))
+        if rank is None:
+            rank = self._register.sender(address, authenticated)
+            self._senders[address, authenticated] = rank
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = Connection(rank, self._context)
+        message = connection.accept(frames)
+        if message is None:
+            return None
+        if message.kind == Kind.BYE:
+            self._watch.note_left(rank)
+            return None
+        return Received(rank, address, message)
+
+
+class ClientPort:
+    """The client's end of a connection to each server, including that of its own rank."""
+
+    def __init__(
+        self, sockets: Mapping[int, Socket], context: ConnectionContext, watch: Watch
+    ) -> None:
+        self._watch = watch
+        self._refusals = context.refusals
+        self._sockets = dict(sockets)
+        self._connections = {rank: Connection(rank, context) for rank in sockets}
+        self._ranks = {socket: rank for rank, socket in sockets.items()}
+        self._poller = zmq.Poller()
+        for socket in sockets.values():
+            self._poller.register(socket, zmq.POLLIN)
+        self._inbox: deque[Received] = deque()
+
+    def send(self, rank: int, message: Message) -> bool:
+        """Send without waiting; return False if the peer is gone or its queue is full.
+
+        Args:
+            rank: of the server.
+            message: its payload must not be changed any more.
+
+        """
+        self._drop_lost()
+        if rank not in self._sockets or rank in self._watch.left():
+            return False
+        return self._connections[rank].send(self._sockets[rank], message)
+
+    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
+        """Whether part of a large message of this kind about this block is still queued."""
+        return self._connections[rank].is_sending(kind, block)
+
+    def receive(self, timeout_s: float) -> Received | None:
+        """Return the next reply, or None if none is complete within ``timeout_s`` seconds.
+
+        Refused messages are counted and skipped.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._drop_lost()
+            if self._inbox:
+                return self._inbox.popleft()
+            ready = self._poller.poll(_milliseconds_until(deadline_s))
+            if not ready:
+                return None
+            for socket, _ in ready:
+                self._read(socket)
 
     def close(self) -> None:
-        """Close everything; what was sent has a second to leave. A second call does nothing.
+        """Close the sockets; queued messages are sent for up to a second."""
+        for socket in self._sockets.values():
+            socket.close()
+        self._sockets.clear()
 
-        The threads that have used the ports must have ended. Nobody is told: a rank that has not
-        sent :attr:`Kind.BYE` will be counted as lost.
+    def _read(self, socket: Socket) -> None:
+        rank = self._ranks[socket]
+        try:
+            message = self._connections[rank].accept(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        except Refused as refused:
+            self._refusals.note(refused)
+        else:
+            if message is not None:
+                self._inbox.append(Received(rank, b"", message))
+
+    def _drop_lost(self) -> None:
+        """Read the last messages of lost ranks, and drop the messages queued for them.
+
+        Ranks that have left are kept: their last messages may still be in flight.
         """
-        if self._closed:
-            return
-        self._closed = True
-        for client in self._clients.values():
-            client.close()
-        self.watch.close()
-        self._site.close()
-
-    def _client_socket(
-        self, contact: Contact, name: str, heartbeat_s: float | None = None
-    ) -> Unconnected:
-        return client_socket(
-            self._site.context,
-            self._register,
-            self._site.credentials,
-            contact,
-            name,
-            self._accounts.limits,
-            heartbeat_s=heartbeat_s,
-        )
+        for rank in self._watch.lost().keys() & self._sockets.keys():
+            socket = self._sockets.pop(rank)
+            while socket.poll(0):
+                self._read(socket)
+            self._poller.unregister(socket)
+            socket.close(linger=0)
 
 
-def open_ports(
-    rank: int,
-    world_size: int,
-    exchange: Callable[[Any], list[Any]],
-    *,
-    traffic: Traffic,
-    tier_of: Callable[[int], Tier],
-    limits: Limits | None = None,
-    heartbeat_s: float = 1.0,
-    grace_s: float = 30.0,
-) -> Ports:
-    """Bind this rank's server and get to know the others'. Every rank must call it.
-
-    Inside a host ranks speak over Unix sockets, between hosts over tcp with CURVE.
-
-    Args:
-        rank: of this process.
-        world_size: number of ranks.
-        exchange: gathers a value that JSON can say from every rank, in order of rank.
-        traffic: counts what is sent.
-        tier_of: the tier in which a message to a rank is counted.
-        limits: of messages; the same on all ranks.
-        heartbeat_s: between two heartbeats, in seconds.
-        grace_s: how long a rank whose process has not ended may be away, in seconds.
-
-    Raises:
-        RuntimeError: on every rank, if one of them can't be reached by the others.
-        ValueError: a time is not positive.
-
-    """
-    if heartbeat_s <= 0 or grace_s <= 0:
-        raise ValueError(
-            f"heartbeat_s and grace_s must be positive, got {heartbeat_s} and {grace_s}"
-        )
-    limits = limits or Limits()
-    memory = Memory(limits.queued_bytes)
-    accounts = Accounts(rank, limits, Refusals(), traffic, tier_of, memory)
-    offers = [Offer(**offer) for offer in exchange(asdict(make_offer(os.environ)))]
-    with ExitStack() as undo:
-        site = Site(world_size, limits, accounts.refusals)
-        undo.callback(site.close)
-        rows = _agree(exchange, lambda: asdict(site.bind(rank, offers)))
-        contacts = [Contact(**row) for row in rows]
-        opened: list[Contact] = []
-        host = contacts[rank].host
-        _agree(exchange, lambda: opened.extend(site.open_sockets(host, contacts)))
-        site.remove_name()
-        register = Register(rank, opened)
-        site.gatekeeper.admit(register.ranks_by_key)
-        ports = Ports(site, register, accounts, heartbeat_s=heartbeat_s, grace_s=grace_s)
-        undo.pop_all()
-    return ports
-
-
-def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list[Any]:
-    """What ``act`` returns on each rank; an error on one is raised on all, so that none waits."""
+def _authenticated(frames: Sequence[zmq.Frame]) -> str | None:
+    """The rank whose CURVE key the sender has proved to hold; None for a peer on this host."""
     try:
-        said = {"result": act()}
-    except (OSError, zmq.ZMQError) as error:
-        said = {"problem": str(error)}
-    rows = exchange(said)
-    problems = [
-        f"rank {rank}: {row['problem']}" for rank, row in enumerate(rows) if "problem" in row
-    ]
-    if problems:
-        raise RuntimeError(f"no port for the others to reach: {'; '.join(problems)}")
-    return [row["result"] for row in rows]
+        return str(frames[0].get("User-Id")) if frames else None
+    except zmq.ZMQError:  # the connection has no such property
+        return None
+
+
+def _milliseconds_until(deadline_s: float) -> int:
+    """Time limit of a poll that ends when ``time.monotonic()`` is ``deadline_s``; at least 0."""
+    return max(0, math.ceil(1000 * (deadline_s - time.monotonic())))

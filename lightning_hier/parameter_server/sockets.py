@@ -1,4 +1,4 @@
-"""The sockets of the transport: which options they need, and why."""
+"""The ZeroMQ sockets of the transport and their options."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from typing import NamedTuple
 
 import zmq
 
-from lightning_hier.parameter_server.credentials import Contact, Credentials, Register, routing_id
-from lightning_hier.parameter_server.gatekeeper import ZAP_DOMAIN
+from lightning_hier.parameter_server.authentication import (
+    ZAP_DOMAIN,
+    Contact,
+    Credentials,
+    Register,
+    routing_id,
+)
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.wire import MOST_PARTS, PART_BYTES, bytes_of_part
 
@@ -20,7 +25,7 @@ _LEAST_PARTS = 16
 _SLACK_BYTES = 1024  # what CURVE adds to a frame
 _RECONNECT_MS = (50, 1000)
 _CONNECT_LIMIT_MS = 2000
-# A way that has been silent for so long is taken for gone and is built again.
+# A TCP connection is reset when its peer's host has not acknowledged for so long.
 _SILENT_LIMIT_S = 30
 
 
@@ -29,7 +34,7 @@ class Unconnected(NamedTuple):
 
     Attributes:
         socket: with all its options.
-        endpoint: where it is to connect.
+        endpoint: address of the peer.
 
     """
 
@@ -37,36 +42,36 @@ class Unconnected(NamedTuple):
     endpoint: str
 
     def connect(self) -> Socket:
-        """Begin to connect, and go on whenever the connection breaks."""
+        """Connect, and reconnect whenever the connection breaks."""
         self.socket.connect(self.endpoint)
         return self.socket
 
 
 def make_context(world_size: int) -> Context:
-    """A context of this process; a forked one needs its own."""
+    """A ZeroMQ context for this process; a forked process needs its own."""
     # One thread of ZeroMQ encrypts or decrypts about 1 GB/s; its connections are divided by two.
     context: Context = zmq.Context(io_threads=2)
-    # Each rank has a connection and a watched one with its monitor; clients may be several.
+    # For each rank: a watched connection with its monitor, and one for each client.
     context.max_sockets = 64 + 16 * world_size
     return context
 
 
 def server_socket(context: Context, limits: Limits) -> Socket:
-    """The socket that a rank serves at; it is not bound yet."""
+    """The socket of a server; it is not bound yet."""
     socket = context.socket(zmq.ROUTER)
     _set_common(socket, limits)
-    # Tells of an address that is gone instead of dropping in silence.
+    # Raise an error for an address that is gone instead of dropping the message.
     socket.router_mandatory = True
-    # A peer that reconnects may come before its old connection is known to be broken. The
-    # addresses hold the ranks' tokens, so that nobody else can take one over.
+    # A peer may reconnect before its old connection is known to be broken. Addresses include the
+    # ranks' tokens, so that only the peer itself can take its address over.
     socket.router_handover = True
     return socket
 
 
 def bind_inside(socket: Socket, ipc: str | None) -> None:
-    """Let in this rank itself and, at ``ipc``, the other ranks of its host.
+    """Bind for this rank itself and, at ``ipc``, for the other ranks of its host.
 
-    To be called before :func:`bind_outside`: what that sets would hold here too.
+    Call it before :func:`bind_outside`, whose options would hold for these addresses too.
     """
     socket.bind(OWN_ENDPOINT)
     if ipc is not None:
@@ -74,7 +79,7 @@ def bind_inside(socket: Socket, ipc: str | None) -> None:
 
 
 def bind_outside(socket: Socket, tcp: str, credentials: Credentials) -> str:
-    """Let in ranks of other hosts by CURVE; returns the endpoint with the port."""
+    """Bind for ranks of other hosts, with CURVE; returns the endpoint with the port."""
     socket.ipv6 = tcp.startswith("tcp://[")
     socket.curve_publickey = credentials.public_key.encode()
     socket.curve_secretkey = credentials.secret_key.encode()
@@ -98,11 +103,11 @@ def client_socket(
 
     Args:
         context: of this process.
-        register: who is where.
+        register: contacts of all ranks.
         credentials: of this rank.
-        peer: whom to connect to; may be this rank.
+        peer: rank to connect to; may be this rank.
         name: of this connection among those of this rank to this peer.
-        limits: of what may wait and be received.
+        limits: of messages and queues.
         heartbeat_s: time between two heartbeats; None: none are sent.
 
     """
@@ -135,11 +140,11 @@ def _set_common(socket: Socket, limits: Limits) -> None:
     # and must not stop in the middle of the one large message that may always be sent.
     parts = max(limits.queued_bytes // PART_BYTES, MOST_PARTS)
     socket.sndhwm = limits.queued_messages + parts
-    # A peer of which so much waits to be read is not heard any more, and its own queue fills.
+    # Above this number of unread messages ZeroMQ reads no more, and the peer's queue fills.
     socket.rcvhwm = max(_LEAST_PARTS, limits.queued_bytes // PART_BYTES)
     largest = max(bytes_of_part(limits.payload_bytes), limits.facts_bytes)
     socket.maxmsgsize = largest + _SLACK_BYTES
-    # Routers between hosts forget a way on which nothing is said, without telling either end.
+    # Routers drop idle connections without a notice to either end.
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = _SILENT_LIMIT_S
     socket.tcp_maxrt = 1000 * _SILENT_LIMIT_S

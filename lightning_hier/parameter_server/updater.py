@@ -1,4 +1,4 @@
-"""The server's Updater: a copy of the user's optimizer over tensors of a server."""
+"""The Updater of a server: a copy of the user's optimizer for the server's tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.parameter_server.hyperparameters import (
+from lightning_hier.parameter_server.user_optimizer import (
     NOT_HYPERPARAMETERS,
     Hyperparameters,
     hyperparameters,
@@ -25,7 +25,7 @@ ParameterStates = dict[int, dict[str, Any]]
 
 
 def objection(optimizer: Optimizer) -> str | None:
-    """Why this optimizer can't be a server's Updater; None if it can."""
+    """Why an optimizer can't be a server's Updater; None if it can."""
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
         return f"{name} calls its closure several times a step; a server has gradients only"
@@ -54,40 +54,38 @@ def _needs_closure(optimizer: Optimizer) -> bool:
 class Updater:
     """A copy of an optimizer, with the same hyperparameters, over other tensors.
 
-    The user's optimizer is read and never changed; what schedulers, hooks and strategies have
-    attached to it is not copied. The copy is of the same class and holds the same parameter
-    groups in the same order, with only those parameters in them that the server has. Its state
-    starts as that of the user's optimizer, which never steps: mostly empty. It works for every
-    optimizer that treats its parameters one by one.
+    The user's optimizer is read and never changed. Attachments of schedulers, hooks and strategies
+    are not copied. The copy has the same class and the same parameter groups in the same order, but
+    only the parameters of the server. Its state starts as that of the user's optimizer, which never
+    steps: mostly empty. It works for every optimizer that treats its parameters one by one.
 
-    The factor of a step multiplies the learning rate of that step. Two optimizers of torch don't
-    follow it at once: ASGD takes the rate of a step from the step before, and Rprop its first
-    step size from the first.
+    The factor of a step multiplies the learning rate of that step. Two optimizers of torch follow
+    it late: ASGD by one step, and Rprop in its first step only.
 
     Args:
-        optimizer: the user's; its :func:`objection` must be None.
-        tensors: values on the host of those parameters that this server has, of the same shapes;
-            a subset of the optimizer's parameters, perhaps none. Updated in place.
+        optimizer: of the user; its :func:`objection` must be None.
+        tensors: values on the host of the server's parameters, of the same shapes; may be empty.
+            Updated in place.
 
     """
 
     def __init__(self, optimizer: Optimizer, tensors: Mapping[Parameter, Tensor]) -> None:
-        # References, since most optimizers have none yet; Adagrad makes it when it is made.
+        # References, since most optimizers have no state yet; Adagrad has from the start.
         self._start = [dict(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
-        self._told: Hyperparameters = hyperparameters(optimizer)
-        # Attributes of an optimizer of the user's own may mention parameters.
+        self._latest: Hyperparameters = hyperparameters(optimizer)
+        # Attributes of a user's optimizer class may refer to parameters.
         elsewhere = {id(p): Parameter(torch.empty(0)) for p in _parameters(optimizer)}
         own = {id(p): Parameter(tensor) for p, tensor in tensors.items()}
         self._copy = _copied(optimizer, elsewhere | own)
         self._group_of = [
-            place for place, group in enumerate(optimizer.param_groups) for _ in group["params"]
+            at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]
         ]
         index_of = {parameter: index for index, parameter in enumerate(_parameters(optimizer))}
         self._hold({index_of[parameter]: own[id(parameter)] for parameter in tensors})
         self.reset()
 
     def sibling(self, tensors: Mapping[int, Tensor]) -> Updater:
-        """The same optimizer, with the hyperparameters of now, over other tensors, as if new.
+        """A new Updater with the current hyperparameters, for other tensors.
 
         Args:
             tensors: by index of the parameter in the user's optimizer. Updated in place.
@@ -101,10 +99,7 @@ class Updater:
 
     @property
     def indices(self) -> list[int]:
-        """The server's parameters by their index in the user's optimizer, in order of ``tensors``.
-
-        :meth:`step` takes gradients in this order.
-        """
+        """Indices of the server's parameters in the user's optimizer: the order of gradients."""
         return list(self._indices)
 
     def step(
@@ -117,11 +112,10 @@ class Updater:
         """Update the tensors in place: ``w <- w - rate_factor * lr * Updater(gradient)``.
 
         Args:
-            gradients: one for each tensor, of as many elements, of any shape; None where a
-                parameter takes no part in this step.
-            rate_factor: multiplies every learning rate in this step; the rates stay as they were.
-            hyperparameters: of the worker that is furthest ahead, as :func:`hyperparameters` gives
-                them; None: those of the last step.
+            gradients: one for each tensor, of as many elements, of any shape; None for a parameter
+                that this step does not update.
+            rate_factor: multiplies every learning rate in this step only.
+            hyperparameters: of the most advanced worker; None: those of the last step.
 
         """
         if hyperparameters is not None:
@@ -141,7 +135,7 @@ class Updater:
                 tensor.grad = None
 
     def reset(self) -> None:
-        """Give all parameters the state that the user's optimizer had for them at the start."""
+        """Reset the state of all parameters to that of the user's optimizer at the start."""
         self._copy.state.clear()
         for index, tensor in zip(self._indices, self._own, strict=True):
             for name, value in self._start[index].items():
@@ -150,64 +144,63 @@ class Updater:
     def state(self) -> ParameterStates:
         """Copies of the state of the server's parameters, by index in the user's optimizer.
 
-        Merged over all servers it is the entry ``state`` of the user's ``optimizer.state_dict()``
-        as if that had made all steps, so a plain optimizer can load it.
+        Merged over all servers it is the entry ``state`` of the user's ``optimizer.state_dict()``,
+        so a plain optimizer can load it.
         """
         local: Mapping[int, Mapping[str, Any]] = self._copy.state_dict()["state"]
-        places = self._places()
+        positions = self._positions()
         return {
-            index: {name: _detached(value) for name, value in local[places[index]].items()}
+            index: {name: _detached(value) for name, value in local[positions[index]].items()}
             for index in self._indices
-            if places[index] in local
+            if positions[index] in local
         }
 
     def load(self, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take over the state of the server's parameters from that of a whole optimizer.
+        """Load the state of the server's parameters from that of a whole optimizer.
 
         Args:
-            states: the entry ``state`` of ``optimizer.state_dict()``; copied. Parameters that are
-                not in it start without state.
+            states: the entry ``state`` of ``optimizer.state_dict()``; copied.
 
         """
-        places = self._places()
+        positions = self._positions()
         found = {
-            places[index]: {name: _detached(value) for name, value in states[index].items()}
+            positions[index]: {name: _detached(value) for name, value in states[index].items()}
             for index in self._indices
             if index in states
         }
         plain = self._copy.state_dict()
         self._copy.load_state_dict({**plain, "state": found})
-        # load_state_dict gives state the dtype of its parameter, which makes sense for moments but
-        # not for single numbers; of those it spares the one called "step" alone.
+        # load_state_dict casts state to the dtype of its parameter, which is right for moments but
+        # not for scalars; of those it spares only "step".
         for index, tensor in zip(self._indices, self._own, strict=True):
-            for name, value in found.get(places[index], {}).items():
+            for name, value in found.get(positions[index], {}).items():
                 if name != "step" and isinstance(value, Tensor) and value.ndim == 0:
                     self._copy.state[tensor][name] = value.clone()
 
     def _hold(self, tensors: Mapping[int, Parameter]) -> None:
         self._indices = list(tensors)
         self._own = list(tensors.values())
-        for place, group in enumerate(self._copy.param_groups):
+        for at, group in enumerate(self._copy.param_groups):
             group["params"] = [
-                tensors[index] for index in sorted(tensors) if self._group_of[index] == place
+                tensors[index] for index in sorted(tensors) if self._group_of[index] == at
             ]
 
-    def _places(self) -> dict[int, int]:
-        """Where the copy numbers a parameter, by where the user's optimizer does."""
+    def _positions(self) -> dict[int, int]:
+        """Indices in the copy, by index in the user's optimizer."""
         ordered = sorted(self._indices)
-        return {index: place for place, index in enumerate(ordered)}
+        return {index: position for position, index in enumerate(ordered)}
 
-    def _take(self, told: Hyperparameters) -> None:
-        """Follow what has changed on the worker.
+    def _take(self, latest: Hyperparameters) -> None:
+        """Take hyperparameters that have changed on the worker.
 
-        The rest may be what this optimizer itself keeps in its groups and moves in every step.
+        The others may be values that the optimizer itself changes in its groups in every step.
         """
-        for group, new, old in zip(self._copy.param_groups, told, self._told, strict=True):
+        for group, new, old in zip(self._copy.param_groups, latest, self._latest, strict=True):
             for name, value in new.items():
                 if name not in old or old[name] != value:
                     was_tuple = isinstance(group.get(name), tuple)
                     group[name] = tuple(value) if was_tuple else value
-        self._told = told
+        self._latest = latest
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Parameter]:
@@ -220,7 +213,7 @@ def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:
 
     Args:
         optimizer: what to copy.
-        tensors: what stands in the copy for each of its parameters, by their ``id``.
+        tensors: replacement of each of its parameters, by their ``id``.
 
     """
     kept = {
@@ -232,7 +225,7 @@ def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:
         {name: _number(value) for name, value in group.items() if name not in NOT_HYPERPARAMETERS}
         for group in optimizer.param_groups
     ]
-    # The table of deepcopy is by id: so tensors of the server take the place of parameters.
+    # deepcopy's memo is by id, so the server's tensors replace the parameters.
     memo: dict[int, Any] = dict(tensors)
     copied: Optimizer = object.__new__(type(optimizer))
     state = {
@@ -245,14 +238,13 @@ def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:
 
 
 def _attached(optimizer: Optimizer, name: str) -> bool:
-    """Whether others have put this on the optimizer: hooks, or methods over those of its class."""
-    value = vars(optimizer)[name]
-    hooks = isinstance(value, OrderedDict) and name.endswith("_hooks")
+    """Whether an attribute was attached to the optimizer: hooks, or replaced methods."""
+    hooks = isinstance(vars(optimizer)[name], OrderedDict) and name.endswith("_hooks")
     return hooks or callable(getattr(type(optimizer), name, None))
 
 
 def _number(value: Any) -> Any:
-    """Rates that are tensors may lie on a device, and some kernels refuse them."""
+    """Tensors of one element as numbers: rates may be on a device, which some kernels refuse."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 

@@ -1,8 +1,7 @@
-"""Which ranks are still there, seen at connections that carry nothing but heartbeats.
+"""Detection of lost ranks, by connections that carry only heartbeats.
 
-Heartbeats have connections of their own: on one with payloads they would wait behind them, and a
-peer at the end of a slow line would look frozen. ZeroMQ's threads answer them, so a rank that
-computes is not taken for a dead one.
+On a connection with payloads heartbeats would be queued behind them, and a peer behind a slow link
+would seem to be dead. ZeroMQ's threads answer heartbeats, so a rank that computes does too.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ _ENDED = "its process has ended: connections to it are refused"
 
 
 class Watch:
-    """Who is lost and who has left. Both are for good: nobody comes back.
+    """The ranks that have been lost, and those that have left. Neither come back.
 
     A rank is lost when its connection breaks, because it has died or does not answer heartbeats,
     and either its host refuses new connections, which means that the process has ended, or it has
-    not come back within ``grace_s``. Time in which :meth:`poll` was not called counts for one
-    heartbeat at most, so that a rank that was itself stopped does not take all others for dead
-    when it goes on.
+    not reconnected within ``grace_s``. A pause between calls of :meth:`poll` counts as at most one
+    heartbeat, so that a rank that was itself stopped does not regard all others as dead.
 
     Args:
         context: of the sockets.
         sockets: one for each other rank, with heartbeats; the watch connects and owns them.
         heartbeat_s: between two heartbeats, in seconds.
-        grace_s: how long a rank whose process has not ended may be away, in seconds.
+        grace_s: seconds for which a rank may be unreachable while its process has not ended.
 
     """
 
@@ -62,12 +60,12 @@ class Watch:
             return dict(self._lost)
 
     def left(self) -> set[int]:
-        """Ranks that have said that they leave. From any thread."""
+        """Ranks that have left. From any thread."""
         with self._lock:
             return set(self._left)
 
     def note_left(self, rank: int) -> None:
-        """Note that a rank has said that it leaves. From the thread that polls."""
+        """Note that a rank has left. From the thread that polls."""
         if rank not in self._peers:  # lost before, left before, or this rank itself
             return
         self._peers.pop(rank).close()
@@ -75,10 +73,10 @@ class Watch:
             self._left.add(rank)
 
     def poll(self, *, unread: bool = False) -> None:
-        """See what has changed, without waiting. Always from one thread, several times a second.
+        """Update the state, without waiting. Always from one thread, several times a second.
 
         Args:
-            unread: whether messages may be waiting. One of them may be the farewell of a rank whose
+            unread: whether there may be unread messages. One of them may be the BYE of a rank whose
                 process has ended since.
 
         """
@@ -87,9 +85,9 @@ class Watch:
         self._polled_at = now
         for rank, peer in list(self._peers.items()):
             peer.note_events(min(elapsed_s, self._heartbeat_s))
-            # Not at once: this rank reconnects by itself, most often before.
-            ended = not unread and peer.away_s > self._heartbeat_s and peer.has_ended()
-            if ended or peer.away_s > self._grace_s:
+            # Not at once: ZeroMQ reconnects, usually before that.
+            ended = not unread and peer.unreachable_s > self._heartbeat_s and peer.has_ended()
+            if ended or peer.unreachable_s > self._grace_s:
                 reason = _ENDED if ended else peer.reason(self._grace_s)
                 self._peers.pop(rank).close()
                 with self._lock:
@@ -110,7 +108,7 @@ class _Peer:
         self._events = context.socket(zmq.PAIR)
         self._events.linger = 0
         endpoint = f"inproc://watch-{rank}"
-        # Before it connects, or a handshake may have been made that nobody has seen.
+        # Before it connects, so that no handshake is missed.
         self._socket.monitor(endpoint, _EVENTS)
         self._events.connect(endpoint)
         unconnected.connect()
@@ -119,23 +117,23 @@ class _Peer:
         self._reached = False
         self._connected = False
         self._was_connected = False
-        self.away_s = 0.0
+        self.unreachable_s = 0.0
 
     def note_events(self, elapsed_s: float) -> None:
-        """Bring the state up to date; ``elapsed_s`` seconds have passed since the last time."""
+        """Update the state; ``elapsed_s``: seconds since the last call."""
         while self._events.poll(0):
             number, _ = struct.unpack("=HI", self._events.recv_multipart()[0])
             self._reached = number != zmq.EVENT_DISCONNECTED
             self._connected = number == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._was_connected |= self._connected
-        self.away_s = 0.0 if self._connected else self.away_s + elapsed_s
+        self.unreachable_s = 0.0 if self._connected else self.unreachable_s + elapsed_s
 
     def has_ended(self) -> bool:
-        """Whether nothing listens where the rank did, as far as its host has answered.
+        """Whether the host of the rank has refused a connection to its address.
 
-        ZeroMQ does not tell a connection that is refused from one that is not answered.
+        ZeroMQ does not distinguish refused connections from unanswered ones.
         """
-        if self._reached:  # by ZeroMQ: the process is there, but stopped
+        if self._reached:  # by ZeroMQ: the process exists, but is stopped
             self._end_probe()
             return False
         family, address = _split(self._endpoint)
@@ -148,7 +146,7 @@ class _Peer:
         return outcome == errno.ECONNREFUSED
 
     def reason(self, grace_s: float) -> str:
-        """Why a rank that has been away for too long is lost."""
+        """Why a rank that was unreachable for too long is lost."""
         if self._was_connected:
             return f"its connection broke and has not come back for grace_s={grace_s:g} s"
         return f"it could not be reached for grace_s={grace_s:g} s after the start"
@@ -167,7 +165,7 @@ class _Peer:
 
 
 def _split(endpoint: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
-    """What a socket of the kernel needs to connect to an endpoint of ZeroMQ."""
+    """Family and address of an endpoint of ZeroMQ for a socket of the kernel."""
     transport, _, address = endpoint.partition("://")
     if transport == "ipc":
         return socket.AF_UNIX, address

@@ -1,13 +1,13 @@
 """Messages as frames: a fixed binary header, facts as JSON, and raw bytes of the tensor.
 
-A large payload travels in several *parts*, each a ZeroMQ message of three frames with a header of
-its own, so that encryption, transfer and decryption of one push go on at the same time and the
-memory of the parts is used again and again. The facts go with the first part.
+A large payload is sent in several *parts*, each a ZeroMQ message of three frames with its own
+header, so that encryption, transfer and decryption of one push overlap and the memory of the parts
+is reused. The first part carries the facts.
 
-The header has the machine's byte order, as the tensor has; its magic number reads differently on a
-machine with the other order, so that such a message is refused rather than misread. Nothing is
-pickled. Decoding raises :class:`MalformedMessage` for anything that :func:`encode` cannot have made
-and looks at sizes before it looks at contents.
+Header and tensor have the machine's byte order. The magic number differs on a machine with the
+other order, so that such a message is refused. Nothing is pickled. Decoding raises
+:class:`MalformedMessage` for frames that :func:`encode` cannot have written, and checks sizes
+before contents.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ HEADER = struct.Struct("=IBBBxIqQQQ")
 FRAMES = 3
 # Measured: with parts of 1 to 4 MiB a push of 90 MB is twice as fast as in one part.
 PART_BYTES = 2**21
-# A larger payload than so many parts of that size hold has larger parts: queues count parts.
+# Queues count parts, so a very large payload has larger parts and not more of them.
 MOST_PARTS = 2**11
 
 _NO_PAYLOAD = 0
-# bool is not among them: a byte other than 0 and 1 would be an undefined truth value.
+# No bool: a byte other than 0 and 1 would be undefined.
 _DTYPES = {
     1: torch.uint8,
     2: torch.int8,
@@ -58,7 +58,7 @@ Frames = tuple[bytes, bytes, memoryview]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a message as it came in.
+    """A received part of a message.
 
     Attributes:
         message: without its payload; the facts are those of the first part.
@@ -66,7 +66,7 @@ class Part:
         dtype: of the payload; None if the message has none.
         nbytes: of the whole payload.
         offset: where in it this part begins, in bytes.
-        raw: a view of the frame that came in.
+        raw: a view of the received frame.
 
     """
 
@@ -88,18 +88,18 @@ class Part:
 def encode(
     message: Message, sequence: int, limits: Limits, part_bytes: int | None = None
 ) -> list[Frames]:
-    """The frames of each part of a message; the last of them is a view of the payload's memory.
+    """Frames of each part of a message; the last one is a view of the payload's memory.
 
     Args:
-        message: what to send.
+        message: to send.
         sequence: number of its first part on the connection, counting from 1.
-        limits: of what the peers accept.
-        part_bytes: of payload in one part; None: as for every peer that is another process.
+        limits: of messages that the peers accept.
+        part_bytes: of payload in one part; None: the default for other processes.
 
     Raises:
         ValueError: the peer would refuse the message: its payload is not a 1-D contiguous tensor
             on the CPU of a dtype that can be sent, or something in it is too large.
-        TypeError: JSON can't say the facts.
+        TypeError: JSON can't represent the facts.
 
     """
     facts = json.dumps(message.facts).encode() if message.facts else b""
@@ -110,7 +110,9 @@ def encode(
         code, count, raw = _NO_PAYLOAD, 0, memoryview(b"")
     else:
         _require_sendable(payload, limits)
-        code, count, raw = _CODES[payload.dtype], payload.numel(), _bytes_of(payload)
+        code, count, raw = _CODES[payload.dtype], payload.numel(), memoryview(b"")
+        # Through uint8, since NumPy has no bfloat16.
+        raw = payload.detach().view(torch.uint8).numpy().data
     fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)
     parts: list[Frames] = []
     size = part_bytes or bytes_of_part(raw.nbytes)
@@ -129,7 +131,7 @@ def decode(frames: Sequence[memoryview | bytes], limits: Limits) -> Part:
     """One part of a message.
 
     Raises:
-        MalformedMessage: the frames are none, or larger than ``limits``.
+        MalformedMessage: the frames are malformed, or larger than ``limits``.
 
     """
     if len(frames) != FRAMES:
@@ -139,7 +141,7 @@ def decode(frames: Sequence[memoryview | bytes], limits: Limits) -> Part:
         raise MalformedMessage(f"a header of {header.nbytes} bytes instead of {HEADER.size}")
     magic, version, kind, code, block, timestamp, sequence, count, offset = HEADER.unpack(header)
     if magic != MAGIC or version != VERSION:
-        raise MalformedMessage(f"magic {magic:#x} and version {version}, not ours")
+        raise MalformedMessage(f"magic {magic:#x} and version {version} of another protocol")
     try:
         known = Kind(kind)
     except ValueError:
@@ -170,11 +172,6 @@ def _require_sendable(payload: Tensor, limits: Limits) -> None:
         raise ValueError(
             f"a payload must be at most {limits.payload_bytes} bytes, got {payload.nbytes}"
         )
-
-
-def _bytes_of(payload: Tensor) -> memoryview:
-    # By way of uint8, since NumPy has no bfloat16.
-    return payload.detach().view(torch.uint8).numpy().data
 
 
 def _whole_payload(code: int, count: int, limits: Limits) -> tuple[torch.dtype | None, int]:

@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.broadcast import is_averaged, is_direction
-from lightning_hier.parameter_server.collectives import LiveCollectives
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 
 
 class GlobalBuffers:

@@ -11,15 +11,14 @@ from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.settings import PullRule, PushRule
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
-    from lightning_hier.parameter_server.ports import Ports
-    from lightning_hier.parameter_server.psp.terms import Terms
+    from lightning_hier.parameter_server.open_ports import Ports
+    from lightning_hier.parameter_server.psp.settings import PSPSettings
 
 
 class PSPStrategy(ParameterServerStrategy):
@@ -114,13 +113,13 @@ class PSPStrategy(ParameterServerStrategy):
 
         optimizers = trainer.strategy.optimizers
         return PSPEngine(
-            self.global_rank, optimizers, client, ports.server, self._terms(), self.pull_rule
+            self.global_rank, optimizers, client, ports.server, self._psp_settings(), self.pull_rule
         )
 
-    def _terms(self) -> Terms:
-        from lightning_hier.parameter_server.psp.terms import Terms
+    def _psp_settings(self) -> PSPSettings:
+        from lightning_hier.parameter_server.psp.settings import PSPSettings
 
-        return Terms(
+        return PSPSettings(
             rule=self.push_rule,
             world_size=self.world_size,
             linear_scaling=self.linear_scaling,

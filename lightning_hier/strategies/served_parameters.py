@@ -8,7 +8,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.fingerprint import fingerprints
-from lightning_hier.parameter_server.served import served
+from lightning_hier.parameter_server.user_optimizer import trainable
 
 
 class ServedParameters:
@@ -24,7 +24,7 @@ class ServedParameters:
 
     def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
         self._module = module
-        self._parameters = [own for optimizer in optimizers for own in served(optimizer)]
+        self._parameters = [own for optimizer in optimizers for own in trainable(optimizer)]
         self._noted: list[int] | None = None
 
     def note(self) -> None:

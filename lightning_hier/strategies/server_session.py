@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.collectives import LiveCollectives
+from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
-from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Ports
-from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.strategies.global_buffers import GlobalBuffers
 from lightning_hier.strategies.raw_steps import RawSteps
 from lightning_hier.strategies.served_parameters import ServedParameters
@@ -31,7 +31,7 @@ BuildEngine = Callable[[Ports, Client], Engine]
 
 
 class ServerSession:
-    """Ports, servant, client and engine of a rank, and changes to a Trainer.
+    """Ports, server_loop, client and engine of a rank, and changes to a Trainer.
 
     Args:
         ports: of this rank; closed with the session, and where it can't be made.
@@ -64,30 +64,28 @@ class ServerSession:
         self._ports = ports
         self._rank = rank
         self._world_size = world_size
-        leading = MeetingDuty(world_size, ports.server, limit_s=timeout_s)
-        duties = [leading]
-        self._servant = Servant(ports.server, ports.watch, duties)
+        leader = CollectiveLeader(world_size, ports.server, limit_s=timeout_s)
+        self._server_loop = ServerLoop(ports.server, ports.watch, [leader])
         with ExitStack() as undo:
             undo.callback(ports.close)
-            # Twice: the servants, who know who is missing, speak first.
+            # Twice: servers report missing ranks after one limit.
             self._client = Client(
                 ports.open_client("main"),
-                self._servant,
+                self._server_loop,
                 timeout_s=2 * timeout_s,
-                # Whoever is waited for: the others may be anywhere.
+                # The missing ranks may be in any group.
                 on_waited=partial(traffic.add_wait, world_tier),
             )
             self.engine = build(ports, self._client)
             undo.pop_all()
-        self._servant.add(self.engine.duties)
+        self._server_loop.add(self.engine.handlers)
         self._client.on_gone(self._note_gone)
-        meetings = Meetings(
+        self.collectives = LiveCollectives(
             world_size,
             self._client,
-            on_waiting=self.engine.wait_in_meeting,
-            on_over=self.engine.leave_meeting,
+            on_waiting=self.engine.wait_in_collective,
+            on_done=self.engine.leave_collective,
         )
-        self.collectives = LiveCollectives(meetings)
         self._buffers: GlobalBuffers | None = None
         self._parameters: ServedParameters | None = None
         self._gradients: list[StepGradients] = []
@@ -126,9 +124,9 @@ class ServerSession:
 
     def start(self, module: torch.nn.Module) -> None:
         """Serve and train ``module``. From now on nothing waits for the process group."""
-        self._servant.start()
+        self._server_loop.start()
         self.started = True
-        # Not before: in the sanity check of validation nobody leads a meeting yet.
+        # Not before: in the sanity check of validation no rank leads collectives yet.
         self._gather_metrics_among_the_living(module)
 
     def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
@@ -187,11 +185,11 @@ class ServerSession:
 
     def living(self) -> list[int]:
         """Ranks that are still there."""
-        return [rank for rank in range(self._world_size) if rank not in self._servant.gone()]
+        return [rank for rank in range(self._world_size) if rank not in self._server_loop.gone()]
 
     def lost(self) -> dict[int, str]:
         """Ranks that have been lost, and why."""
-        return self._servant.lost()
+        return self._server_loop.lost()
 
     def metrics(self) -> dict[str, float]:
         """What engine and ports have to log, by name."""
@@ -210,22 +208,22 @@ class ServerSession:
         """
         self._at_end.close()
         with ExitStack() as closing:
-            # Last first: the servant's thread uses the sockets until it has ended.
+            # Last first: the server_loop's thread uses the sockets until it has ended.
             closing.callback(self._ports.close)
             closing.callback(self.engine.close)
             if self.started:
-                closing.callback(self._servant.stop)
+                closing.callback(self._server_loop.stop)
                 if orderly:
                     self._take_leave()
 
     def _take_leave(self) -> None:
-        self._servant.part()
+        self._server_loop.begin_shutdown()
         self.collectives.barrier()
         for rank in self.living():
             self._client.send(rank, Message(Kind.BYE))
 
-    def _note_gone(self, rank: int) -> None:
-        reason = self._servant.lost().get(rank)
+    def _note_gone(self, rank: int, now: float) -> None:
+        reason = self._server_loop.lost().get(rank)
         if reason is not None and self._rank == min(self.living()):
             warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)
 
@@ -233,7 +231,7 @@ class ServerSession:
         self.termination.obey()
 
     def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
-        """Have torchmetrics' metrics exchange their states by meetings instead of collectives."""
+        """Have torchmetrics gather the states of metrics from the live ranks only."""
         for child in module.modules():
             if getattr(child, "dist_sync_fn", ...) is None:
                 child.dist_sync_fn = self.collectives.gather  # type: ignore[assignment]

@@ -36,7 +36,7 @@ from lightning_hier.strategies.parameter_order import require_same_order
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
-    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.parameter_server.open_ports import Ports
     from lightning_hier.strategies.server_session import ServerSession
 
 _AGENTS_WAIT = (
@@ -244,7 +244,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
 
     def _open_session(self, trainer: pl.Trainer) -> ServerSession:
         # Here, so that importing the package does not load ZeroMQ.
-        from lightning_hier.parameter_server.ports import open_ports
+        from lightning_hier.parameter_server.open_ports import open_ports
         from lightning_hier.strategies.server_session import ServerSession
 
         size = self._group_size()

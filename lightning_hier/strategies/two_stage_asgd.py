@@ -19,7 +19,7 @@ from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
-    from lightning_hier.parameter_server.ports import Ports
+    from lightning_hier.parameter_server.open_ports import Ports
 
 
 class TwoStageASGDStrategy(ParameterServerStrategy):

@@ -18,7 +18,9 @@ from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server import addresses
 from lightning_hier.parameter_server.message import Kind
-from lightning_hier.parameter_server.ports import Ports, Received, Watch, open_ports
+from lightning_hier.parameter_server.open_ports import Ports, open_ports
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.watch import Watch
 from tests.waiting import WAIT_S, wait_until
 
 
@@ -80,7 +82,7 @@ class Serving:
 
 
 def poll_until_lost(watch: Watch) -> None:
-    """Do what a servant does until a rank is lost."""
+    """Do what a server_loop does until a rank is lost."""
 
     def poll() -> bool:
         watch.poll()

@@ -18,7 +18,7 @@ import zmq
 from benchmarks.joined import joined
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from tests.distributed.port_ranks import Serving, open_rank
 from tests.waiting import WAIT_S, leave_mark, wait_for_marks, wait_until
 

@@ -10,11 +10,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from tests.distributed.server_world import World, server_world
 
 
@@ -24,11 +22,11 @@ def psp_world(
     push_rule: PushRule,
     pull_rule: PullRule,
     timeout_s: float = 20.0,
-    **terms: Any,
+    **settings: Any,
 ) -> AbstractContextManager[World[PSPEngine]]:
-    """Train by rules; the rest are `Terms`."""
+    """Train by rules; the rest are `PSPSettings`."""
     world_size = int(os.environ["WORLD_SIZE"])
-    chosen = Terms(rule=push_rule, world_size=world_size, limit_s=timeout_s, **terms)
+    chosen = PSPSettings(rule=push_rule, world_size=world_size, limit_s=timeout_s, **settings)
 
     def build(rank: int, ports: Ports, client: Client) -> PSPEngine:
         return PSPEngine(rank, optimizers, client, ports.server, chosen, pull_rule)

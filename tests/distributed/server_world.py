@@ -1,4 +1,4 @@
-"""Parameter servers on the ranks of a test, without Lightning: ports, servant, client, engine."""
+"""Parameter servers on the ranks of a test, without Lightning."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import torch.distributed as dist
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
-from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Ports, open_ports
-from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.parameter_server.open_ports import Ports, open_ports
+from lightning_hier.parameter_server.server_loop import ServerLoop
 
 # A rank that is killed breaks its connections at once. A heartbeat that finds frozen ranks as fast
 # would take one for lost that waits for its turn on a busy machine.
@@ -68,22 +69,24 @@ def server_world(
         heartbeat_s=HEARTBEAT_S,
         grace_s=GRACE_S,
     )
-    servant = Servant(ports.server, ports.watch, [])
-    client = Client(ports.open_client("main"), servant, timeout_s=2 * timeout_s)
+    server_loop = ServerLoop(ports.server, ports.watch, [])
+    client = Client(ports.open_client("main"), server_loop, timeout_s=2 * timeout_s)
     engine = build(rank, ports, client)
-    servant.add([MeetingDuty(world_size, ports.server, limit_s=timeout_s), *engine.duties])
-    meetings = Meetings(world_size, client)
+    server_loop.add(
+        [CollectiveLeader(world_size, ports.server, limit_s=timeout_s), *engine.handlers]
+    )
+    collectives = LiveCollectives(world_size, client)
     before(engine)
     exchange("nobody has begun")
-    servant.start()
+    server_loop.start()
     try:
         yield World(rank, engine, client, traffic)
         # Ranks may have died on purpose, so the process group is of no use any more.
-        meetings.meet()
+        collectives.all_gather()
         for peer in set(range(world_size)) - client.gone():
             client.send(peer, Message(Kind.BYE))
     finally:
-        servant.stop()
+        server_loop.stop()
         engine.close()
         ports.close()
 

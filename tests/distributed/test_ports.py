@@ -17,10 +17,11 @@ import torch.distributed as dist
 import zmq
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.parameter_server.credentials import Contact
+from lightning_hier.parameter_server.authentication import Contact
 from lightning_hier.parameter_server.message import Kind, Limits, Message
-from lightning_hier.parameter_server.ports import Ports, Received
-from lightning_hier.parameter_server.site import Site
+from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.transport import Transport
 from tests.distributed.port_ranks import Serving, open_rank, opened
 from tests.ranks import run_ranks
 from tests.waiting import WAIT_S, wait_until
@@ -164,7 +165,7 @@ def test_queue_of_a_peer_that_does_not_read_is_limited() -> None:
             "room in the queue",
         )
         small = 0
-        while client.send(1, Message(Kind.MEET)):
+        while client.send(1, Message(Kind.CONTRIBUTION)):
             small += 1
             assert small < 100_000
         assert small >= 1
@@ -180,7 +181,7 @@ def test_one_message_may_be_larger_than_the_queue() -> None:
 def test_last_words_arrive_after_the_sender_has_closed() -> None:
     with opened(2) as [ports, other]:
         client = ports.open_client("main")
-        client.send(1, Message(Kind.MEET))
+        client.send(1, Message(Kind.CONTRIBUTION))
         assert other.server.receive(WAIT_S) is not None  # so they are connected
         client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
         client.send(1, Message(Kind.BYE))
@@ -216,7 +217,7 @@ def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
         ports.close()
         ports.close()
         assert time.monotonic() - begun < WAIT_S
-        assert ports._site.context.closed
+        assert ports._transport.context.closed
 
 
 def test_payload_of_more_than_4_gib_reaches_the_own_server(tmp_path: Path) -> None:
@@ -241,14 +242,14 @@ def test_sockets_have_no_name_once_the_ports_are_open(
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     modes: list[int] = []
-    bind = Site.bind
+    bind = Transport.bind
 
-    def bind_and_look(site: Site, *arguments: Any) -> Contact:
-        contact = bind(site, *arguments)
+    def bind_and_look(transport: Transport, *arguments: Any) -> Contact:
+        contact = bind(transport, *arguments)
         modes.append(Path(str(contact.ipc)).parent.stat().st_mode & 0o777)
         return contact
 
-    monkeypatch.setattr(Site, "bind", bind_and_look)
+    monkeypatch.setattr(Transport, "bind", bind_and_look)
     with opened(2) as [ports, other]:
         assert not list(deep.iterdir())
         ports.open_client("main").send(1, Message(Kind.PUSH))
@@ -257,8 +258,10 @@ def test_sockets_have_no_name_once_the_ports_are_open(
 
 
 def test_socket_that_cannot_be_opened_is_an_error_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    bind = Site.bind
-    monkeypatch.setattr(Site, "bind", lambda *arguments: replace(bind(*arguments), ipc="/none/of"))
+    bind = Transport.bind
+    monkeypatch.setattr(
+        Transport, "bind", lambda *arguments: replace(bind(*arguments), ipc="/none/of")
+    )
     with pytest.raises(RuntimeError, match=r"rank 0: .*No such file.*'/none/of'; rank 1: "):
         with opened(2):
             pass

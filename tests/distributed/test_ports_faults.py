@@ -17,7 +17,7 @@ import zmq
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.parameter_server.sockets import Unconnected
 from lightning_hier.parameter_server.watch import Watch
 from tests.distributed.port_ranks import Serving, open_rank, opened, poll_until_lost
@@ -136,7 +136,7 @@ def test_who_has_said_farewell_has_left_and_is_not_lost() -> None:
 
 
 class _Slow:
-    """A duty that takes longer than several heartbeats."""
+    """A handler that takes longer than several heartbeats."""
 
     kinds = frozenset({Kind.PUSH})
 
@@ -162,10 +162,10 @@ def test_farewell_behind_what_takes_long_is_read_before_a_rank_is_lost() -> None
             assert client.send(0, Message(Kind.PUSH))
         assert client.send(0, Message(Kind.BYE))
         leaving.close()
-        servant = Servant(ports.server, ports.watch, [_Slow()])
-        servant.start()
-        wait_until(servant.gone, "the farewell")
-        servant.stop()
+        server_loop = ServerLoop(ports.server, ports.watch, [_Slow()])
+        server_loop.start()
+        wait_until(server_loop.gone, "the farewell")
+        server_loop.stop()
         assert ports.watch.left() == {1} and not ports.watch.lost()
 
 

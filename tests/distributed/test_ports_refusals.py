@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import zmq
 
-from lightning_hier.parameter_server.credentials import (
+from lightning_hier.parameter_server.authentication import (
     Contact,
     Credentials,
     Refused,
@@ -20,7 +20,7 @@ from lightning_hier.parameter_server.credentials import (
     routing_id,
 )
 from lightning_hier.parameter_server.message import Kind, Limits, Message
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.wire import encode
 from tests.distributed.port_ranks import Serving, counted, opened
 from tests.waiting import WAIT_S, wait_until
@@ -66,7 +66,7 @@ def test_one_rank_s_key_with_another_s_name_is_refused() -> None:
     with opened(3, tcp=True) as [ports, other, third], Serving(ports) as serving:
         own = ports._register.own
         name = routing_id(other._register.own, "false")
-        with _stranger(own.tcp, name, third._site.credentials, own.public_key) as dealer:
+        with _stranger(own.tcp, name, third._transport.credentials, own.public_key) as dealer:
             dealer.send_multipart(_WORD)
             counted(ports, "impostor")
         _still_serves(other, serving)

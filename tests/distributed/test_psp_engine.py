@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
+from lightning_hier.parameter_server.psp.settings import PullRule, PushRule
 from tests.distributed.psp_world import psp_world
 from tests.equivalence.optimizer_twins import Sgd
 from tests.equivalence.psp_twins import synchronous

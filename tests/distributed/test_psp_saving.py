@@ -11,10 +11,8 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.psp.engine import PSPEngine
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.terms import Terms
-from lightning_hier.parameter_server.servant import Servant
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import opened
 from tests.waiting import WAIT_S, wait_until
 
@@ -24,21 +22,21 @@ NUMEL = 500_000
 def test_state_that_is_larger_than_the_queue_is_saved() -> None:
     """Values and two moments of a block; the queue takes one of them at a time."""
     limits = Limits(queued_bytes=NUMEL)
-    terms = Terms(rule=PushRule(), world_size=2)
+    settings = PSPSettings(rule=PushRule(), world_size=2)
     moments = {"step": torch.tensor(3.0), "exp_avg": torch.ones(NUMEL), "exp_avg_sq": None}
     with opened(2, limits=limits) as ranks, ExitStack() as stack:
         engines = []
         for rank, ports in enumerate(ranks):
             own = [Parameter(torch.full((NUMEL,), float(at))) for at in range(2)]
-            servant = Servant(ports.server, ports.watch, [])
-            client = Client(ports.open_client("main"), servant, timeout_s=WAIT_S)
+            server_loop = ServerLoop(ports.server, ports.watch, [])
+            client = Client(ports.open_client("main"), server_loop, timeout_s=WAIT_S)
             optimizer = optim.Adam(own)
-            engine = PSPEngine(rank, [optimizer], client, ports.server, terms, PullRule())
+            engine = PSPEngine(rank, [optimizer], client, ports.server, settings, PullRule())
             states = {at: {**moments, "exp_avg_sq": torch.full((NUMEL,), 2.0)} for at in range(2)}
             engine.load(0, states)
-            servant.add(engine.duties)
-            servant.start()
-            stack.callback(servant.stop)
+            server_loop.add(engine.handlers)
+            server_loop.start()
+            stack.callback(server_loop.stop)
             engines.append((engine, own))
         engine, own = engines[0]
         snapshot = engine.snapshot()

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from tests.distributed.server_world import World, exchange, server_world

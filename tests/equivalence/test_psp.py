@@ -14,9 +14,7 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from tests.equivalence.optimizer_twins import Adam, Sgd
 from tests.equivalence.psp_twins import Push, partial, summed, synchronous
 from tests.unit.psp_network import Cluster, Weather
@@ -63,7 +61,7 @@ def train(
         steps=steps,
         make=make,
         weather=weather,
-        terms=Terms(rule=rule, world_size=workers, **terms),
+        settings=PSPSettings(rule=rule, world_size=workers, **terms),
         pull_rule=PullRule(b),
         rendezvous_every=every,
         seed=seed,

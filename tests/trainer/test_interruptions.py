@@ -48,7 +48,7 @@ class _Interrupted(Net):
             if self.until_lost:
                 wait_until(lambda: STOPPED in session.lost(), "the loss of the stopped rank")
             else:
-                wait_until(lambda: watch._peers[STOPPED].away_s > 2 * SHORT_S, "its absence")
+                wait_until(lambda: watch._peers[STOPPED].unreachable_s > 2 * SHORT_S, "its absence")
         finally:
             os.kill(pid, signal.SIGCONT)
         if self.until_lost:  # it is told by the others as long as they train

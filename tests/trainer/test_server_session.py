@@ -10,7 +10,7 @@ import torch
 
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.parameter_server.ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.strategies.server_session import ServerSession
 from tests.distributed.port_ranks import opened
 from tests.ranks import run_ranks
@@ -38,12 +38,12 @@ def test_ports_are_closed_when_the_engine_cannot_be_made() -> None:
         close.assert_called_once()
 
 
-def test_servant_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
+def test_server_loop_ends_before_its_sockets_when_the_last_barrier_fails() -> None:
     """As when a host dies between the last rendezvous and the barrier."""
     served: list[bool] = []
     with opened(1) as [ports]:
-        session = _session(ports, lambda ports, client: mock.Mock(duties=[]))
-        thread, close = session._servant._thread, ports.close
+        session = _session(ports, lambda ports, client: mock.Mock(handlers=[]))
+        thread, close = session._server_loop._thread, ports.close
 
         def note_and_close() -> None:
             served.append(thread.is_alive())

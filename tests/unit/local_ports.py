@@ -11,7 +11,7 @@ from typing import Any
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.servant import Duty, Servant
+from lightning_hier.parameter_server.server_loop import Handler, ServerLoop
 
 
 class LocalNetwork:
@@ -95,7 +95,7 @@ def _take(box: queue.Queue[Received], timeout_s: float) -> Received | None:
 
 def on_every_rank(
     network: LocalNetwork,
-    duties: Callable[[int, LocalServerPort], list[Duty]],
+    handlers: Callable[[int, LocalServerPort], list[Handler]],
     work: Callable[[int, Client], Any],
     *,
     timeout_s: float = 10.0,
@@ -106,11 +106,11 @@ def on_every_rank(
     def run(rank: int) -> Any:
         port: Any = LocalServerPort(network, rank)
         watch: Any = LocalWatch(network, rank)
-        servant = Servant(port, watch, duties(rank, port))
-        servant.start()
+        server_loop = ServerLoop(port, watch, handlers(rank, port))
+        server_loop.start()
         client_port: Any = LocalClientPort(network, rank)
         try:
-            return work(rank, Client(client_port, servant, timeout_s=timeout_s))
+            return work(rank, Client(client_port, server_loop, timeout_s=timeout_s))
         except Exception as error:
             return error
         finally:
@@ -118,9 +118,9 @@ def on_every_rank(
             if rank not in network.cut_off:
                 # As in a job: nobody stops serving before everybody has finished.
                 while len(finished) < world_size:
-                    servant.check()
+                    server_loop.check()
                     pause.wait(0.01)
-            servant.stop()
+            server_loop.stop()
 
     pause = threading.Event()
     finished: list[int] = []

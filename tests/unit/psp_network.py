@@ -2,7 +2,7 @@
 
 Everything follows from a seed. Messages are delayed, lose their order and are lost as told; ranks
 compute for as long as told and die when told. Threads and sockets are not in it: servers and
-workers are called as servant and client would call them.
+workers are called as server_loop and client would call them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import (
+    PSPSettings,
+    PullRule,
+    PushRule,
+    QuorumError,
+)
 from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
@@ -64,15 +67,15 @@ class Rank:
         self.number = number
         self.parameters = [Parameter(value.clone()) for value in cluster.start]
         self.optimizer = make(self.parameters)
-        plan = plan_blocks([self.optimizer], cluster.terms.world_size)
+        plan = plan_blocks([self.optimizer], cluster.settings.world_size)
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
-        self.server = BlockServer(number, plan, [self.optimizer], cluster.terms, replies)
+        self.server = BlockServer(number, plan, [self.optimizer], cluster.settings, replies)
         self.worker = Worker(
             plan,
-            cluster.terms.world_size,
+            cluster.settings.world_size,
             lambda rank, message: cluster.post(self, rank, message),
             pull_rule=cluster.pull_rule,
-            warming=cluster.terms.warming,
+            warming=cluster.settings.warming,
         )
         self.plan = {block.number: block for block in plan}
         self.state = "computing"
@@ -94,7 +97,7 @@ class Cluster:
         gradients: of a rank at a step.
         steps: of every rank.
         weather: how things behave.
-        terms: of the servers, but for the world size; None: the default ones.
+        settings: of the servers, but for the world size; None: the default ones.
         pull_rule: of the workers.
         seed: of everything that is drawn.
 
@@ -109,13 +112,15 @@ class Cluster:
         steps: int,
         make: MakeOptimizer = lambda parameters: optim.SGD(parameters, lr=1.0),
         weather: Weather | None = None,
-        terms: Terms | None = None,
+        settings: PSPSettings | None = None,
         pull_rule: PullRule | None = None,
         rendezvous_every: int = 0,
         seed: int = 0,
     ) -> None:
         self.start = list(start)
-        self.terms = replace(terms or Terms(rule=PushRule(), world_size=1), world_size=world_size)
+        self.settings = replace(
+            settings or PSPSettings(rule=PushRule(), world_size=1), world_size=world_size
+        )
         self.pull_rule = pull_rule or PullRule()
         self.weather = weather or Weather()
         self.now = 0.0
@@ -205,7 +210,7 @@ class Cluster:
             rank.heard.add(number)
             rank.worker.peer_gone(number, self.now)
             try:
-                self.terms.rule.check_quorum(len(self.ranks), rank.lost)
+                self.settings.rule.check_quorum(len(self.ranks), rank.lost)
             except QuorumError:
                 rank.state = "done"
         while rank.inbox:
@@ -214,7 +219,7 @@ class Cluster:
         if rank.state == "pulling" and rank.worker.is_pulled(0, self.now):
             rank.worker.pull(0)
             self._go_on(rank)
-        elif rank.state == "meeting" and rank.worker.is_dispersed():
+        elif rank.state == "meeting" and rank.worker.has_global_model():
             rank.worker.take_global()
             number = (rank.steps - 1) // self._every
             while len(self.models) <= number:

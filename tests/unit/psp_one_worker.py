@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.settings import PullRule
 from lightning_hier.parameter_server.psp.worker import Worker
 
 Sent = tuple[int, Kind, int, int]

@@ -10,17 +10,16 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.attendance import Attendance
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.push_rule import PushRule
 from lightning_hier.parameter_server.psp.served_block import ServedBlock
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
 
 
@@ -33,7 +32,7 @@ class Served:
         tau: push_timeout_s.
         make: makes the optimizer; SGD at a rate of 1 unless told otherwise.
         dtype: of the parameters.
-        **terms: further terms.
+        **settings: further settings.
 
     Attributes:
         full: workers whose queue takes nothing more.
@@ -48,7 +47,7 @@ class Served:
         tau: float = 0.0,
         make: Callable[[Sequence[Parameter]], Optimizer] = lambda own: optim.SGD(own, lr=1.0),
         dtype: torch.dtype = torch.float64,
-        **terms: Any,
+        **settings: Any,
     ) -> None:
         own = [Parameter(torch.zeros(3, dtype=dtype)), Parameter(torch.zeros(2, dtype=dtype))]
         self.optimizer = make(own)
@@ -63,9 +62,9 @@ class Served:
         self.block = ServedBlock(
             BlockValues(block, tensors, updater),
             timestamp=0,
-            terms=Terms(rule=PushRule(c, tau), world_size=workers, **terms),
+            settings=PSPSettings(rule=PushRule(c, tau), world_size=workers, **settings),
             live=self.live,
-            attendance=Attendance(),
+            waiting_ranks=WaitingRanks(),
             replies=self.replies,
             counts=self.counts,
         )
@@ -97,11 +96,11 @@ class Served:
         known = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": told}
         flat = gradient if isinstance(gradient, Tensor) else self.values.new_full((5,), gradient)
         message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **known, **facts}, flat)
-        return self.hear(self.block.push, worker, message, now)
+        return self.hear(self.block.respond, worker, message, now)
 
     def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Abstain, and return who has been sent which version."""
-        return self.hear(self.block.abstain, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
+        return self.hear(self.block.respond, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
 
     def arrive(
         self, worker: int, timestamp: int, number: int = 1, now: float = 0.0

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.collectives import LiveCollectives
-from lightning_hier.parameter_server.meeting import Meetings, Word
+from lightning_hier.parameter_server.collective_leader import Contribution
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.wire import encode
 from lightning_hier.strategies.global_buffers import GlobalBuffers
 from tests.unit.local_ports import LocalNetwork
-from tests.unit.test_meeting import meet_on_all
+from tests.unit.test_live_collectives import gather_on_all
 
 
 def _module(rank: int) -> nn.Module:
@@ -26,10 +26,10 @@ def _module(rank: int) -> nn.Module:
     return module
 
 
-def _looked_at(rank: int, meetings: Meetings) -> dict[str, Tensor]:
+def _looked_at(rank: int, collectives: LiveCollectives) -> dict[str, Tensor]:
     module = _module(rank)
     own = {name: value.clone() for name, value in module.named_buffers()}
-    buffers = GlobalBuffers(module, LiveCollectives(meetings))
+    buffers = GlobalBuffers(module, collectives)
     buffers.show()
     shown = {name: value.clone() for name, value in module.named_buffers()}
     buffers.hide()
@@ -44,14 +44,14 @@ def test_numbers_are_averaged_and_whole_ones_are_rank_0s_to_the_last_bit() -> No
         "halves": torch.full((3,), 1.5, dtype=torch.bfloat16),
         "rotation": torch.tensor([[0.75 + 3.0j, -1.5j]]),
     }
-    for shown in meet_on_all(LocalNetwork(2), _looked_at):
+    for shown in gather_on_all(LocalNetwork(2), _looked_at):
         for name, value in expected.items():
             assert torch.equal(shown[name], value), name
 
 
-def _written_to(rank: int, meetings: Meetings) -> dict[str, Tensor]:
+def _written_to(rank: int, collectives: LiveCollectives) -> dict[str, Tensor]:
     module = _module(rank)
-    buffers = GlobalBuffers(module, LiveCollectives(meetings))
+    buffers = GlobalBuffers(module, collectives)
     buffers.show()
     module.seed.fill_(7)
     module.running_mean[0] = float("nan")
@@ -60,25 +60,29 @@ def _written_to(rank: int, meetings: Meetings) -> dict[str, Tensor]:
 
 
 def test_what_is_written_into_a_buffer_that_is_shown_stays() -> None:
-    for rank, held in enumerate(meet_on_all(LocalNetwork(2), _written_to)):
+    for rank, held in enumerate(gather_on_all(LocalNetwork(2), _written_to)):
         assert held["seed"] == 7
         assert held["running_mean"].isnan().tolist() == [True, False, False]
         assert held["running_mean"][1:].tolist() == [0.5, 0.5]
         assert held["halves"].tolist() == [1.0 + rank] * 3
 
 
-class _Wired:
-    """Meets nobody, by messages as they are on the wire."""
+class _Wired(LiveCollectives):
+    """Collectives of one rank, with messages as they are encoded for the wire."""
 
-    def meet(self, facts: Any = None, payload: Tensor | None = None) -> dict[int, Word]:
-        encode(Message(Kind.MEET, 0, 0, {"facts": facts}, payload), 1, Limits())
-        return {0: Word(facts, payload)}
+    def __init__(self) -> None: ...
+
+    def all_gather(
+        self, value: Any = None, payload: Tensor | None = None
+    ) -> dict[int, Contribution]:
+        encode(Message(Kind.CONTRIBUTION, 0, 0, {"value": value}, payload), 1, Limits())
+        return {0: Contribution(value, payload)}
 
 
 def test_truth_values_are_gathered_and_reduced() -> None:
-    """The mask of a ``self.all_gather``, the state of a metric."""
+    """The mask of a ``LightningModule.all_gather``, the state of a metric."""
     mask = torch.tensor([[True], [False]])
-    live = LiveCollectives(_Wired())
+    live = _Wired()
     [gathered] = live.gather(mask)
     assert gathered.dtype == torch.bool and torch.equal(gathered, mask)
     assert torch.equal(live.reduce(mask, "max"), mask)

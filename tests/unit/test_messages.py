@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.parameter_server.assembly import Assembly, Memory
+from lightning_hier.parameter_server.connection import BufferPool, Reassembler
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
 from lightning_hier.parameter_server.sockets import make_context, server_socket
 from lightning_hier.parameter_server.wire import (
@@ -55,12 +55,12 @@ def _frames(message: Message, sequence: int = 1) -> list[bytes]:
     return [bytes(frame) for frame in part]
 
 
-def _assembly() -> Assembly:
-    return Assembly(Memory(4096))
+def _reassembler() -> Reassembler:
+    return Reassembler(BufferPool(4096))
 
 
 def _read(frames: Sequence[memoryview | bytes]) -> Message:
-    message = _assembly().add(decode(frames, LIMITS))
+    message = _reassembler().add(decode(frames, LIMITS))
     assert message is not None
     return message
 
@@ -92,8 +92,8 @@ def test_what_is_sent_comes_back(
     sent = Message(kind, block, timestamp, facts, payload)
     parts = [decode(frames, LIMITS) for frames in encode(sent, sequence, LIMITS, part_bytes)]
     assert [part.sequence for part in parts] == list(range(sequence, sequence + len(parts)))
-    assembly = _assembly()
-    *unfinished, message = [assembly.add(part) for part in parts]
+    reassembler = _reassembler()
+    *unfinished, message = [reassembler.add(part) for part in parts]
     assert unfinished == [None] * (len(parts) - 1) and message is not None
     assert (message.kind, message.block, message.timestamp) == (kind, block, timestamp)
     assert message.facts == facts
@@ -132,13 +132,13 @@ def test_empty_payload_keeps_its_dtype(dtype: torch.dtype) -> None:
 
 
 def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
-    memory = Memory(kept_bytes=2048)
+    memory = BufferPool(kept_bytes=2048)
 
     def receive(value: int) -> Message:
         payload = torch.full((1000,), value, dtype=torch.uint8)
         parts = encode(Message(Kind.PUSH, payload=payload), 1, LIMITS, 300)
-        assembly = Assembly(memory)
-        message = [assembly.add(decode(frames, LIMITS)) for frames in parts][-1]
+        reassembler = Reassembler(memory)
+        message = [reassembler.add(decode(frames, LIMITS)) for frames in parts][-1]
         assert message is not None and message.payload is not None
         return message
 
@@ -156,7 +156,7 @@ def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
 
 
 def test_memory_that_is_kept_is_limited() -> None:
-    memory = Memory(kept_bytes=250)
+    memory = BufferPool(kept_bytes=250)
     views = [memory.take(100) for _ in range(5)]
     views.clear()
     assert sum(map(len, memory._free)) == 200
@@ -208,7 +208,7 @@ def _header(**changed: int) -> bytes:
 )
 def test_malformed(frames: list[bytes], fault: str) -> None:
     with pytest.raises(MalformedMessage, match=fault):
-        _assembly().add(decode(frames, LIMITS))
+        _reassembler().add(decode(frames, LIMITS))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_hier.parameter_server.assembly import Assembly, Memory
+from lightning_hier.parameter_server.connection import BufferPool, Reassembler
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
 from lightning_hier.parameter_server.wire import HEADER, MAGIC, VERSION, decode, encode
 from tests.unit.test_messages import JSON, LIMITS
@@ -18,13 +18,13 @@ from tests.unit.test_messages import JSON, LIMITS
 
 def _accepts_or_refuses(*several: Sequence[bytes]) -> None:
     """Read parts; what comes of them is as it says, and nothing but MalformedMessage is raised."""
-    assembly = Assembly(Memory(4096))
+    reassembler = Reassembler(BufferPool(4096))
     for frames in several:
         try:
             part = decode(frames, LIMITS)
             assert part.offset + len(frames[2]) <= part.nbytes <= LIMITS.payload_bytes
-            assembly.cut_by(part)
-            message = assembly.add(part)
+            reassembler.cut_by(part)
+            message = reassembler.add(part)
         except MalformedMessage:
             continue
         assert isinstance(part.message.kind, Kind) and isinstance(part.message.facts, dict)
@@ -105,11 +105,11 @@ def test_any_damage_to_a_message(data: st.DataObject) -> None:
 def test_parts_in_any_order(several: list[tuple[Kind, int, int, int]]) -> None:
     """A message comes of them exactly when its parts came one after the other."""
     expected, filled, under_way = 0, 0, None
-    assembly, complete = Assembly(Memory(4096)), 0
+    reassembler, complete = Reassembler(BufferPool(4096)), 0
     for kind, count, offset, size in several:
         frames = [HEADER.pack(MAGIC, VERSION, kind, 1, 0, 0, 1, count, offset), b"", bytes(size)]
         try:
-            complete += assembly.add(decode(frames, LIMITS)) is not None
+            complete += reassembler.add(decode(frames, LIMITS)) is not None
         except MalformedMessage:
             pass
         if offset + size > count:  # refused before it is seen

@@ -12,9 +12,12 @@ from torch import optim
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule, QuorumError
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import (
+    PSPSettings,
+    PullRule,
+    PushRule,
+    QuorumError,
+)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +141,6 @@ def test_owner_is_the_next_that_is_there() -> None:
 
 
 def test_steps_that_an_optimizer_made_before_this_run_are_not_left_of_its_warm_up() -> None:
-    terms = Terms(rule=PushRule(), world_size=2, warmup_steps=5, steps_made=(6, 2))
-    assert not terms.warming(0, 0)
-    assert [terms.warming(1, version) for version in range(4)] == [True, True, True, False]
+    settings = PSPSettings(rule=PushRule(), world_size=2, warmup_steps=5, steps_made=(6, 2))
+    assert not settings.warming(0, 0)
+    assert [settings.warming(1, version) for version in range(4)] == [True, True, True, False]

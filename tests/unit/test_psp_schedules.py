@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from tests.unit.psp_network import Cluster, Weather
 
 STEPS = 5
@@ -46,7 +44,9 @@ def cluster(
         mark,
         steps=STEPS,
         weather=weather,
-        terms=Terms(rule=PushRule(c, tau[0]), world_size=world_size, warmup_steps=warmup_steps),
+        settings=PSPSettings(
+            rule=PushRule(c, tau[0]), world_size=world_size, warmup_steps=warmup_steps
+        ),
         pull_rule=PullRule(b, tau[1]),
         rendezvous_every=every,
         seed=seed,
@@ -84,7 +84,7 @@ def check(run: Cluster) -> None:
     for value in final:
         assert value.isfinite().all()
         times = value.round()
-        if not run.terms.warmup_steps:  # in which the mean is taken, and not the sum
+        if not run.settings.warmup_steps:  # in which the mean is taken, and not the sum
             torch.testing.assert_close(value, times, rtol=0, atol=1e-9)
         assert times.min() >= 0 and times.max() <= 1, "a gradient is used once or not at all"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lightning_hier.parameter_server.message import Kind
-from lightning_hier.parameter_server.patience import Patience
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.requests import PendingRequest
 from tests.unit.psp_one_worker import Harness, every
 from tests.unit.psp_served import Served
 
@@ -75,7 +75,7 @@ def test_final_values_are_queued_once() -> None:
 
 
 def test_worker_whose_answers_take_long_asks_again_later() -> None:
-    h = Harness(ask_again_s=2.0)
+    h = Harness(retry_s=2.0)
     h.push()
     h.now = 6.0
     for number in range(4):
@@ -87,7 +87,7 @@ def test_worker_whose_answers_take_long_asks_again_later() -> None:
 
 
 def test_request_that_could_not_be_sent_is_not_late_before_it_is() -> None:
-    h = Harness(ask_again_s=2.0)
+    h = Harness(retry_s=2.0)
     h.closed = {3}
     h.push()
     h.closed = set()
@@ -96,16 +96,32 @@ def test_request_that_could_not_be_sent_is_not_late_before_it_is() -> None:
     assert (3, Kind.ABSTAIN, 3, 0) in h.tick(12.0)
 
 
-def test_patience_grows_to_a_limit_and_follows_the_last_answer() -> None:
-    patience = Patience(2.0)
-    assert not patience.asks_again(1e9)  # nothing has been asked
-    patience.begin(0.0)
-    asked = [second for second in range(200) if patience.asks_again(float(second))]
-    assert asked == [2, 6, 14, 30, 60, 90, 120, 150, 180]
-    patience.answered(200.0)
-    patience.begin(200.0)
-    assert not patience.asks_again(229.0) and patience.asks_again(230.0)
-    patience.answered(200.5)
-    patience.begin(300.0)
-    patience.heard(301.0)
-    assert not patience.asks_again(302.9) and patience.asks_again(303.0)
+def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() -> None:
+    sent: list[float] = []
+    now = 0.0
+
+    def send(rank: int, message: Message) -> bool:
+        sent.append(now)
+        return True
+
+    def repeats(begin: float, *times: float) -> list[float]:
+        nonlocal now
+        sent.clear()
+        now = begin
+        request.put(0, Message(Kind.ABSTAIN), begin)
+        for now in times:
+            request.tick(now)
+        return sent[1:]
+
+    request = PendingRequest(send, retry_s=2.0)
+    request.tick(1e9)  # there is no request
+    assert repeats(0.0, *range(200)) == [2, 6, 14, 30, 60, 90, 120, 150, 180]
+    request.acknowledge(200.0)
+    assert repeats(200.0, 229.0, 230.0) == [230.0]
+    request.acknowledge(200.5)
+    assert repeats(300.0) == []
+    request.defer(301.0)
+    for now in (302.9, 303.0):
+        request.tick(now)
+    assert sent[1:] == [303.0]
+    assert request.retries == 11 and request.waited_s(303.0) == 3.0

@@ -14,10 +14,8 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.state_collector import StateCollector
-from lightning_hier.parameter_server.psp.state_transfer import BlockState
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.state_collector import BlockState, StateCollector
 from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
 from tests.unit.replying import Replying
 
@@ -36,10 +34,10 @@ class Job:
         self.asked: list[tuple[int, int]] = []
         self.silent: set[int] = set()
         self.room = 1000
-        terms = Terms(rule=PushRule(), world_size=RANKS)
+        settings = PSPSettings(rule=PushRule(), world_size=RANKS)
         self.replies = [Replying(self._reply(rank)) for rank in range(RANKS)]
         self.servers = [
-            BlockServer(rank, self.blocks, optimizers, terms, replies)
+            BlockServer(rank, self.blocks, optimizers, settings, replies)
             for rank, replies in enumerate(self.replies)
         ]
         self.collector = StateCollector(self.blocks, RANKS, self._ask)
@@ -90,7 +88,7 @@ def test_state_is_that_of_one_optimizer(name: str) -> None:
     optimizer, twin = OPTIMIZERS[name](groups(own)), OPTIMIZERS[name](groups(twin_own))
     job = Job([optimizer])
     job.push(0, gradients(0))
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     assert not job.collector.is_complete()
     job.collect()
     assert job.collector.is_complete()
@@ -110,13 +108,13 @@ def test_several_optimizers_and_the_way_back() -> None:
     job = Job([optim.Adam(first), optim.SGD(second, lr=0.1, momentum=0.9)])
     job.push(0, gradients(0))
     job.push(1, gradients(1))
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     job.collect()
     other = Job([optim.Adam(first), optim.SGD(second, lr=0.1, momentum=0.9)])
     for server in other.servers:
         for optimizer in range(2):
             server.load(optimizer, job.collector.states(optimizer))
-    other.collector.ask(0.0)
+    other.collector.request(0.0)
     other.collect()
     for optimizer in range(2):
         states = job.collector.states(optimizer)
@@ -127,7 +125,7 @@ def test_several_optimizers_and_the_way_back() -> None:
 def test_a_copy_is_taken_when_it_is_asked_for() -> None:
     own = parameters()
     job = Job([optim.Adam(own)])
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     job.push(0, gradients(0))
     job.collect()
     assert all(torch.equal(job.collector.values()[one], one) for one in own)
@@ -138,7 +136,7 @@ def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
     own = parameters()
     job = Job([optim.SGD(own, lr=0.1)])
     job.silent = {1}
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     job.collect()
     assert "rank 1" in job.collector.missing()
     job.asked.clear()
@@ -163,7 +161,7 @@ def test_state_larger_than_a_queue_comes_as_the_queue_drains() -> None:
     job = Job([optim.Adam(own)])
     job.push(0, gradients(0))
     job.room = 1
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     came = 0
     for turn in range(1, 10):
         came += len(job.answers)
@@ -178,7 +176,7 @@ def test_state_larger_than_a_queue_comes_as_the_queue_drains() -> None:
 
 def test_request_that_comes_again_is_answered_by_what_is_on_its_way() -> None:
     job = Job([optim.SGD(parameters(), lr=0.1)])
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     sent = len(job.answers)
     for replies in job.replies:
         replies.sending = {b"0"}
@@ -193,9 +191,9 @@ def test_request_that_comes_again_is_answered_by_what_is_on_its_way() -> None:
 def test_answers_to_an_earlier_request_are_passed_over() -> None:
     own = parameters()
     job = Job([optim.SGD(own, lr=0.1)])
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     job.silent = set(range(RANKS))
-    job.collector.ask(0.0)
+    job.collector.request(0.0)
     job.collect()
     assert not job.collector.is_complete()
 

@@ -13,8 +13,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_server import BlockServer
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.push_rule import PushRule
-from lightning_hier.parameter_server.psp.terms import Terms
+from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from tests.unit.replying import Replying
 
 SIZE = 4
@@ -27,9 +26,9 @@ class Server:
         own = [Parameter(torch.zeros(SIZE, dtype=torch.float64)) for _ in range(4)]
         optimizer = optim.SGD(own, lr=1.0, momentum=0.9)
         self.sent: list[tuple[int, Message]] = []
-        terms = Terms(rule=PushRule(c), world_size=4, takeover_s=10.0)
+        settings = PSPSettings(rule=PushRule(c), world_size=4, takeover_s=10.0)
         plan, replies = plan_blocks([optimizer], 4), Replying(self._send)
-        self.duty = BlockServer(rank, plan, [optimizer], terms, replies)
+        self.handler = BlockServer(rank, plan, [optimizer], settings, replies)
 
     def hear(
         self,
@@ -45,7 +44,7 @@ class Server:
         payload = None if value is None else torch.full((SIZE,), value, dtype=torch.float64)
         message = Message(kind, block, timestamp, facts, payload)
         self.sent.clear()
-        self.duty.handle(Received(worker, bytes([worker]), message), now)
+        self.handler.handle(Received(worker, bytes([worker]), message), now)
         return self.answers()
 
     def push(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, Kind, int]]:
@@ -61,7 +60,7 @@ class Server:
 
     def gone(self, rank: int, now: float = 0.0) -> list[tuple[int, Kind, int]]:
         self.sent.clear()
-        self.duty.peer_gone(rank, now)
+        self.handler.peer_gone(rank, now)
         return self.answers()
 
     def answers(self) -> list[tuple[int, Kind, int]]:
@@ -69,7 +68,7 @@ class Server:
 
     @property
     def values(self) -> Tensor:
-        return self.duty.served[0].values.flat()
+        return self.handler.served[0].values.flat()
 
     def _send(self, address: bytes, message: Message) -> bool:
         self.sent.append((address[0], message))
@@ -81,33 +80,33 @@ def test_starts_from_the_newest_copy_when_all_have_told() -> None:
     server.gone(0)
     server.hold(1, 5, 1.0)
     server.hold(2, 7, 2.0)
-    assert 0 not in server.duty.served
+    assert 0 not in server.handler.served
     server.hold(3, 6, 3.0)
-    assert server.duty.served[0].timestamp == 7
+    assert server.handler.served[0].timestamp == 7
     assert torch.equal(server.values, torch.full((SIZE,), 2.0, dtype=torch.float64))
-    assert server.duty.served[0].values.state() == {}
-    assert server.duty.counts.takeovers == 1
+    assert server.handler.served[0].values.state() == {}
+    assert server.handler.counts.takeovers == 1
 
 
 def test_starts_after_a_while_without_those_that_have_not_told() -> None:
     server = Server()
     server.hold(2, 7, 2.0, now=1.0)
-    assert server.duty.deadline() is None  # rank 0 is there, as far as rank 1 knows
+    assert server.handler.deadline() is None  # rank 0 is there, as far as rank 1 knows
     server.gone(0, now=3.0)
-    assert server.duty.deadline() == 13.0
-    server.duty.tick(12.9)
-    assert 0 not in server.duty.served
-    server.duty.tick(13.0)
-    assert server.duty.served[0].timestamp == 7
+    assert server.handler.deadline() == 13.0
+    server.handler.tick(12.9)
+    assert 0 not in server.handler.served
+    server.handler.tick(13.0)
+    assert server.handler.served[0].timestamp == 7
 
 
 def test_without_a_copy_there_is_no_start() -> None:
     server = Server()
     server.gone(0)
     server.push(2, 7)
-    assert server.duty.deadline() is None
+    assert server.handler.deadline() is None
     server.hold(2, 7, 2.0, now=100.0)
-    assert server.duty.deadline() == 110.0
+    assert server.handler.deadline() == 110.0
 
 
 def test_what_comes_before_the_start_is_kept_for_it() -> None:
@@ -130,10 +129,10 @@ def test_only_the_next_live_rank_takes_over() -> None:
     server.gone(0)
     for worker in (1, 2, 3):
         server.hold(worker, 5, 1.0)
-    assert 0 not in server.duty.served
+    assert 0 not in server.handler.served
     server.gone(1)  # the successor dies too
-    assert set(server.duty.served) == {0, 2}
-    assert server.duty.served[0].timestamp == 5
+    assert set(server.handler.served) == {0, 2}
+    assert server.handler.served[0].timestamp == 5
 
 
 def test_a_worker_that_dies_before_it_tells_is_not_waited_for() -> None:
@@ -142,7 +141,7 @@ def test_a_worker_that_dies_before_it_tells_is_not_waited_for() -> None:
     server.hold(1, 5, 1.0)
     server.hold(3, 6, 2.0)
     server.gone(2)
-    assert server.duty.served[0].timestamp == 6
+    assert server.handler.served[0].timestamp == 6
 
 
 def test_messages_of_ranks_that_are_gone_are_passed_over() -> None:
@@ -152,7 +151,7 @@ def test_messages_of_ranks_that_are_gone_are_passed_over() -> None:
     server.hold(2, 9, 9.0)
     server.hold(1, 5, 1.0)
     server.hold(3, 5, 1.0)
-    assert server.duty.served[0].timestamp == 5
+    assert server.handler.served[0].timestamp == 5
 
 
 @pytest.mark.parametrize("pushed", [False, True])
@@ -161,11 +160,11 @@ def test_a_newer_copy_that_comes_late_is_taken_if_nothing_was_pushed(pushed: boo
     server = Server(c=2)
     server.gone(0)
     server.hold(1, 5, 1.0, now=0.0)
-    server.duty.tick(10.0)
+    server.handler.tick(10.0)
     if pushed:
         server.push(1, 5)
     server.hold(3, 8, 3.0, now=20.0)
-    assert server.duty.served[0].timestamp == (5 if pushed else 8)
+    assert server.handler.served[0].timestamp == (5 if pushed else 8)
     assert torch.equal(server.values, torch.full((SIZE,), 1.0 if pushed else 3.0).double())
 
 
@@ -187,7 +186,7 @@ def test_takeover_before_anyone_had_the_final_values() -> None:
     for worker in (1, 2, 3):
         server.hold(worker, 5, 1.0)
         server.hear(worker, Kind.ARRIVE, 5, number=1)
-    assert server.duty.served[0].final_number == 1
+    assert server.handler.served[0].final_number == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), None])
@@ -196,11 +195,11 @@ def test_copies_that_are_none_are_refused(value: float | None) -> None:
     server.gone(0)
     server.hear(2, Kind.HOLD, 7, value, final=0)
     server.hear(3, Kind.HOLD, 8, 1.0, final="one")
-    server.duty.tick(1000.0)
-    assert 0 not in server.duty.served
+    server.handler.tick(1000.0)
+    assert 0 not in server.handler.served
 
 
 def test_blocks_that_nobody_knows_are_passed_over() -> None:
     server = Server()
     assert server.hear(2, Kind.PUSH, 0, 1.0, block=17) == []
-    assert set(server.duty.served) == {1}
+    assert set(server.handler.served) == {1}

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.pull_rule import PullRule
+from lightning_hier.parameter_server.psp.settings import PullRule
 from lightning_hier.parameter_server.psp.worker import Worker
 from tests.unit.psp_one_worker import Harness, every
 
@@ -159,11 +159,11 @@ def test_rendezvous() -> None:
     assert h.said() == every(Kind.ARRIVE, 1)
     h.block(3, 9, 9.0)  # an answer to the push before; all ranks take the final values
     for number in range(4):
-        assert not h.worker.is_dispersed()
+        assert not h.worker.has_global_model()
         h.final(number, 2 + number, 5.0, rendezvous=7)
         h.final(number, 2 + number, 6.0 + number)
     h.block(0, 9, 9.0)
-    assert h.worker.is_dispersed()
+    assert h.worker.has_global_model()
     h.worker.take_global()
     assert h.values() == [6.0, 7.0, 8.0, 9.0]
     assert h.worker.timestamp(0) == 5
@@ -173,7 +173,7 @@ def test_rendezvous() -> None:
 def test_worker_without_blocks_never_waits() -> None:
     worker = Worker([], 2, lambda rank, message: True, pull_rule=PullRule())
     worker.arrive(0.0)
-    assert worker.is_dispersed() and worker.behind == 0
+    assert worker.has_global_model() and worker.behind == 0
 
 
 def test_fewer_parameters_than_ranks() -> None:

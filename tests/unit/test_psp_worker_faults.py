@@ -12,7 +12,7 @@ from tests.unit.psp_one_worker import Harness, every
 
 
 def test_silence_is_answered_by_asking_again_less_and_less_often() -> None:
-    h = Harness(ask_again_s=2.0)
+    h = Harness(retry_s=2.0)
     h.push()
     h.block(0, 1)
     assert h.tick(1.9) == []
@@ -33,7 +33,7 @@ def test_what_could_not_be_sent_is_sent_later_or_given_up() -> None:
     h.worker.pull(0)
     h.push()
     h.worker.abstain(0, h.now)
-    assert h.worker.counts.unsent == 1
+    assert h.worker.unsent == 1
 
 
 def test_successor_is_told_what_the_worker_holds_and_asked_what_the_dead_was() -> None:

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.exchange import Exchange
-from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.equivalence.two_stage_twins import (
     FEATURES,
     MasterTwin,
@@ -53,11 +52,11 @@ class FakeClient:
         return self.lost_ranks
 
     def wait(
-        self, done: Callable[[], bool], missing: Callable[[], str], *, limit_s: float
+        self, done: Callable[[float], bool], missing: Callable[[], str], *, limit_s: float
     ) -> float:
         begun = time.monotonic()
         for _ in range(100):
-            if done():
+            if done(0.0):
                 return time.monotonic() - begun
             self._meanwhile()
         raise PeerError(missing())
@@ -88,13 +87,12 @@ class OneNode:
             hyperparameters(self.optimizer),
         )
         self.client = FakeClient(self.carry)
-        lifeline = Lifeline(0, self.replica, self.client, lambda: None)
         self.device = Device(
-            0, [0], self.replica, self.optimizer, parameters, self.client, lifeline, chosen
+            0, [0], self.replica, self.optimizer, parameters, self.client, lambda: None, chosen
         )
         self.steps = 0
 
-    def _ask(self, message: Message) -> bool:
+    def _ask(self, rank: int, message: Message) -> bool:
         self.to_master.append(message)
         return True
 
@@ -238,7 +236,7 @@ def test_rendezvous_brings_the_masters_model() -> None:
     for _ in range(3):
         ours.step()
     ours.device.arrive()
-    ours.device.settle()
+    ours.device.finish_rendezvous()
     assert torch.equal(ours.weights, ours.master.models[0].copy())
     assert ours.master.models[0].version == 1 and ours.exchange.counts.gradients == 3
 
@@ -262,6 +260,6 @@ def test_wait_names_whom_it_waited_for() -> None:
 
 def test_stopped_node_does_not_hold_a_device_up_for_ever() -> None:
     ours = OneNode(timeout_s=0.05)
-    with ours.replica.accumulators[0]._lock.held(1.0):
+    with ours.replica.accumulators[0]._lock.locked(1.0):
         with pytest.raises(PeerError, match="the node's lock"):
             ours.step()

@@ -43,7 +43,7 @@ class Bench:
             [{"lr": 0.5}],
         )
 
-    def _send(self, message: Message) -> bool:
+    def _send(self, rank: int, message: Message) -> bool:
         if self.takes:
             self.sent.append(message)
         return self.takes

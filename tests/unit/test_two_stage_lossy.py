@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.exchange import Exchange
@@ -20,6 +19,7 @@ from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
 NODES = (0, 1, 2)
 HAS_ONE = torch.ones(1, dtype=torch.uint8)
@@ -66,8 +66,8 @@ class Lossy:
                 )
             )
 
-    def _ask(self, node: int) -> Callable[[Message], bool]:
-        return lambda message: self._put(self.to_master, node, message)
+    def _ask(self, node: int) -> Callable[[int, Message], bool]:
+        return lambda rank, message: self._put(self.to_master, node, message)
 
     def _answer(self, address: bytes, message: Message) -> bool:
         return self._put(self.to_nodes, int(address), message)
@@ -78,7 +78,7 @@ class Lossy:
 
     def turn(self) -> None:
         """Time passes, and some of the messages under way arrive, in any order."""
-        self.now = 1.02 * self.now + 3.0  # so that nodes of any patience ask again
+        self.now = 1.02 * self.now + 3.0  # so that every node repeats its request
         for exchange in self.exchanges:
             exchange.advance(self.now)
         for wire in (self.to_master, self.to_nodes):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones
 
 

@@ -118,7 +118,7 @@ def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(
     def die_adding() -> None:
         own = _open(path)
         own.accumulators[0].add(torch.ones(NUMEL), ALL, LIMIT_S)
-        with own.accumulators[0]._lock.held(LIMIT_S):
+        with own.accumulators[0]._lock.locked(LIMIT_S):
             own.devices[0].adding = 1
             own.accumulators[0]._total[: NUMEL // 2] += 1
             own.devices[0].steps = 1
@@ -146,7 +146,7 @@ def test_lock_of_a_killed_process_is_free_although_its_child_lives_on(path: Path
 
     def hold_and_fork() -> None:
         own = _open(path)
-        with own.accumulators[0]._lock.held(LIMIT_S):
+        with own.accumulators[0]._lock.locked(LIMIT_S):
             grandchild = os.fork()
             if grandchild == 0:
                 time.sleep(60)  # it is killed below
@@ -161,7 +161,7 @@ def test_lock_of_a_killed_process_is_free_although_its_child_lives_on(path: Path
     child.join()
     try:
         os.kill(replica.node.finals, 0)
-        with replica.accumulators[0]._lock.held(LIMIT_S) as locked:
+        with replica.accumulators[0]._lock.locked(LIMIT_S) as locked:
             assert locked
     finally:
         os.kill(replica.node.finals, signal.SIGKILL)
@@ -173,18 +173,18 @@ def test_threads_of_one_process_exclude_each_other(path: Path) -> None:
     done = threading.Event()
 
     def hold() -> None:
-        with lock.held(LIMIT_S):
+        with lock.locked(LIMIT_S):
             inside.set()
             done.wait(10)
 
     with ThreadPoolExecutor() as pool:
         holding = pool.submit(hold)
         inside.wait(10)
-        with lock.held(0.02) as locked:
+        with lock.locked(0.02) as locked:
             assert not locked
         done.set()
         holding.result()
-    with lock.held(LIMIT_S) as locked:
+    with lock.locked(LIMIT_S) as locked:
         assert locked
 
 

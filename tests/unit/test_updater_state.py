@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import optim
 
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.optimizer_cases import (
     OPTIMIZERS,
     gradients,

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
 ETA = 0.25
 LIMIT_S = 10.0

@@ -1,4 +1,4 @@
-"""The duty of a rank that serves blocks: its own, and those of ranks that are gone."""
+"""The handler that serves blocks: those of its rank, and those of ranks that are gone."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from collections.abc import Mapping, Sequence
 
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.block_values import BlockValues
 from lightning_hier.parameter_server.psp.counts import ServerCounts
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.served_block import ServedBlock
-from lightning_hier.parameter_server.psp.state_answers import StateAnswers
-from lightning_hier.parameter_server.psp.takeover import Copy, Takeover, read_copy
-from lightning_hier.parameter_server.psp.terms import Terms
-from lightning_hier.parameter_server.replies import Replies
+from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.state_replies import StateReplies
+from lightning_hier.parameter_server.psp.takeover import Takeover, read_copy
+from lightning_hier.parameter_server.server_loop import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
 
 _log = logging.getLogger(__name__)
 
 
 class BlockServer:
-    """Serves blocks in a rank's servant (a :class:`Duty`).
+    """Serves blocks in the server loop of a rank (a :class:`.server_loop.Handler`).
 
     Args:
         rank: of this process.
-        blocks: the whole plan, the same on all ranks.
+        blocks: all blocks, the same on all ranks.
         optimizers: of the user; copied.
-        terms: what all servers go by.
+        settings: of all servers.
         replies: port of the rank.
 
     """
 
     kinds = frozenset(
-        {Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.AWAY, Kind.HOLD, Kind.STATE_REQUEST}
+        {Kind.PUSH, Kind.ABSTAIN, Kind.ARRIVE, Kind.WAITING, Kind.HOLD, Kind.STATE_REQUEST}
     )
 
     def __init__(
@@ -44,17 +44,17 @@ class BlockServer:
         rank: int,
         blocks: Sequence[ParameterBlock],
         optimizers: Sequence[Optimizer],
-        terms: Terms,
+        settings: PSPSettings,
         replies: Replies,
     ) -> None:
         self.counts = ServerCounts()
         self._rank = rank
-        self._terms = terms
+        self._settings = settings
         self._replies = replies
-        self._states = StateAnswers(replies)
-        self._plan = {block.number: block for block in blocks if block.size}
-        self._live = set(range(terms.world_size))
-        self._attendance = Attendance()
+        self._states = StateReplies(replies)
+        self._blocks = {block.number: block for block in blocks if block.size}
+        self._live = set(range(settings.world_size))
+        self._waiting_ranks = WaitingRanks()
         self._gone: set[int] = set()
         self._updaters: dict[int, Updater] = {}
         self._served: dict[int, ServedBlock] = {}
@@ -69,7 +69,7 @@ class BlockServer:
         return self._served
 
     def load(self, optimizer: int, states: ParameterStates) -> None:
-        """Take over the state of an optimizer for the rank's own block, before it serves.
+        """Load the state of an optimizer for the rank's own block, before it serves.
 
         Args:
             optimizer: its index.
@@ -81,53 +81,61 @@ class BlockServer:
                 served.values.load(states)
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a worker's message; one from a rank that is gone is passed over."""
+        """Handle a worker's message; those of ranks that are gone are ignored."""
         if received.sender not in self._live:
             return
-        self._attendance.hear(received)
-        if received.message.kind == Kind.AWAY:
+        self._waiting_ranks.note(received)
+        if received.message.kind == Kind.WAITING:
             for one in self._served.values():
-                one.settle(now)
+                one.end_if_complete(now)
             return
-        block = self._plan.get(received.message.block)
+        block = self._blocks.get(received.message.block)
         if block is None:
             return
-        served = self._served.get(block.number)
-        if served is not None:
-            self._serve(served, received, now)
-            return
-        takeover = self._takeovers.setdefault(block.number, Takeover(block))
-        takeover.take(received)
-        self._start_what_can(now)
+        kind, served = received.message.kind, self._served.get(block.number)
+        if served is None:
+            self._takeovers.setdefault(block.number, Takeover(block)).take(received)
+            self._start_takeovers(now)
+        elif kind in (Kind.PUSH, Kind.ABSTAIN):
+            served.respond(received, now)
+        elif kind == Kind.ARRIVE:
+            served.arrive(received, now)
+        elif kind == Kind.STATE_REQUEST:
+            self._states.reply(received, served.values, now)
+        elif kind == Kind.HOLD and (copy := read_copy(received, block)) is not None:
+            served.adopt_late_copy(copy.timestamp, copy.final, copy.flat, now)
 
     def deadline(self) -> float | None:
-        """When the first of the blocks has something to do."""
-        dues = [self._states.deadline(), *(one.deadline() for one in self._served.values())]
-        dues += [one.due(self._terms.takeover_s) for one in self._takeovers.values()]
-        return min((due for due in dues if due is not None), default=None)
+        """Time at which to call :meth:`tick`."""
+        dues = [self._states.retry_at]
+        for served in self._served.values():
+            dues.append(served.deadline())
+        for takeover in self._takeovers.values():
+            dues.append(takeover.due(self._settings.takeover_s))
+        return min([due for due in dues if due is not None], default=None)
 
     def tick(self, now: float) -> None:
-        """End rounds and takeovers whose time is over, and send what was not taken."""
+        """End rounds and takeovers whose time is over, and send unsent replies."""
         self._states.tick(now)
         for served in list(self._served.values()):
             due = served.deadline()
             if due is not None and due <= now:
                 served.tick(now)
-        self._start_what_can(now)
+        self._start_takeovers(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Wait for a rank no longer, and take its blocks over if this rank is the next."""
+        """Stop waiting for a rank, and take its blocks over if this rank is the next."""
         self._live.discard(rank)
         self._gone.add(rank)
-        self._states.forget(rank)
+        self._states.remove(rank)
         for served in list(self._served.values()):
             served.leave(rank, now)
         for takeover in self._takeovers.values():
             takeover.forget(rank)
-        self._start_what_can(now)
+        self._start_takeovers(now)
 
     def _open(self, block: ParameterBlock, optimizer: Optimizer) -> None:
-        """Serve the rank's own block from the start."""
+        """Serve a block of this rank from the start."""
         tensors = [p.detach().cpu().clone().contiguous() for p in block.parameters]
         updater = Updater(optimizer, dict(zip(block.parameters, tensors, strict=True)))
         self._updaters[block.optimizer] = updater
@@ -138,35 +146,20 @@ class BlockServer:
         served = self._served[values.block.number] = ServedBlock(
             values,
             timestamp=timestamp,
-            terms=self._terms,
+            settings=self._settings,
             live=self._live,
-            attendance=self._attendance,
+            waiting_ranks=self._waiting_ranks,
             replies=self._replies,
             counts=self.counts,
         )
         return served
 
-    def _serve(self, served: ServedBlock, received: Received, now: float) -> None:
-        kind = received.message.kind
-        if kind == Kind.PUSH:
-            served.push(received, now)
-        elif kind == Kind.ABSTAIN:
-            served.abstain(received, now)
-        elif kind == Kind.ARRIVE:
-            served.arrive(received, now)
-        elif kind == Kind.STATE_REQUEST:
-            self._states.answer(received, served.values, now)
-        elif kind == Kind.HOLD:
-            copy = read_copy(received, served.values.block)
-            if copy is not None:
-                served.hear_late(copy.timestamp, copy.final, copy.flat, now)
-
-    def _start_what_can(self, now: float) -> None:
+    def _start_takeovers(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):
-            if takeover.block.owner(self._gone, self._terms.world_size) != self._rank:
+            if takeover.block.owner(self._gone, self._settings.world_size) != self._rank:
                 continue
             takeover.open(now)
-            if takeover.is_over(self._live, self._terms.takeover_s, now):
+            if takeover.is_over(self._live, self._settings.takeover_s, now):
                 del self._takeovers[number]
                 self._take_over(takeover, now)
 
@@ -178,12 +171,6 @@ class BlockServer:
         )
         served = self._add(BlockValues(block, tensors, updater), timestamp=copy.timestamp)
         self.counts.takeovers += 1
-        self._warn(block, copy)
-        served.note_final(takeover.final)
-        for received in takeover.kept():
-            self._serve(served, received, now)
-
-    def _warn(self, block: ParameterBlock, copy: Copy) -> None:
         _log.warning(
             "rank %d serves block %d from now on, which was served by rank %d until that was gone: "
             "it goes on from version %d, the newest that a rank held, and the state of its "
@@ -193,3 +180,6 @@ class BlockServer:
             block.home,
             copy.timestamp,
         )
+        served.end_rendezvous(takeover.final)
+        for received in takeover.kept():
+            self.handle(received, now)

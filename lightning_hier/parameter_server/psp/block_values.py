@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.psp.plan import ParameterBlock
 from lightning_hier.parameter_server.psp.round import Round
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 _log = logging.getLogger(__name__)
 
 
 class BlockValues:
-    """Parameters of a block on the host, in their own dtypes, and the Updater that moves them.
+    """Parameters of a block on the host, in their own dtypes, and their Updater.
 
     Args:
-        block: what it is.
+        block: number, size and dtype.
         tensors: the values, in the block's order; changed in place.
         updater: over these tensors.
 
@@ -33,13 +33,13 @@ class BlockValues:
         self._flat: Tensor | None = None
 
     def flat(self) -> Tensor:
-        """The values of now, flat, in the block's dtype; a copy that is never changed."""
+        """The current values, flat, in the block's dtype; a copy that is never changed."""
         if self._flat is None:
             self._flat = torch.cat([one.reshape(-1).to(self.block.dtype) for one in self._tensors])
         return self._flat
 
     def adopt(self, flat: Tensor) -> None:
-        """Take other values."""
+        """Replace the values."""
         for tensor, value in zip(self._tensors, self.block.tensors(flat), strict=True):
             tensor.copy_(value)
         self._flat = None
@@ -49,24 +49,23 @@ class BlockValues:
         return self._updater.state()
 
     def load(self, states: ParameterStates) -> None:
-        """Take over the optimizer's state of these parameters."""
+        """Load the optimizer's state of these parameters."""
         self._updater.load(states)
 
     def update(
         self, ended: Round, *, rate_factor: float, hyperparameters: Hyperparameters | None
     ) -> bool:
-        """``w <- w - rate_factor * lr * Updater(g / d)``, and whether that was done.
+        """``w <- w - rate_factor * lr * Updater(g / d)``; returns whether that was done.
 
-        It is undone if NaN or inf come of it: values stay as they were, and the optimizer's state,
-        which may have taken part in it, starts anew.
+        An update to NaN or inf is undone: the values are restored, and the optimizer's state, which
+        may hold them too, is reset.
         """
         mean, before = ended.mean(), self.flat()
         if not all_finite(mean):
             return False
         pieces = mean.split([tensor.numel() for tensor in self._tensors])
-        gradients = [
-            piece if ended.takes_part(place) else None for place, piece in enumerate(pieces)
-        ]
+        absent = ended.absent or ()
+        gradients = [None if at in absent else piece for at, piece in enumerate(pieces)]
         self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)
         self._flat = None
         if all_finite(self.flat()):

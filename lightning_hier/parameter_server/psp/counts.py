@@ -1,4 +1,4 @@
-"""What servers and workers of PSP-SGD count, for logging."""
+"""Counters of servers and workers of PSP-SGD, for logging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW = 1000
 
 
 class ServerCounts:
-    """Counts of one rank's servers, written in the servant's thread and read from any.
+    """Counts of one rank's servers, written in the server_loop's thread and read from any.
 
     A gradient that is pushed ends as one of ``used``, ``dropped`` and ``nonfinite``, unless the
     server dies first.
@@ -41,14 +41,14 @@ class ServerCounts:
             self._staleness.append(staleness)
 
     def note_round(self, gradients: int, *, done: bool) -> None:
-        """Count an update from so many gradients, which was ``done`` or undone."""
+        """Count an update from ``gradients`` gradients; ``done``: it was not undone."""
         with self._lock:
             self.rounds += 1
             self._in_rounds += gradients
             self.nonfinite += not done
 
     def metrics(self) -> dict[str, float]:
-        """All counts by the names under which they are logged."""
+        """All counts by metric name."""
         with self._lock:
             return {
                 "hier/psp/staleness": sum(self._staleness) / max(1, len(self._staleness)),
@@ -61,24 +61,22 @@ class ServerCounts:
 
 
 class WorkerCounts:
-    """Counts of one worker; of its thread alone.
+    """Counts of one worker, used by its thread only.
 
     Attributes:
-        late: blocks that came after the worker had gone on without them, or twice.
-        unsent: gradients given up because the server could not take them.
+        late: blocks that arrived after the worker had gone on without them, or twice.
         waiting_s: seconds spent waiting for blocks.
 
     """
 
     def __init__(self) -> None:
         self.late = 0
-        self.unsent = 0
         self.waiting_s = 0.0
 
-    def metrics(self) -> dict[str, float]:
-        """All counts by the names under which they are logged."""
+    def metrics(self, unsent: int) -> dict[str, float]:
+        """All counts by metric name; ``unsent``: gradients that could not be sent in time."""
         return {
             "hier/psp/late": float(self.late),
-            "hier/psp/unsent": float(self.unsent),
+            "hier/psp/unsent": float(unsent),
             "hier/psp/waiting_seconds": self.waiting_s,
         }

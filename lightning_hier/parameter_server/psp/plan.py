@@ -1,4 +1,4 @@
-"""Which parameters make up which block, and which rank serves it."""
+"""The blocks of parameters, and the ranks that serve them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ParameterBlock:
     """Parameters of one optimizer that one server holds.
 
     Attributes:
-        number: by which messages name it: ``optimizer * world_size + home``.
+        number: in messages: ``optimizer * world_size + home``.
         home: rank that serves it unless that rank is gone.
         optimizer: index of the optimizer.
         indices: of the parameters in the optimizer.
@@ -33,7 +33,7 @@ class ParameterBlock:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of the flat block in messages: wide enough for each of its parameters."""
+        """Dtype of the flat block in messages, which holds each parameter exactly."""
         return reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
 
     @cached_property
@@ -41,8 +41,13 @@ class ParameterBlock:
         """Elements of the block."""
         return sum(parameter.numel() for parameter in self.parameters)
 
+    @cached_property
+    def form(self) -> tuple[torch.dtype, int]:
+        """Dtype and size of the flat block."""
+        return self.dtype, self.size
+
     def tensors(self, flat: Tensor) -> list[Tensor]:
-        """Tensors of their own for the parameters, with the values of a flat block."""
+        """New tensors in the shapes of the parameters, with the values of a flat block."""
         pieces = flat.split([parameter.numel() for parameter in self.parameters])
         return [
             piece.to(parameter.dtype, copy=True).view(parameter.shape)
@@ -50,10 +55,10 @@ class ParameterBlock:
         ]
 
     def owner(self, gone: Collection[int], world_size: int) -> int:
-        """The rank that serves the block: its home or the next that is there, in cyclic order.
+        """The rank that serves the block: its home or the next live rank, in cyclic order.
 
         Raises:
-            RuntimeError: no rank is there.
+            RuntimeError: no rank is alive.
 
         """
         for step in range(world_size):
@@ -66,9 +71,9 @@ class ParameterBlock:
 def plan_blocks(optimizers: Sequence[Optimizer], world_size: int) -> list[ParameterBlock]:
     """Cut the trainable parameters of every optimizer into one block a rank.
 
-    Whole tensors, the largest first, each to the rank that has least so far, over all optimizers.
-    The same on all ranks. Where there are fewer tensors than ranks some blocks are empty: their
-    servers have nothing to do.
+    Whole tensors, the largest first, are each assigned to the rank with the fewest elements so far,
+    over all optimizers. The plan is the same on all ranks. If there are fewer tensors than ranks,
+    some blocks are empty.
     """
     loads = [0] * world_size
     blocks = []

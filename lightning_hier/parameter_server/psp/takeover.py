@@ -1,4 +1,4 @@
-"""The start of a block on the rank that takes it over from one that is gone."""
+"""The start of a block on the rank that takes it over from a rank that is gone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """What one worker holds of a block.
+    """One worker's copy of a block.
 
     Attributes:
         timestamp: version of the values.
-        final: number of the last rendezvous that has ended for this worker; 0: none has.
+        final: number of the last rendezvous that has ended for this worker; 0: none.
         flat: the values.
 
     """
@@ -33,16 +33,16 @@ class Copy:
 
 
 class Takeover:
-    """Collects the copies that live workers hold of a block.
+    """Collects the copies of a block that live workers hold.
 
-    The newest of them is where the block goes on. Its server's work after that version is lost, and
-    so is the optimizer's state. Workers that have lost sight of the server send their copy first
-    and then speak to the successor as they did to the server; this is kept for the start. Without a
-    copy there is no start, and a rank starts only when it has itself lost the ranks before it: so
-    two ranks don't serve one block as long as ranks agree on who is there.
+    The block starts from the newest copy. Later updates by the lost server are lost, and so is the
+    optimizer's state. A worker that has lost the server sends its copy first and then its requests,
+    which are kept for the start. A rank starts to serve only with at least one copy, and only when
+    it has lost all ranks before it: so two ranks don't serve one block as long as the ranks agree
+    on which of them are alive.
 
     Args:
-        block: what it is.
+        block: number, size and dtype.
 
     """
 
@@ -53,7 +53,7 @@ class Takeover:
         self._open_since: float | None = None
 
     def take(self, received: Received) -> None:
-        """Take a worker's copy, or keep what is for the server that will be."""
+        """Take a worker's copy, or keep its request for the start."""
         message, worker = received.message, received.sender
         if message.kind != Kind.HOLD:
             self._kept.pop((worker, message.kind), None)
@@ -64,16 +64,16 @@ class Takeover:
             self._copies[worker] = copy
 
     def forget(self, worker: int) -> None:
-        """Expect nothing more of a worker that is gone. The copy that it has sent is as good."""
+        """Drop the requests of a worker that is gone. Its copy is still of use."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] != worker}
 
     def open(self, now: float) -> None:
-        """Begin to wait for copies: this rank is the successor."""
+        """Start to wait for copies: this rank is the successor."""
         if self._open_since is None and self._copies:
             self._open_since = now
 
     def due(self, limit_s: float) -> float | None:
-        """When to start with what copies there are; None: not yet opened."""
+        """Time at which to start with the received copies; None: not opened."""
         return None if self._open_since is None else self._open_since + limit_s
 
     def is_over(self, live: Set[int], limit_s: float, now: float) -> bool:
@@ -82,7 +82,7 @@ class Takeover:
         return due is not None and (live <= self._copies.keys() or now >= due)
 
     def newest(self) -> Copy:
-        """The copy to start from; of equal ones that of the lowest rank."""
+        """The newest copy; of equal ones that of the lowest rank."""
         newest = max(self._copies, key=lambda worker: (self._copies[worker].timestamp, -worker))
         return self._copies[newest]
 
@@ -92,15 +92,15 @@ class Takeover:
         return max(copy.final for copy in self._copies.values())
 
     def kept(self) -> list[Received]:
-        """What has come for the server, in the order in which it came."""
+        """The kept requests, in the order of their arrival."""
         return list(self._kept.values())
 
 
 def read_copy(received: Received, block: ParameterBlock) -> Copy | None:
-    """The copy in a HOLD; None if it is none of this block."""
+    """The copy in a HOLD; None if it does not fit the block or is not finite."""
     message = received.message
     flat, final = message.payload, message.facts.get("final")
-    fits = flat is not None and (flat.dtype, flat.numel()) == (block.dtype, block.size)
+    fits = flat is not None and (flat.dtype, flat.numel()) == block.form
     if flat is None or not fits or not isinstance(final, int) or not all_finite(flat):
         _log.warning("rank %d holds no copy of block %d", received.sender, block.number)
         return None

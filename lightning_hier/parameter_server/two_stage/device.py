@@ -1,4 +1,4 @@
-"""A device: it updates its node's replica without a lock, and adds up its gradients (eq. 2, 3)."""
+"""A device: it updates its node's replica without a lock, and sums its gradients (eq. 2, 3)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
-from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
+from lightning_hier.parameter_server.two_stage.exchange import MASTER
 from lightning_hier.parameter_server.two_stage.master_model import shaped
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
 _log = logging.getLogger(__name__)
 
-# At an epoch's end a node waits for its turn and then for the other nodes, each for two time limits
-# at most. It knows who is missing, so it speaks first.
+# At an epoch's end a node waits for its turn and then for the other nodes, each for at most two
+# time limits. The node reports missing ranks, so this limit must be longer.
 _WAITS = 5
 
 
@@ -37,10 +37,10 @@ class DeviceCounts:
 
     Attributes:
         gradients: added.
-        nonfinite: kept out of replica and accumulator; and updates of the replica that were undone,
-            because NaN or inf came of them.
-        refreshes: copies of the replica taken.
-        waiting_seconds: for a new replica or at a rendezvous, in which nothing was computed.
+        nonfinite: dropped gradients, and updates of the replica that were undone because of NaN or
+            inf.
+        refreshes: copies of the replica.
+        waiting_seconds: of waits for a new replica or at a rendezvous.
 
     """
 
@@ -53,18 +53,18 @@ class DeviceCounts:
 class Device:
     """One rank's training of one optimizer's parameters. Used by the rank's main thread.
 
-    The replica is updated by a copy of the user's optimizer, with state (momentum, moments) of this
-    device's own: devices see different gradients, and sharing state would need locks. It starts
-    empty, is not saved, and stays when the master's model replaces the replica.
+    The replica is updated by a copy of the user's optimizer. Its state (momentum, moments) belongs
+    to this device: devices have different gradients, and shared state would need locks. The state
+    starts empty, is not saved, and is kept when the master's model replaces the replica.
 
     Args:
         number: of the device in its node.
-        ranks: devices of the node.
+        ranks: devices of the node; the first exchanges gradients with the master.
         replica: of the node.
         optimizer: of the user; read for its hyperparameters before each step, never changed.
         parameters: this rank's own copies; values are written in place.
         client: of the main thread.
-        lifeline: the ranks without which this one can't go on.
+        check_node: raises the error of the node's thread, if it runs on this rank.
         settings: of the run.
 
     """
@@ -77,7 +77,7 @@ class Device:
         optimizer: Optimizer,
         parameters: Sequence[Parameter],
         client: Client,
-        lifeline: Lifeline,
+        check_node: Callable[[], None],
         settings: TwoStageSettings,
     ) -> None:
         self._ranks = list(ranks)
@@ -89,20 +89,21 @@ class Device:
         self._host = HostCopy(parameters, replica.weights.dtype)
         self._buffer = self._host.empty()
         self._client = client
-        self._lifeline = lifeline
+        self._check_node = check_node
         self._settings = settings
         self._seen = 0
         self._since_refresh = 0
         self.counts = DeviceCounts()
 
     def step(self) -> None:
-        """Make a step with the gradients in ``.grad``; refresh the parameters where it is time.
+        """Make a step with the gradients in ``.grad``, and refresh the parameters if that is due.
 
         Raises:
             PeerError: the node or the master is gone, or did not answer in time.
 
         """
-        self._look_around()
+        self._client.poll()
+        self._check_required_ranks()
         gradients = self._host.read_gradients(self._buffer)
         present = torch.tensor([one is not None for one in gradients], dtype=torch.uint8)
         if not all_finite(self._buffer):
@@ -110,7 +111,7 @@ class Device:
             self._end_step()
             return
         if not self._warming_up:
-            # Before the sum: what the master answers with must not be updated by it again.
+            # Before the sum: the master's answer includes this gradient and must not get it twice.
             self._update(gradients)
         with profiler_range("hier/two_stage/accumulate"):
             added = self._accumulator.add(self._buffer, present, self._settings.timeout_s)
@@ -121,43 +122,64 @@ class Device:
 
     def abstain(self) -> None:
         """Make a step without a gradient. Errors as in :meth:`step`."""
-        self._look_around()
+        self._client.poll()
+        self._check_required_ranks()
         self._end_step()
 
     def arrive(self) -> None:
-        """Tell the node that this device adds no more until all have met."""
+        """Arrive at a rendezvous: the device adds no gradients until it has ended."""
         self._own.arrived += 1
 
-    def leave_meeting(self, number: int) -> None:
-        """Tell the node that a meeting is over, which says so with its next push."""
-        self._own.met = number
+    def leave_collective(self, number: int) -> None:
+        """Note that a live-rank collective has ended; the node's next push carries its number."""
+        self._own.collectives_done = number
 
-    def settle(self) -> None:
-        """Take the master's model once all nodes have arrived.
+    def finish_rendezvous(self) -> None:
+        """Take the master's model when all nodes have arrived.
 
-        It returns when all devices of this node have their copy: before that, none of them may
-        update the replica.
+        Returns when all devices of this node have copied it: before that, none of them may update
+        the replica.
 
         Raises:
-            PeerError: somebody did not come in time.
+            PeerError: a node or a device did not arrive in time.
 
         """
         number = self._own.arrived
         self._wait(lambda: self._replica.node.finals >= number, "all nodes at the epoch's end")
         self._refresh()
-        self._own.settled = number
-        self._wait(lambda: not self._unsettled(number), "the copies of the other devices")
+        self._own.finished = number
+        self._wait(lambda: not self._unfinished(number), "the copies of the other devices")
 
-    def _look_around(self) -> None:
-        self._client.poll()
-        self._lifeline.check()
+    def _check_required_ranks(self) -> None:
+        """Check the master and the node.
+
+        Raises:
+            PeerError: one is gone, or the node has failed.
+
+        """
+        self._check_node()
+        if self._replica.failure is not None:
+            raise PeerError(self._replica.failure)
+        gone = self._client.gone() & {MASTER, self._ranks[0]}
+        if gone:
+            rank = min(gone)
+            part = (
+                "it held the master's model, so no rank can go on"
+                if rank == MASTER
+                else "it exchanged this group's gradients with the master, so its group can't go on"
+            )
+            reason = self._client.lost().get(rank, "it has left")
+            raise PeerError(
+                f"rank {rank} of two-stage ASGD is gone ({reason}): {part}. See the log of rank "
+                f"{rank}, and restart from the last checkpoint"
+            )
 
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         """Update the replica (eq. 2).
 
-        If NaN or inf come of it the replica goes back to what this device had copied, and the
-        state of its optimizer starts anew. What the others have added to the replica since then
-        is not lost: it is in their sums.
+        After an update to NaN or inf the replica is restored from this device's copy, and the state
+        of its optimizer is reset. Later updates by other devices are not lost: their sums hold
+        them.
         """
         self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
         if all_finite(self._replica.weights):
@@ -193,28 +215,28 @@ class Device:
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        # Read first: a replica that is replaced meanwhile is copied again at the next step.
+        # Read first: a replica that is replaced during the copy is copied again at the next step.
         self._seen = self._replica.node.installed
         with profiler_range("hier/two_stage/refresh"):
             self._host.write_values(self._replica.weights, by_way_of=self._buffer)
         self._since_refresh = 0
         self.counts.refreshes += 1
 
-    def _unsettled(self, number: int) -> list[int]:
+    def _unfinished(self, number: int) -> list[int]:
         gone = self._client.gone()
         devices = zip(self._ranks, self._replica.devices, strict=True)
-        return [rank for rank, own in devices if own.settled < number and rank not in gone]
+        return [rank for rank, own in devices if own.finished < number and rank not in gone]
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        def look() -> bool:
+        def is_over(now: float) -> bool:
             if done():
                 return True
-            self._lifeline.check()
+            self._check_required_ranks()
             return False
 
         limit_s = _WAITS * self._settings.timeout_s
         missing = partial(self._missing, what)
-        self.counts.waiting_seconds += self._client.wait(look, missing, limit_s=limit_s)
+        self.counts.waiting_seconds += self._client.wait(is_over, missing, limit_s=limit_s)
 
     def _missing(self, what: str) -> str:
         return (

@@ -1,48 +1,49 @@
-"""Two-stage ASGD on one rank: a device, on a group's first rank the node, on rank 0 the master."""
+"""Two-stage ASGD on one rank: a device; on a group's first rank the node; on rank 0 the master."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
-from lightning_hier.parameter_server.hyperparameters import hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Ports
-from lightning_hier.parameter_server.servant import Duty
-from lightning_hier.parameter_server.served import Served, served
+from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.server_loop import Handler
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.exchange import MASTER, Exchange
-from lightning_hier.parameter_server.two_stage.lifeline import Lifeline
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.node import Node
 from lightning_hier.parameter_server.two_stage.opening import AllGather, open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.user_optimizer import (
+    ServedParameterCheck,
+    hyperparameters,
+    trainable,
+)
 
 
 class TwoStageASGD:
     """An engine (see :class:`lightning_hier.parameter_server.engine.Engine`).
 
-    Making it is a collective of the world: every rank must. The models must be the same on all
-    ranks; their present values are the first of the master.
+    Its construction is a collective of the world. The models must be the same on all ranks; their
+    present values are the master's first ones.
 
     Args:
-        optimizers: of the user. They are read for their hyperparameters, and copied for the
-            replica and for the master. Parameters that do not require gradients are left out.
+        optimizers: of the user. Their hyperparameters are read, and they are copied for the replica
+            and for the master. Parameters that do not require gradients are left out.
         rank: this rank.
         world_size: number of ranks, a multiple of ``group_size``.
         group_size: devices of a node: consecutive ranks, on one host.
-        exchange: all-gather over the world, of what JSON can say.
+        exchange: all-gather over the world, of values that JSON can represent.
         ports: of this rank.
         client: of the main thread.
         settings: of the run.
-        steps_made: by each optimizer before this run, in one that goes on; empty: none.
+        steps_made: steps of each optimizer before this run, if it resumes another one.
 
     Raises:
         RuntimeError: on every rank, if the ranks of a group can't share memory.
@@ -63,8 +64,8 @@ class TwoStageASGD:
         steps_made: Sequence[int] = (),
     ) -> None:
         of_each = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
-        parts = [served(optimizer) for optimizer in optimizers]
-        self._served = Served(optimizers)
+        parts = [trainable(optimizer) for optimizer in optimizers]
+        self._served = ServedParameterCheck(optimizers)
         self._optimizers = list(optimizers)
         self._client = client
         self._settings = settings
@@ -87,7 +88,7 @@ class TwoStageASGD:
                 optimizer,
                 parameters,
                 client,
-                Lifeline(self._first, replica, client, check_node),
+                check_node,
                 own,
             )
             for replica, optimizer, parameters, own in zip(
@@ -98,66 +99,67 @@ class TwoStageASGD:
             self._node.start()
 
     @property
-    def duties(self) -> Sequence[Duty]:
+    def handlers(self) -> Sequence[Handler]:
         """The master, on rank 0."""
         return [] if self._master is None else [self._master]
 
     @property
     def behind(self) -> int:
-        """Always 0: a node's pace is its own, and no step is left out."""
+        """Always 0: nodes need not be in step, and no step is skipped."""
         return 0
 
     def step(self, optimizer: int) -> None:
-        """Update the replica with the gradients in ``.grad``, add them up, and take new values.
+        """Update the replica with the gradients in ``.grad``, sum them, and take new values.
 
         Raises:
             PeerError: the group's first rank or the master is gone or late.
-            RuntimeError: a parameter that was frozen at the start is to be trained.
+            RuntimeError: a parameter that was frozen at the start has a gradient.
 
         """
         self._served.check(optimizer, self._optimizers[optimizer])
-        self._tell_hyperparameters(optimizer)
+        self._publish_hyperparameters(optimizer)
         self._devices[optimizer].step()
 
     def abstain(self, optimizer: int) -> None:
         """Make a step without a gradient."""
-        self._tell_hyperparameters(optimizer)
+        self._publish_hyperparameters(optimizer)
         self._devices[optimizer].abstain()
 
     def skip(self, optimizer: int) -> None:
-        """Never asked for, since no device is behind."""
+        """Never called, since no device is behind."""
 
     def rendezvous(self) -> None:
-        """Flush all sums, wait for all nodes, and take the master's model: the same on all ranks.
+        """Push all sums, wait for all nodes, and take the master's model: the same on all ranks.
 
-        Every rank that is there must call it, as often as the others.
+        Every live rank must call it, as often as the others.
 
         Raises:
-            PeerError: somebody did not come in time.
+            PeerError: a node or a device did not arrive in time.
 
         """
         for device in self._devices:
             device.arrive()
         for device in self._devices:
-            device.settle()
+            device.finish_rendezvous()
 
-    def wait_in_meeting(self, number: int) -> None:
-        """Tell the master, who passes a node over while all its ranks wait.
+    def wait_in_collective(self, number: int) -> None:
+        """Notify the master, which skips a node while all its ranks wait.
 
-        Not where no rank waits for another node's turn: then the order is best kept.
+        Without order locking, and with double buffering, no rank waits for another node's turn.
+        Then the order is kept.
         """
         if self._settings.order_locking and not self._settings.double_buffering:
-            self._client.send(MASTER, Message(Kind.AWAY, 0, number))
+            self._client.send(MASTER, Message(Kind.WAITING, 0, number))
 
-    def leave_meeting(self, number: int) -> None:
-        """Have the node say with its next push that the meeting is over."""
+    def leave_collective(self, number: int) -> None:
+        """Send with the node's next push that the collective has ended."""
         for device in self._devices:
-            device.leave_meeting(number)
+            device.leave_collective(number)
 
     def snapshot(self) -> Snapshot:
-        """The master's models and the state of its optimizers, of this moment. Rank 0 only.
+        """The master's current models and the state of its optimizers. Rank 0 only.
 
-        What devices and nodes have not pushed yet is not in it, nor the devices' own state.
+        It does not include unpushed gradients, nor the state of the devices.
 
         Raises:
             RuntimeError: on another rank.
@@ -170,12 +172,12 @@ class TwoStageASGD:
         return Snapshot(values, [state for _, state in copies])
 
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
-        """Give the master the state of an optimizer, before training. Other ranks need it not."""
+        """Load the state of an optimizer on the master, before training."""
         if self._master is not None:
             self._master.models[optimizer].load(state)
 
     def metrics(self) -> dict[str, float]:
-        """What is counted on this rank since the start, by name."""
+        """Counts of this rank since the start, by metric name."""
         found: dict[str, float] = {}
         for index, device in enumerate(self._devices):
             prefix = f"hier/two_stage/{index}" if len(self._devices) > 1 else "hier/two_stage"
@@ -190,7 +192,7 @@ class TwoStageASGD:
         return found
 
     def close(self) -> None:
-        """End the node's thread and let go of the shared memory."""
+        """Stop the node's thread and close the shared memory."""
         try:
             if self._node is not None:
                 self._node.stop()
@@ -199,13 +201,13 @@ class TwoStageASGD:
                 replica.close()
 
     def _make_node(self, ports: Ports, of_each: Sequence[TwoStageSettings]) -> Node:
-        client = self._client.beside(ports.open_client("node"))
+        client = self._client.on_port(ports.open_client("node"))
         exchanges = [
             Exchange(
                 index,
                 replica,
                 self._ranks,
-                partial(client.send, MASTER),
+                client.send,
                 client.gone,
                 settings,
                 hyperparameters(optimizer),
@@ -216,7 +218,7 @@ class TwoStageASGD:
         ]
         return Node(client, exchanges, self._replicas)
 
-    def _tell_hyperparameters(self, optimizer: int) -> None:
+    def _publish_hyperparameters(self, optimizer: int) -> None:
         if self._node is not None:
-            told = hyperparameters(self._optimizers[optimizer])
-            self._node.exchanges[optimizer].hyperparameters = told
+            own = self._optimizers[optimizer]
+            self._node.exchanges[optimizer].hyperparameters = hyperparameters(own)

@@ -1,9 +1,9 @@
-"""A node's side of the exchange with the master, for one optimizer. It sends by what it is given.
+"""A node's side of the exchange with the master, for one optimizer.
 
-When its devices have added enough gradients, it takes their sums and pushes the total. The answer
-is the master's model, which replaces the replica. There is one push under way at a time; what
-devices add meanwhile goes with the next one, which then may hold more than ``push_period``
-gradients.
+When the devices of the node have added enough gradients, it takes their sums and pushes the total.
+The answer is the master's model, which replaces the replica. One push is in flight at a time. The
+gradients that devices add meanwhile belong to the next push, which may hold more than
+``push_period`` gradients.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from torch import Tensor
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.requests import PendingRequest
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 MASTER = 0
 # A device that takes longer for an addition is stopped: its sum waits for the next push.
 _TAKING_LIMIT_S = 1.0
-# The master knows who is missing, so it speaks first, after one time limit from when it was asked.
+# The master reports missing nodes after one time limit, so this limit must be longer.
 _WAITS = 2
-# An answer this late, compared with others, may have been lost on the way.
-_LATE = 10.0
-_EARLIEST_REMINDER_S = 5.0
+# Shortest and longest time before a request is repeated. The longest leaves time for several
+# repetitions within the limit.
+_RETRY_S = 5.0
+_LONGEST_S = 30.0
 
 
 @dataclass
@@ -41,11 +43,11 @@ class ExchangeCounts:
     Attributes:
         pushes: answered by the master.
         gradients: in those pushes.
-        lost: gradients lost with a device that died in the middle of an addition.
-        overflowed: gradients whose sum was not finite, and was thrown away.
-        staleness_sum: versions of the master that passed between a node's model and its push.
+        lost: gradients lost with a device that died during an addition.
+        overflowed: gradients whose sum was not finite and was dropped.
+        staleness_sum: updates of the master between a node's model and its push, summed.
         seconds: from a push to its answer.
-        reminders: messages sent again.
+        reminders: requests that were repeated.
 
     """
 
@@ -58,25 +60,14 @@ class ExchangeCounts:
     reminders: int = 0
 
 
-@dataclass
-class _Question:
-    """A message that the master has not answered yet."""
-
-    message: Message
-    number: int
-    asked: float
-    remind: float
-    sent: bool = False
-
-
 class Exchange:
-    """Driven by the node's thread: ``advance`` when time passes, ``handle`` when a message comes.
+    """The exchange of one node; its thread calls ``advance`` regularly and ``handle`` for messages.
 
     Args:
         block: number of the optimizer.
         replica: of the node.
         ranks: devices of the node.
-        send: to the master.
+        send: sends a message to a rank; returns False if it could not be sent.
         gone: ranks that are gone.
         settings: of the run.
         hyperparameters: of the user's optimizer at the start.
@@ -92,7 +83,7 @@ class Exchange:
         block: int,
         replica: Replica,
         ranks: Sequence[int],
-        send: Callable[[Message], bool],
+        send: Callable[[int, Message], bool],
         gone: Callable[[], set[int]],
         settings: TwoStageSettings,
         hyperparameters: Hyperparameters,
@@ -100,27 +91,30 @@ class Exchange:
         self._block = block
         self._replica = replica
         self._ranks = list(ranks)
-        self._send = send
         self._gone = gone
         self._settings = settings
-        self._question: _Question | None = None
+        longest_s = min(_LONGEST_S, settings.timeout_s / 4)
+        retry_s = min(_RETRY_S, longest_s)
+        self._request = PendingRequest(send, retry_s=retry_s, longest_s=longest_s)
+        self._number = 0
         self._pushes = 0
         self._version = 0
         self._rounds = 0
-        self._patience_s = _EARLIEST_REMINDER_S
         self._given_up: set[int] = set()
         self.hyperparameters = hyperparameters
         self.counts = ExchangeCounts()
 
     def advance(self, now: float) -> None:
-        """Push, tell the master that the node has arrived, or wait for its answer.
+        """Push, report the arrival of the node at the end of its epoch, or wait for an answer.
 
         Raises:
             PeerError: the master is gone, or has not answered in time.
 
         """
-        if self._question is not None:
-            self._ask_again(self._question, now)
+        if self._request.message is not None:
+            self._check_master(now)
+            self._request.tick(now)
+            self.counts.reminders = self._request.retries
         elif self._warming_up and self._all_made_step():
             with profiler_range("hier/two_stage/push"):
                 self._push(now, together=True)
@@ -129,31 +123,34 @@ class Exchange:
                 self._push(now, together=False)
         elif self._all_arrived():
             number = self._replica.node.finals + 1
-            self._ask(Message(Kind.ARRIVE, self._block, number), number, now)
+            self._put(Message(Kind.ARRIVE, self._block, number), number, now)
 
     def handle(self, message: Message, now: float) -> None:
-        """Take the master's answer.
+        """Handle an answer of the master.
 
         Raises:
-            PeerError: another node is missing, for which this one has waited too long.
+            PeerError: this node has waited too long for another one.
 
         """
-        question = self._question
+        request = self._request.message
         if message.kind == Kind.ORDER:
             raise PeerError(_missing(message.facts, self._settings.timeout_s))
-        expected = Kind.BLOCK if question and question.message.kind == Kind.PUSH else Kind.FINAL
-        if question is None or message.payload is None or message.kind != expected:
+        if request is None or message.payload is None:
             return
-        if message.facts.get("number") != question.number:
-            return  # the answer to a reminder, after the one to the message itself
-        self._question = None
+        expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
+        if message.kind != expected or message.facts.get("number") != self._number:
+            return  # an answer to a repeated request, which was answered before
+        self._request.acknowledge(now)
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
             self._replica.install(message.payload)
         if message.kind == Kind.FINAL:
-            self._replica.node.finals = question.number
-        else:
-            self._count_answer(question, message, now)
+            self._replica.node.finals = self._number
+            return
+        self.counts.pushes += 1
+        self.counts.gradients += int(request.facts["count"])
+        self.counts.staleness_sum += int(message.facts.get("staleness", 0))
+        self.counts.seconds += self._request.waited_s(now)
 
     def _pending(self) -> int:
         accumulators = self._replica.accumulators
@@ -164,7 +161,7 @@ class Exchange:
         return self._rounds < self._settings.warmup_steps
 
     def _least(self) -> float:
-        """How many gradients make a push: the last one of an epoch may be short."""
+        """Gradients in a push: the last push of an epoch may have fewer than others."""
         if self._all_arrived():
             return 1
         return inf if self._warming_up else self._settings.push_period
@@ -180,7 +177,7 @@ class Exchange:
         return all(self._has_arrived(device) for device in self._living())
 
     def _all_made_step(self) -> bool:
-        """Whether every device has made its next step of the warm-up, those that still train."""
+        """Whether every device that still trains has made its next step of the warm-up."""
         made = {i: self._replica.devices[i].steps > self._rounds for i in self._living()}
         return any(made.values()) and all(made[i] or self._has_arrived(i) for i in made)
 
@@ -197,16 +194,16 @@ class Exchange:
             "number": self._pushes,
             "count": count,
             "together": together,
-            # Read after the sums: whatever was added after a meeting tells of it.
-            "met": max(own.met for own in self._replica.devices),
+            # Read after the sums, so that a gradient from after a collective carries its number.
+            "collectives_done": max(own.collectives_done for own in self._replica.devices),
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }
         message = Message(Kind.PUSH, self._block, self._version, facts, total)
-        self._ask(message, self._pushes, now)
+        self._put(message, self._pushes, now)
 
     def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
-        """The sum, which parameters have a gradient in it, and of how many gradients it is."""
+        """The sum, a mark for each parameter with a gradient in it, and the number of gradients."""
         total, count = torch.empty_like(self._replica.weights), 0
         present = torch.zeros(self._replica.parameters, dtype=torch.uint8)
         for device, accumulator in enumerate(self._replica.accumulators):
@@ -217,7 +214,7 @@ class Exchange:
                 count += taken.count
                 self.counts.lost += taken.lost
             elif self._ranks[device] in self._gone():
-                # Stopped in the middle of an addition. Should it wake up, its sum is of no use.
+                # It was stopped during an addition, so its sum is of no use.
                 self._given_up.add(device)
                 self.counts.lost += accumulator.pending
         if count and not all_finite(total):
@@ -225,32 +222,20 @@ class Exchange:
             count = 0
         return (total if count else None), present, count
 
-    def _ask(self, message: Message, number: int, now: float) -> None:
-        self._question = _Question(message, number, asked=now, remind=now)
-        self._ask_again(self._question, now)
+    def _put(self, message: Message, number: int, now: float) -> None:
+        self._number = number
+        self._request.put(MASTER, message, now)
+        self._check_master(now)
 
-    def _ask_again(self, question: _Question, now: float) -> None:
+    def _check_master(self, now: float) -> None:
         if MASTER in self._gone():
             raise PeerError(f"rank {MASTER}, the master of two-stage ASGD, is gone")
         limit = _WAITS * self._settings.timeout_s
-        if now - question.asked > limit:
+        if self._request.waited_s(now) > limit:
             raise PeerError(
                 f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit:g} s: "
                 f"look at its log"
             )
-        if question.remind <= now:
-            self.counts.reminders += question.sent
-            question.sent |= self._send(question.message)
-            if question.sent:
-                question.remind = now + min(self._patience_s, self._settings.timeout_s / 4)
-
-    def _count_answer(self, question: _Question, answer: Message, now: float) -> None:
-        seconds = now - question.asked
-        self._patience_s = max(self._patience_s, _LATE * seconds)
-        self.counts.pushes += 1
-        self.counts.gradients += int(question.message.facts["count"])
-        self.counts.staleness_sum += int(answer.facts.get("staleness", 0))
-        self.counts.seconds += seconds
 
 
 def _missing(facts: Any, limit_s: float) -> str:

@@ -1,10 +1,10 @@
-"""The master of two-stage ASGD: a duty of rank 0, which holds W of every optimizer."""
+"""The master of two-stage ASGD: the handler on rank 0 that holds W of every optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from lightning_hier.parameter_server.attendance import Attendance
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
@@ -13,17 +13,17 @@ from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 
 
 class Master:
-    """Hands messages of the nodes to the part of the optimizer that they are about.
+    """Dispatches the nodes' messages by optimizer.
 
     Args:
         models: W of every optimizer.
-        nodes: the ranks of every node, which is named by the first of them.
-        send: to an address that came with a message.
+        nodes: the ranks of every node, by its first rank.
+        send: replies to the address of a message.
         settings: of the run.
 
     """
 
-    kinds = frozenset({Kind.PUSH, Kind.ARRIVE, Kind.AWAY})
+    kinds = frozenset({Kind.PUSH, Kind.ARRIVE, Kind.WAITING})
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Master:
         settings: TwoStageSettings,
     ) -> None:
         self._nodes = dict(nodes)
-        self._attendance = Attendance()
+        self._waiting_ranks = WaitingRanks()
         self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
@@ -42,7 +42,7 @@ class Master:
                 model,
                 nodes,
                 send,
-                self._away,
+                self._idle_nodes,
                 order_locking=settings.order_locking,
                 hierarchical_lr=settings.hierarchical_lr,
                 limit_s=settings.timeout_s,
@@ -51,11 +51,11 @@ class Master:
         ]
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a push, the arrival of a node at the end of its epoch, or that a rank waits."""
-        self._attendance.hear(received)
-        if received.message.kind == Kind.AWAY:
+        """Handle a push, the arrival of a node at the end of its epoch, or a waiting rank."""
+        self._waiting_ranks.note(received)
+        if received.message.kind == Kind.WAITING:
             for part in self.parts:
-                part.work_off()
+                part.apply_pending()
             return
         if received.message.block >= len(self.parts):
             return
@@ -66,22 +66,22 @@ class Master:
             part.arrive(received, now)
 
     def deadline(self) -> float | None:
-        """When the first node has waited too long for another."""
+        """Time at which the first waiting node reaches its limit."""
         return min((due for part in self.parts if (due := part.due()) is not None), default=None)
 
     def tick(self, now: float) -> None:
-        """Tell nodes that have waited too long who is missing."""
+        """Report missing nodes to those that have reached their limit."""
         for part in self.parts:
             part.give_up(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Go on without a node whose first rank is gone. Other ranks are their node's affair."""
+        """Go on without a node whose first rank is gone. Nodes go on without their other ranks."""
         self._gone.add(rank)
         for part in self.parts:
             part.gone(rank)
-            part.work_off()
+            part.apply_pending()
 
-    def _away(self) -> set[int]:
-        """Nodes of which all ranks that are there wait in a meeting."""
-        idle = self._attendance.waiting() | self._gone
+    def _idle_nodes(self) -> set[int]:
+        """Nodes whose live ranks all wait in a live-rank collective."""
+        idle = self._waiting_ranks.ranks() | self._gone
         return {node for node, ranks in self._nodes.items() if idle.issuperset(ranks)}

@@ -13,10 +13,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.parameter_server.hyperparameters import Hyperparameters
 from lightning_hier.parameter_server.two_stage.opening import read_values_
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
 from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 _log = logging.getLogger(__name__)
 
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 class MasterModel:
     """W, and a copy of the user's optimizer that updates it.
 
-    The servant's thread applies pushes; the main thread of the same rank copies the state. A lock
-    keeps the two apart, for as long as one of them takes.
+    The server loop applies pushes, and the main thread of the same rank copies the state. A lock
+    makes them exclude each other.
 
     Args:
         optimizer: of the user; it is copied.
-        parameters: those that are trained; their present values are the first W.
+        parameters: trained ones; their present values are the first W.
 
     Attributes:
         version: updates so far.
@@ -67,19 +67,19 @@ class MasterModel:
     ) -> bool:
         """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
 
-        For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
-        It is undone if NaN or inf come of it: W stays as it was, and the optimizer's state, which
-        may have taken part in it, starts anew.
+            For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
+            An update to NaN or inf is undone: W is restored, and the optimizer's state, which
+            may hold them too, is reset.
 
-        Args:
-            total: sum of ``count`` gradients, 1-D; read only.
-            count: gradients in it, at least 1.
-            rate_factor: multiplies the learning rate.
-            hyperparameters: of the optimizer's groups, as the node has them.
-            absent: positions of parameters that take no part, since they have no gradient.
+            Args:
+                total: sum of ``count`` gradients, 1-D; read only.
+                count: gradients in it, at least 1.
+                rate_factor: multiplies the learning rate.
+        hyperparameters: of the node's optimizer.
+                absent: positions of the parameters without a gradient, which are not updated.
 
-        Returns:
-            Whether it was done: not if the sum or what came of it is not finite.
+            Returns:
+                Whether it was done: not if the sum or the new W is not finite.
 
         """
         if not all_finite(total):
@@ -109,7 +109,7 @@ class MasterModel:
             return self._copy
 
     def snapshot(self) -> tuple[dict[Parameter, Tensor], Mapping[int, Any]]:
-        """Copies of W, by parameter, and of the optimizer's state, of one moment."""
+        """Consistent copies of W, by parameter, and of the optimizer's state."""
         with self._lock:
             weights = self._weights.clone()
             state = self._updater.state()
@@ -117,7 +117,7 @@ class MasterModel:
         return {own: values[own].to(own.dtype) for own in self._parameters}, state
 
     def load(self, state: Mapping[int, Any]) -> None:
-        """Take over the ``state`` of an optimizer's state_dict."""
+        """Load the ``state`` of an optimizer's state_dict."""
         with self._lock:
             self._updater.load(state)
 

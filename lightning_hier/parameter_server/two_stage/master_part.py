@@ -1,4 +1,4 @@
-"""What the master does with the messages about one optimizer's parameters. No input or output."""
+"""The master of one optimizer's parameters: it applies pushes, and ends epochs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
-from lightning_hier.parameter_server.two_stage.order_lock import OrderLock
-from lightning_hier.parameter_server.two_stage.push import Push, read_push
+from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class MasterCounts:
-    """Totals: pushes applied, those kept out for what is wrong with them, and staleness.
+    """Totals: applied pushes, dropped ones, and staleness.
 
-    ``nonfinite`` are also those whose update was undone, because NaN or inf came of it.
+    ``nonfinite`` includes pushes whose update was undone because of NaN or inf.
     """
 
     pushes: int = 0
@@ -36,17 +35,17 @@ class _Arrival:
 
 
 class MasterPart:
-    """Takes pushes in their order, answers with W, and ends an epoch when all nodes have.
+    """Applies pushes in their order, answers with W, and ends an epoch when all nodes have.
 
     Args:
         block: number of the optimizer.
         model: W.
-        nodes: the nodes, named by their first ranks.
-        send: to an address that came with a message.
-        away: nodes that add nothing at present, because their ranks wait in a meeting.
-        order_locking: False takes pushes as they come.
+        nodes: first ranks of the nodes.
+        send: replies to the address of a message.
+        idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
+        order_locking: False: pushes are applied at once.
         hierarchical_lr: False: gamma = eta instead of eta / n.
-        limit_s: how long a push or an arrival may wait for the others.
+        limit_s: limit of the wait of a push or an arrival for other nodes, in seconds.
 
     """
 
@@ -56,7 +55,7 @@ class MasterPart:
         model: MasterModel,
         nodes: Iterable[int],
         send: Callable[[bytes, Message], bool],
-        away: Callable[[], set[int]],
+        idle_nodes: Callable[[], set[int]],
         *,
         order_locking: bool,
         hierarchical_lr: bool,
@@ -67,11 +66,11 @@ class MasterPart:
         self._live = set(nodes)
         self._order = OrderLock(self._live)
         self._send = send
-        self._away = away
+        self._idle_nodes = idle_nodes
         self._order_locking = order_locking
         self._hierarchical_lr = hierarchical_lr
         self._limit_s = limit_s
-        self._waiting: dict[int, Push] = {}
+        self._pending: dict[int, Push] = {}
         self._applied = dict.fromkeys(self._live, 0)
         self._arrived: dict[int, _Arrival] = {}
         self._finals = 0
@@ -81,60 +80,60 @@ class MasterPart:
 
     @property
     def order(self) -> list[int]:
-        """The order that is locked, as far as it is known."""
+        """The locked order of the nodes that have pushed."""
         return self._order.order
 
     def push(self, received: Received, now: float) -> None:
-        """Apply a push if it is its node's turn, or keep it until then."""
+        """Apply a push in its node's turn."""
         node = received.sender
         push = read_push(received.message, received.address, due=now + self._limit_s)
         if node not in self._live or push is None or not self._fits(push):
             self.counts.malformed += 1
-            _log.warning("dropped a push of rank %d that can't be meant", node)
+            _log.warning("dropped a malformed push of rank %d", node)
             return
         if push.number <= self._applied[node]:
-            self._answer(push, staleness=0)  # it was applied, and the answer was lost on the way
+            self._answer(push, staleness=0)  # it was applied, and the answer was lost
             return
-        self._forget_final(node)
-        earlier = self._waiting.get(node)
-        # A node that repeats itself has been waiting since it said it first.
-        self._waiting[node] = push if earlier is None else replace(push, due=earlier.due)
-        self.work_off()
+        self._acknowledge_final(node)
+        earlier = self._pending.get(node)
+        # The limit of a repeated push counts from the first one.
+        self._pending[node] = push if earlier is None else replace(push, due=earlier.due)
+        self.apply_pending()
 
     def arrive(self, received: Received, now: float) -> None:
-        """Note that a node has come to the end of its epoch, with nothing left to push."""
+        """Note that a node has ended its epoch, with nothing left to push."""
         node, number = received.sender, received.message.timestamp
         if self._final is not None and number == self._finals:
-            self._send(received.address, self._final)  # the first one was lost on the way
+            self._send(received.address, self._final)  # the first one was lost
         if node not in self._live or number != self._finals + 1:
             return
         earlier = self._arrived.get(node)
         due = now + self._limit_s if earlier is None else earlier.due
         self._arrived[node] = _Arrival(received.address, due)
-        self._pass_over(node)
+        self._end_turns(node)
 
     def gone(self, node: int) -> None:
-        """Go on without a node. What it has pushed and was not applied yet is lost."""
+        """Go on without a node. Its push that has not been applied is lost."""
         if node not in self._live:
             return
         self._live.discard(node)
-        self._forget_final(node)
+        self._acknowledge_final(node)
         self._arrived.pop(node, None)
-        self._waiting.pop(node, None)
-        self._pass_over(node)
+        self._pending.pop(node, None)
+        self._end_turns(node)
 
     def due(self) -> float | None:
-        """When the first of those who wait has waited too long."""
+        """Time at which the first waiting node reaches its limit."""
         return min((one.due for one in self._waiters().values()), default=None)
 
     def give_up(self, now: float) -> None:
-        """Tell those who have waited too long who is missing."""
+        """Report missing nodes to those that have reached their limit."""
         for node, waiter in self._waiters().items():
             if waiter.due <= now:
-                pushing = node in self._waiting
+                pushing = node in self._pending
                 absent = self._absent_from_turn() if pushing else self._absent_from_rendezvous()
                 facts = {"missing": absent, "place": "turn" if pushing else "rendezvous"}
-                self._waiting.pop(node, None)
+                self._pending.pop(node, None)
                 self._arrived.pop(node, None)
                 self._send(waiter.address, Message(Kind.ORDER, self._block, 0, facts))
 
@@ -144,49 +143,49 @@ class MasterPart:
         fits = push.total.numel() == len(self._model) and push.total.dtype == self._model.dtype
         return fits and push.count > 0
 
-    def _forget_final(self, node: int) -> None:
-        """Free the last model of an epoch once every node has been heard of since, or is gone."""
+    def _acknowledge_final(self, node: int) -> None:
+        """Free the last model of an epoch when every node has sent a push since, or is gone."""
         self._without_final.discard(node)
         if not self._without_final:
             self._final = None
 
     def _waiters(self) -> dict[int, Push | _Arrival]:
-        return {**self._waiting, **self._arrived}
+        return {**self._pending, **self._arrived}
 
     def _absent_from_turn(self) -> list[int]:
-        if any(push.together for push in self._waiting.values()):
-            return sorted(self._order.active - self._waiting.keys())
+        if any(push.together for push in self._pending.values()):
+            return sorted(self._order.active - self._pending.keys())
         return self._order.waited_for()
 
     def _absent_from_rendezvous(self) -> list[int]:
         return sorted(self._live - self._arrived.keys())
 
-    def _pass_over(self, node: int) -> None:
+    def _end_turns(self, node: int) -> None:
         self._order.leave(node)
-        self.work_off()
+        self.apply_pending()
         if self._live and self._live == self._arrived.keys():
             self._end_epoch()
 
-    def work_off(self) -> None:
-        """Apply all pushes whose turn it is. One makes it another one's turn."""
+    def apply_pending(self) -> None:
+        """Apply all pushes whose turn it is; each one makes it the turn of another node."""
         while (node := self._next()) is not None:
             self._take(node)
 
     def _next(self) -> int | None:
-        # Nodes that are away wait for the others, who must not wait for them. What they have pushed
-        # before has its turn.
-        self._order.pass_over(self._away() - self._waiting.keys())
-        together = {node for node, push in self._waiting.items() if push.together}
+        # A node whose ranks wait in a collective pushes nothing until the others reach it. A push
+        # that it has sent before keeps its turn.
+        self._order.skip(self._idle_nodes() - self._pending.keys())
+        together = {node for node, push in self._pending.items() if push.together}
         if together:
             self._step_together(together)
-        for node, push in self._waiting.items():
+        for node, push in self._pending.items():
             turn = not self._order_locking or self._order.may_push(node)
             if turn and not push.together:
                 return node
         return None
 
     def _take(self, node: int) -> None:
-        push = self._waiting.pop(node)
+        push = self._pending.pop(node)
         staleness = self._model.version - push.version
         factor = 1.0 if self._hierarchical_lr else float(push.count)
         if push.total is not None and self._model.apply(
@@ -207,10 +206,10 @@ class MasterPart:
         self._answer(push, staleness=staleness)
 
     def _step_together(self, nodes: set[int]) -> None:
-        """One synchronous step of the warm-up, once all nodes that train have pushed for it."""
+        """Make a synchronous step of the warm-up if all nodes that train have pushed for it."""
         if not self._order.active <= nodes:
             return
-        pushes = [self._waiting.pop(node) for node in sorted(nodes)]
+        pushes = [self._pending.pop(node) for node in sorted(nodes)]
         given = [(push.total, push.absent) for push in pushes if push.total is not None]
         if given:
             totals, absent = zip(*given, strict=True)

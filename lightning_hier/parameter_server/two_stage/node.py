@@ -1,28 +1,28 @@
-"""The thread of a group's first rank that exchanges with the master, so that devices need not."""
+"""The thread of a group's first rank that exchanges gradients and models with the master."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from lightning_hier.parameter_server.background import Background
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.server_loop import BackgroundThread
 from lightning_hier.parameter_server.two_stage.exchange import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica
 
-# The devices' counters are looked at this often; a message from the master is taken at once.
+# Interval at which the devices' counters are read. Messages are handled at once.
 _PAUSE_S = 0.003
 
 
-class Node(Background):
-    """Drives the exchanges of all optimizers.
+class Node(BackgroundThread):
+    """Runs the exchanges of all optimizers.
 
     Args:
         client: of the node's thread alone.
         exchanges: one for each optimizer, in their order.
-        replicas: as many; on a failure they get a note for the devices.
+        replicas: as many; they pass the text of a failure to the devices.
 
     """
 
@@ -34,9 +34,9 @@ class Node(Background):
         self._client = client
         self._replicas = list(replicas)
         for kind in (Kind.BLOCK, Kind.FINAL, Kind.ORDER):
-            client.on(kind, self._hand_over)
+            client.on(kind, self._handle)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         for exchange in self.exchanges:
             exchange.advance(time.monotonic())
         self._client.poll(_PAUSE_S)
@@ -46,6 +46,6 @@ class Node(Background):
         for replica in self._replicas:
             replica.fail(str(error))
 
-    def _hand_over(self, received: Received) -> None:
+    def _handle(self, received: Received, now: float) -> None:
         if received.message.block < len(self.exchanges):
-            self.exchanges[received.message.block].handle(received.message, time.monotonic())
+            self.exchanges[received.message.block].handle(received.message, now)

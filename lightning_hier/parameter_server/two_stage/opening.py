@@ -1,4 +1,4 @@
-"""How the ranks of a group come to share memory: one makes the file, all map it, it is removed."""
+"""Shared memory of a group: one rank creates a file, all ranks map it, and it is removed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def open_replicas(
 ) -> list[Replica]:
     """Map a replica of each part's tensors, with their present values, shared by each group.
 
-    The files have no name any more when this returns, so that nothing is left behind however the
-    ranks end. Every rank of the world must call it.
+    The files have no name when this returns, so nothing is left behind however the ranks end. Every
+    rank of the world must call it.
 
     Args:
         parts: for each optimizer its tensors.
@@ -43,18 +43,18 @@ def open_replicas(
         exchange: all-gather over the world.
 
     Raises:
-        RuntimeError: on every rank, if a group lies on several hosts, if there is not enough
-            shared memory, or if a rank can't open the file of its group.
+        RuntimeError: on every rank, if a group spans several hosts, if there is not enough shared
+            memory, or if a rank can't open the file of its group.
 
     """
     first = rank - rank % group_size
     paths: list[Path] = []
     try:
         problem = _attempt(lambda: paths.extend(_create(parts, group_size, makes=rank == first)))
-        said = exchange(_introduction(paths, problem))
-        _raise_any([*_scattered(said, group_size), *(one["problem"] for one in said)])
+        rows = exchange(_introduction(paths, problem))
+        _raise_any([*_scattered(rows, group_size), *(one["problem"] for one in rows)])
         found: list[Replica] = []
-        problem = _attempt(lambda: found.extend(_map(parts, said[first]["paths"], group_size)))
+        problem = _attempt(lambda: found.extend(_map(parts, rows[first]["paths"], group_size)))
         if rank == first and not problem:
             for replica, tensors in zip(found, parts, strict=True):
                 read_values_(tensors, replica.weights)
@@ -108,10 +108,10 @@ def _attempt(act: Callable[[], None]) -> str:
     return ""
 
 
-def _scattered(said: Sequence[dict[str, Any]], group_size: int) -> list[str]:
+def _scattered(rows: Sequence[dict[str, Any]], group_size: int) -> list[str]:
     problems = []
-    for first in range(0, len(said), group_size):
-        group = said[first : first + group_size]
+    for first in range(0, len(rows), group_size):
+        group = rows[first : first + group_size]
         if len({one["memory"] for one in group}) > 1:
             hosts = ", ".join(f"rank {first + i} on {one['host']}" for i, one in enumerate(group))
             problems.append(

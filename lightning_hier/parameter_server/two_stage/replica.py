@@ -1,4 +1,4 @@
-"""What the ranks of a group share: the node's replica, accumulators and counters."""
+"""Shared memory of the ranks of a group: the node's replica, accumulators and counters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from lightning_hier.parameter_server.two_stage.accumulator import Accumulator
-from lightning_hier.parameter_server.two_stage.shared_file import SharedFile
-from lightning_hier.parameter_server.two_stage.words import (
-    BYTES_OF_LINE,
-    WORDS_OF_LINE,
-    DeviceWords,
-    NodeWords,
+from lightning_hier.parameter_server.two_stage.counters import (
+    BYTES_PER_LINE,
+    COUNTERS_PER_LINE,
+    DeviceCounters,
+    NodeCounters,
 )
+from lightning_hier.parameter_server.two_stage.shared_file import SharedFile
 
 _PAGE = 4096
-_LONGEST_NOTE = 2048
+_MAX_FAILURE_BYTES = 2048
 
 
 def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """In which replica, sums and master are kept: float32, or what holds all tensors exactly."""
+    """Dtype of replica, sums and master: float32, or one that holds all tensors exactly."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -32,7 +32,7 @@ def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a replica is of: so many parameters, with so many elements in all, of one dtype."""
+    """Number of parameters and of their elements in a replica, and their dtype."""
 
     parameters: int
     numel: int
@@ -40,7 +40,7 @@ class Shape:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Shape:
-        """That of a replica of some tensors."""
+        """Shape of a replica of some tensors."""
         return cls(len(tensors), sum(one.numel() for one in tensors), shared_dtype(tensors))
 
     @property
@@ -63,8 +63,8 @@ class Replica:
     """One process's map of its node's replica of one optimizer's parameters.
 
     Devices update ``weights`` without a lock (Hogwild, eq. 2). A float is written whole, but two
-    devices may overwrite each other's update of an element, and one that is under way while the
-    node puts new weights in may leave a few elements at their old values. Accumulators are exact.
+    devices may overwrite each other's update of an element, and an update in progress while the
+    node installs new weights may leave a few elements at their old values. Accumulators are exact.
 
     Args:
         path: a file of `file_size` bytes.
@@ -83,52 +83,52 @@ class Replica:
         self._file = SharedFile(path)
         self._shape = shape
         file, head = self._file, _head(devices)
-        words = file.words(WORDS_OF_LINE * (1 + devices))
-        self._note = file.text(BYTES_OF_LINE * (1 + devices), _LONGEST_NOTE)
+        counters = file.counters(COUNTERS_PER_LINE * (1 + devices))
+        self._failure = file.text(BYTES_PER_LINE * (1 + devices), _MAX_FAILURE_BYTES)
         self.weights = file.tensor(shape.dtype, shape.numel, head)
-        self.node = NodeWords(words, 0)
-        self.devices = [DeviceWords(words, 1 + device) for device in range(devices)]
+        self.node = NodeCounters(counters, 0)
+        self.devices = [DeviceCounters(counters, 1 + device) for device in range(devices)]
         self.accumulators = [
             self._accumulator(i, own, head + shape.room) for i, own in enumerate(self.devices)
         ]
 
     @property
     def parameters(self) -> int:
-        """How many parameters it has."""
+        """Number of parameters."""
         return self._shape.parameters
 
     @property
     def pending(self) -> int:
-        """Gradients of all devices that have not been taken for a push."""
+        """Gradients of all devices that belong to no push yet."""
         return sum(accumulator.pending for accumulator in self.accumulators)
 
     @property
     def exchanging(self) -> bool:
-        """Whether a push is under way whose answer is not in the replica yet."""
+        """Whether a push is in flight whose answer is not in the replica yet."""
         return self.node.begun > self.node.installed
 
     def install(self, weights: Tensor) -> None:
-        """Replace the replica by ``weights``. The node alone may call it."""
+        """Replace the replica by ``weights``. Only the node may call it."""
         self.weights.copy_(weights)
         self.node.installed = self.node.begun
 
     def fail(self, reason: str) -> None:
-        """Leave the node's devices a note on why it does not go on."""
-        text = reason.encode()[:_LONGEST_NOTE]
-        self._note[: len(text)] = text
-        self.node.note_length = len(text)
+        """Store the reason of the node's failure for its devices."""
+        text = reason.encode()[:_MAX_FAILURE_BYTES]
+        self._failure[: len(text)] = text
+        self.node.failure_bytes = len(text)
 
     @property
     def failure(self) -> str | None:
-        """The note on why the node does not go on; None: it does."""
-        length = self.node.note_length
-        return bytes(self._note[:length]).decode(errors="replace") if length else None
+        """Reason of the node's failure; None: it has not failed."""
+        length = self.node.failure_bytes
+        return bytes(self._failure[:length]).decode(errors="replace") if length else None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
-    def _accumulator(self, device: int, own: DeviceWords, offset: int) -> Accumulator:
+    def _accumulator(self, device: int, own: DeviceCounters, offset: int) -> Accumulator:
         shape = self._shape
         begin = offset + device * (shape.room + shape.marks)
         total = self._file.tensor(shape.dtype, shape.numel, begin)
@@ -137,7 +137,7 @@ class Replica:
 
 
 def _head(devices: int) -> int:
-    return _rounded_up(BYTES_OF_LINE * (1 + devices) + _LONGEST_NOTE)
+    return _rounded_up(BYTES_PER_LINE * (1 + devices) + _MAX_FAILURE_BYTES)
 
 
 def _rounded_up(size: int) -> int:

@@ -1,4 +1,4 @@
-"""What a user sets of two-stage ASGD."""
+"""Settings of two-stage ASGD."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class TwoStageSettings:
 
     Attributes:
         push_period: N, mini-batches of all devices of a node between two of its pushes.
-        order_locking: take the nodes' pushes in the order of their first ones (3.1).
+        order_locking: apply the nodes' pushes in the order of their first ones (3.1).
         double_buffering: devices go on while the node exchanges with the master (3.2).
         hierarchical_lr: gamma = eta / n at the master (eq. 5); False: gamma = eta.
         refresh_period: mini-batches of a device after which it copies the replica (N_c in the
-            paper, there in samples). It also does when the master's answer is in the replica.
-        warmup_steps: first so many steps of every device are made together: the master applies
-            the mean of all devices' gradients, and nobody goes on before.
+            paper, there in samples). It also copies a replica with a new answer of the master.
+        warmup_steps: first steps of every device that all make together: the master applies the
+            mean of all devices' gradients, and the devices wait for it.
         timeout_s: limit of every wait, in seconds.
 
     Raises:
@@ -45,5 +45,5 @@ class TwoStageSettings:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
     def after(self, steps_made: int) -> TwoStageSettings:
-        """These settings for what is left of a run that goes on."""
+        """The settings for the rest of a run that is resumed."""
         return replace(self, warmup_steps=max(0, self.warmup_steps - steps_made))

@@ -22,10 +22,10 @@ _LONGEST_PAUSE_S = 1e-3
 
 
 def create_file(size: int, folder: Path = FOLDER) -> Path:
-    """Make a file of ``size`` zero bytes in a folder of its own that this user alone may open.
+    """Create a file of ``size`` zero bytes in a new folder that only this user may open.
 
-    Its pages are set aside at once: a file that grew later would end a process by a signal where
-    the memory is used up.
+    Its pages are allocated at once: a file that grows later ends a process by a signal when the
+    memory is used up.
 
     Raises:
         OSError: there is no room; the message says how much is needed.
@@ -51,7 +51,7 @@ def create_file(size: int, folder: Path = FOLDER) -> Path:
 
 
 def remove_file(path: Path) -> None:
-    """Take a file of `create_file` and its folder out of the file system. Maps of it stay."""
+    """Remove a file of `create_file` and its folder. Maps of it stay."""
     path.unlink(missing_ok=True)
     path.parent.rmdir()
 
@@ -72,7 +72,7 @@ class SharedFile:
         self._map = mmap.mmap(self._handle, 0)
 
     def close(self) -> None:
-        """Give up the locks. The map itself goes with the last tensor that lies in it."""
+        """Release the locks. The map itself ends with the last tensor in it."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -83,7 +83,7 @@ class SharedFile:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
 
-    def words(self, count: int) -> memoryview:
+    def counters(self, count: int) -> memoryview:
         """The first ``count`` 64-bit integers of the file."""
         return memoryview(self._map)[: 8 * count].cast("q")
 
@@ -97,11 +97,11 @@ class SharedFile:
 
 
 class ByteLock:
-    """Excludes other processes and other threads for a moment.
+    """Excludes other processes and other threads.
 
-    A record lock of the kernel: it is released when its process dies, however it dies, and
-    processes that were forked meanwhile (DataLoader's workers) do not hold it too, as they would
-    one of ``flock``. Record locks do not exclude threads of one process: a mutex does.
+    A record lock of the kernel is released when its process dies, however it dies. Unlike a lock of
+    ``flock``, it is not held by forked processes (DataLoader's workers) too. Record locks do not
+    exclude threads of one process: a mutex does.
     """
 
     def __init__(self, handle: int, byte: int) -> None:
@@ -110,8 +110,8 @@ class ByteLock:
         self._mutex = threading.Lock()
 
     @contextmanager
-    def held(self, limit_s: float) -> Iterator[bool]:
-        """Hold the lock in the body of ``with``; False if it was not to be had in ``limit_s``."""
+    def locked(self, limit_s: float) -> Iterator[bool]:
+        """Hold the lock in the body of ``with``; False if that took longer than ``limit_s``."""
         until = time.monotonic() + limit_s
         if not self._mutex.acquire(timeout=limit_s):
             yield False
@@ -127,7 +127,7 @@ class ByteLock:
             self._mutex.release()
 
     def _lock_until(self, until: float) -> bool:
-        # The kernel knows no limit for this wait, so it is asked again and again.
+        # The kernel has no time limit for this wait, so the lock is polled.
         pause = _FIRST_PAUSE_S
         while True:
             try:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.parameter_server.two_stage.order_lock import OrderLock
+from lightning_hier.parameter_server.two_stage.pushes import OrderLock
 
 
 def test_order_of_the_first_pushes_is_kept() -> None:

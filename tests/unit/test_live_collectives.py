@@ -1,4 +1,4 @@
-"""Meetings: all ranks that are there hear the same, whoever dies."""
+"""LiveCollectives: all ranks that are there hear the same, whoever dies."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.collectives import LiveCollectives
-from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.collective_leader import CollectiveLeader
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.servant import Duty, Servant
+from lightning_hier.parameter_server.server_loop import Handler, ServerLoop
 from tests.unit.local_ports import LocalNetwork, LocalServerPort, LocalWatch, on_every_rank
 from tests.unit.replying import Replying
 from tests.waiting import WAIT_S, wait_until
@@ -21,50 +21,50 @@ from tests.waiting import WAIT_S, wait_until
 WORLD = 4
 
 
-def meet_on_all(network: LocalNetwork, work: Any, *, limit_s: float = 10.0) -> list[Any]:
+def gather_on_all(network: LocalNetwork, work: Any, *, limit_s: float = 10.0) -> list[Any]:
     world = len(network.servers)
 
-    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
-        return [MeetingDuty(world, port, limit_s=limit_s)]
+    def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
+        return [CollectiveLeader(world, port, limit_s=limit_s)]
 
     def attend(rank: int, client: Client) -> Any:
-        return work(rank, Meetings(world, client))
+        return work(rank, LiveCollectives(world, client))
 
-    return on_every_rank(network, duties, attend)
-
-
-def facts(words: dict[int, Any]) -> dict[int, Any]:
-    return {rank: word.facts for rank, word in words.items()}
+    return on_every_rank(network, handlers, attend)
 
 
-def test_everybody_hears_everybody_meeting_after_meeting() -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
-        return [facts(meetings.meet([rank, number])) for number in range(20)]
+def values(gathered: dict[int, Any]) -> dict[int, Any]:
+    return {rank: one.value for rank, one in gathered.items()}
+
+
+def test_all_ranks_get_all_contributions() -> None:
+    def work(rank: int, collectives: LiveCollectives) -> Any:
+        return [values(collectives.all_gather([rank, number])) for number in range(20)]
 
     expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(20)]
-    assert meet_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
+    assert gather_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
 
 
 def test_numbers_of_different_lengths_stay_with_their_ranks() -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
+    def work(rank: int, collectives: LiveCollectives) -> Any:
         payload = None if rank == 1 else torch.full((rank,), float(rank))
-        return {r: w.payload for r, w in meetings.meet(payload=payload).items()}
+        return {r: w.payload for r, w in collectives.all_gather(payload=payload).items()}
 
-    for heard in meet_on_all(LocalNetwork(WORLD), work):
+    for heard in gather_on_all(LocalNetwork(WORLD), work):
         assert heard[1] is None
         for rank in (0, 2, 3):
             assert heard[rank].tolist() == [float(rank)] * rank
 
 
 @pytest.mark.parametrize("reached", [[], [1], [1, 2], [1, 2, 3]])
-def test_lead_that_dies_while_it_sends_minutes_leaves_all_with_the_same(
+def test_leader_that_dies_while_it_sends_results_leaves_all_with_the_same(
     reached: list[int],
 ) -> None:
     network = LocalNetwork(WORLD)
 
     def refuse(sender: int, to: int, message: Message) -> bool:
-        # Rank 0's minutes of the second meeting come to some, and then it is dead.
-        if sender == 0 and message.kind == Kind.MINUTES and message.timestamp == 2:
+        # Rank 0's result of the second collective reaches some ranks, and then it is dead.
+        if sender == 0 and message.kind == Kind.RESULT and message.timestamp == 2:
             if to not in reached:
                 network.cut_off[0] = "killed"
                 return True
@@ -72,14 +72,14 @@ def test_lead_that_dies_while_it_sends_minutes_leaves_all_with_the_same(
 
     network.refuse = refuse
 
-    def work(rank: int, meetings: Meetings) -> Any:
-        heard = [facts(meetings.meet(rank)) for _ in range(2)]
+    def work(rank: int, collectives: LiveCollectives) -> Any:
+        heard = [values(collectives.all_gather(rank)) for _ in range(2)]
         if rank == 0:
             network.cut_off[0] = "killed"
             return heard
-        return [*heard, facts(meetings.meet(rank))]
+        return [*heard, values(collectives.all_gather(rank))]
 
-    _, *others = meet_on_all(network, work)
+    _, *others = gather_on_all(network, work)
     first, second, third = others[0]
     assert others == [[first, second, third]] * (WORLD - 1)
     assert first == {rank: rank for rank in range(WORLD)}
@@ -90,19 +90,19 @@ def test_lead_that_dies_while_it_sends_minutes_leaves_all_with_the_same(
 def test_rank_that_dies_before_it_speaks_is_not_waited_for() -> None:
     network = LocalNetwork(WORLD)
 
-    def work(rank: int, meetings: Meetings) -> Any:
+    def work(rank: int, collectives: LiveCollectives) -> Any:
         if rank == 2:
             network.cut_off[2] = "killed"
             return None
-        return facts(meetings.meet(rank))
+        return values(collectives.all_gather(rank))
 
-    results = meet_on_all(network, work)
+    results = gather_on_all(network, work)
     assert [results[rank] for rank in (0, 1, 3)] == [{0: 0, 1: 1, 3: 3}] * 3
 
 
 @pytest.mark.parametrize("fate", ["lose", "refuse"])
 def test_what_a_connection_loses_is_said_again(fate: str) -> None:
-    """The first word to the lead in every meeting, and the first minutes, of all ranks."""
+    """Of all ranks: the first contribution to each collective, and the first result."""
     network = LocalNetwork(WORLD)
     seen: set[tuple[int, int, Kind, int]] = set()
 
@@ -116,17 +116,17 @@ def test_what_a_connection_loses_is_said_again(fate: str) -> None:
     setattr(network, fate, first)
 
     def attend(rank: int, client: Client) -> Any:
-        meetings = Meetings(WORLD, client, ask_again_s=0.02)
-        return [facts(meetings.meet([rank, number])) for number in range(3)]
+        collectives = LiveCollectives(WORLD, client, retry_s=0.02)
+        return [values(collectives.all_gather([rank, number])) for number in range(3)]
 
-    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
-        return [MeetingDuty(WORLD, port, limit_s=WAIT_S)]
+    def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
+        return [CollectiveLeader(WORLD, port, limit_s=WAIT_S)]
 
     expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(3)]
-    assert on_every_rank(network, duties, attend, timeout_s=WAIT_S) == [expected] * WORLD
+    assert on_every_rank(network, handlers, attend, timeout_s=WAIT_S) == [expected] * WORLD
 
 
-def test_minutes_that_are_queued_are_not_sent_again() -> None:
+def test_result_that_is_queued_is_not_sent_again() -> None:
     sent: list[tuple[bytes, Kind]] = []
 
     def send(address: bytes, message: Message) -> bool:
@@ -134,38 +134,38 @@ def test_minutes_that_are_queued_are_not_sent_again() -> None:
         return True
 
     replies = Replying(send)
-    duty = MeetingDuty(2, replies, limit_s=WAIT_S)
+    handler = CollectiveLeader(2, replies, limit_s=WAIT_S)
     for rank in (0, 1, 1):
-        word = Message(Kind.MEET, 0, 1, {"value": rank}, torch.ones(1))
-        duty.handle(Received(rank, bytes([rank]), word), 0.0)
+        word = Message(Kind.CONTRIBUTION, 0, 1, {"value": rank}, torch.ones(1))
+        handler.handle(Received(rank, bytes([rank]), word), 0.0)
         replies.sending = {bytes([1])}
-    assert sent == [(bytes([rank]), Kind.MINUTES) for rank in (0, 1)]
+    assert sent == [(bytes([rank]), Kind.RESULT) for rank in (0, 1)]
     replies.sending = set()
-    duty.handle(Received(1, bytes([1]), word), 9.0)
-    assert sent[2:] == [(bytes([1]), Kind.MINUTES)]
+    handler.handle(Received(1, bytes([1]), word), 9.0)
+    assert sent[2:] == [(bytes([1]), Kind.RESULT)]
 
 
 def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
-        return None if rank == 3 else meetings.meet(rank)
+    def work(rank: int, collectives: LiveCollectives) -> Any:
+        return None if rank == 3 else collectives.all_gather(rank)
 
-    results = meet_on_all(LocalNetwork(WORLD), work, limit_s=2.0)
+    results = gather_on_all(LocalNetwork(WORLD), work, limit_s=2.0)
     for rank in range(3):
         assert isinstance(results[rank], PeerError)
         assert "waited too long for rank 3" in str(results[rank])
 
 
 def test_rank_that_was_given_up_is_told() -> None:
-    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
-        return [MeetingDuty(2, port, limit_s=5)]
+    def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
+        return [CollectiveLeader(2, port, limit_s=5)]
 
     def work(rank: int, client: Client) -> Any:
         if rank == 1:
-            client.send(0, Message(Kind.MEET, 0, 1, {"value": 1}))
-            return client.wait(lambda: False, lambda: "an answer", limit_s=5)
+            client.send(0, Message(Kind.CONTRIBUTION, 0, 1, {"value": 1}))
+            return client.wait(lambda now: False, lambda: "an answer", limit_s=5)
         return None
 
-    results = on_every_rank(_OneSided(2), duties, work)
+    results = on_every_rank(_OneSided(2), handlers, work)
     assert isinstance(results[1], PeerError)
     assert "go on without this one" in str(results[1])
 
@@ -190,25 +190,25 @@ class _OneSided(LocalNetwork):
     [("sum", 6), (None, 6), ("mean", 1.5), ("max", 3), ("min", 0), ("avg", 1.5)],
 )
 def test_reductions(operation: str | None, expected: float) -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
+    def work(rank: int, collectives: LiveCollectives) -> Any:
         value = torch.tensor([float(rank), 1.0])
-        return LiveCollectives(meetings).reduce(value, operation)[0].item()
+        return collectives.reduce(value, operation)[0].item()
 
-    assert meet_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
+    assert gather_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
 
 
 def test_gather_keeps_shapes_and_dtypes() -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
+    def work(rank: int, collectives: LiveCollectives) -> Any:
         tensor = torch.full((rank, 2), rank, dtype=torch.int64)
-        return [(t.shape, t.dtype) for t in LiveCollectives(meetings).gather(tensor)]
+        return [(t.shape, t.dtype) for t in collectives.gather(tensor)]
 
     expected = [((rank, 2), torch.int64) for rank in range(WORLD)]
-    assert meet_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
+    assert gather_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
 
 
 def test_decisions_and_broadcast() -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
-        live = LiveCollectives(meetings)
+    def work(rank: int, collectives: LiveCollectives) -> Any:
+        live = collectives
         return (
             live.decide(rank == 1, all_agree=False),
             live.decide(rank == 1, all_agree=True),
@@ -216,20 +216,20 @@ def test_decisions_and_broadcast() -> None:
             live.broadcast(f"from {rank}", 2),
         )
 
-    assert meet_on_all(LocalNetwork(WORLD), work) == [(True, False, True, "from 2")] * WORLD
+    assert gather_on_all(LocalNetwork(WORLD), work) == [(True, False, True, "from 2")] * WORLD
 
 
 def test_operation_that_nobody_knows() -> None:
-    def work(rank: int, meetings: Meetings) -> Any:
-        return LiveCollectives(meetings).reduce(torch.zeros(1), "xor")
+    def work(rank: int, collectives: LiveCollectives) -> Any:
+        return collectives.reduce(torch.zeros(1), "xor")
 
-    (error,) = meet_on_all(LocalNetwork(1), work)
+    (error,) = gather_on_all(LocalNetwork(1), work)
     assert isinstance(error, ValueError)
     assert "xor" in str(error)
 
 
 class _Noting:
-    """A duty that notes who is gone."""
+    """A handler that notes who is gone."""
 
     deadline = staticmethod(lambda: None)
 
@@ -252,12 +252,12 @@ def test_who_leaves_when_the_work_is_done_needs_nobody_to_stand_in(parting: bool
     watch: Any = LocalWatch(network, 0)
     watch.left = lambda: {1}
     network.cut_off[2] = "killed"
-    meeting, serving = _Noting({Kind.MEET}), _Noting({Kind.PUSH})
-    servant = Servant(port, watch, [meeting, serving])
+    meeting, serving = _Noting({Kind.CONTRIBUTION}), _Noting({Kind.PUSH})
+    server_loop = ServerLoop(port, watch, [meeting, serving])
     if parting:
-        servant.part()
-    servant.start()
+        server_loop.begin_shutdown()
+    server_loop.start()
     wait_until(lambda: len(meeting.gone) == 2, "two ranks to be noticed as gone")
-    servant.stop()
+    server_loop.stop()
     assert meeting.gone == [1, 2]
     assert serving.gone == ([2] if parting else [1, 2])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from lightning_hier.parameter_server.attendance import Attendance
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
+from lightning_hier.parameter_server.collective_leader import CollectiveLeader, WaitingRanks
+from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.servant import Duty
+from lightning_hier.parameter_server.server_loop import Handler
 from tests.unit.local_ports import LocalNetwork, LocalServerPort, on_every_rank
 from tests.unit.test_psp_takeover import Server
 from tests.unit.two_stage_talk import ETA, Talk, ones
@@ -26,23 +26,23 @@ def _said(rank: int, kind: Kind, number: int, **facts: Any) -> Received:
 
 def test_a_meeting_is_over_when_somebody_has_left_it_whatever_comes_first() -> None:
     said = [
-        _said(0, Kind.AWAY, 1),
-        _said(0, Kind.AWAY, 1),
-        _said(1, Kind.AWAY, 2),
-        _said(2, Kind.PUSH, 7, met=1),
+        _said(0, Kind.WAITING, 1),
+        _said(0, Kind.WAITING, 1),
+        _said(1, Kind.WAITING, 2),
+        _said(2, Kind.PUSH, 7, collectives_done=1),
     ]
     for order in permutations(said):
-        attendance = Attendance()
+        waiting_ranks = WaitingRanks()
         for one in order:
-            attendance.hear(one)
-        assert attendance.waiting() == {1}
+            waiting_ranks.note(one)
+        assert waiting_ranks.ranks() == {1}
 
 
 def test_facts_that_are_no_number_are_passed_over() -> None:
-    attendance = Attendance()
-    attendance.hear(_said(0, Kind.AWAY, 1))
-    attendance.hear(_said(1, Kind.PUSH, 0, met="2"))
-    assert attendance.waiting() == {0}
+    waiting_ranks = WaitingRanks()
+    waiting_ranks.note(_said(0, Kind.WAITING, 1))
+    waiting_ranks.note(_said(1, Kind.PUSH, 0, collectives_done="2"))
+    assert waiting_ranks.ranks() == {0}
 
 
 def test_who_waits_tells_and_all_know_when_it_is_over() -> None:
@@ -56,22 +56,22 @@ def test_who_waits_tells_and_all_know_when_it_is_over() -> None:
         if len(told) == 2:
             twice.set()
 
-    def duties(rank: int, port: LocalServerPort) -> list[Duty]:
-        return [MeetingDuty(2, port, limit_s=WAIT_S)]
+    def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
+        return [CollectiveLeader(2, port, limit_s=WAIT_S)]
 
     def attend(rank: int, client: Client) -> None:
-        meetings = Meetings(
+        collectives = LiveCollectives(
             2,
             client,
-            ask_again_s=0.02,
+            retry_s=0.02,
             on_waiting=tell if rank == 0 else lambda number: None,
-            on_over=lambda number: over.append((rank, number)),
+            on_done=lambda number: over.append((rank, number)),
         )
         if rank == 1:
             assert twice.wait(WAIT_S)
-        meetings.meet()
+        collectives.all_gather()
 
-    on_every_rank(LocalNetwork(2), duties, attend, timeout_s=WAIT_S)
+    on_every_rank(LocalNetwork(2), handlers, attend, timeout_s=WAIT_S)
     assert set(told) == {1}
     assert sorted(over) == [(0, 1), (1, 1)]
 
@@ -79,8 +79,14 @@ def test_who_waits_tells_and_all_know_when_it_is_over() -> None:
 class _PSP(Server):
     """Rank 1 of 4, which serves block 1."""
 
-    def say(self, worker: int, timestamp: int, met: int = 0) -> list[tuple[int, int]]:
-        facts = {"version": timestamp, "final": 0, "steps": 0, "absent": [], "met": met}
+    def say(self, worker: int, timestamp: int, collectives_done: int = 0) -> list[tuple[int, int]]:
+        facts = {
+            "version": timestamp,
+            "final": 0,
+            "steps": 0,
+            "absent": [],
+            "collectives_done": collectives_done,
+        }
         told = [{"lr": 1.0}]
         answers = self.hear(
             worker, Kind.PUSH, timestamp, -1.0, block=1, hyperparameters=told, **facts
@@ -88,7 +94,7 @@ class _PSP(Server):
         return [(to, version) for to, _, version in answers]
 
     def wait(self, worker: int, number: int = 1) -> list[tuple[int, int]]:
-        answers = self.hear(worker, Kind.AWAY, number)
+        answers = self.hear(worker, Kind.WAITING, number)
         return [(to, version) for to, _, version in answers]
 
 
@@ -105,18 +111,18 @@ def test_psp_waits_for_all_again_once_a_push_tells_that_the_meeting_is_over() ->
     server = _PSP(c="all")
     for worker in (0, 1, 2):
         server.wait(worker)
-    assert server.say(3, 0, met=1) == []
+    assert server.say(3, 0, collectives_done=1) == []
     server.wait(0)  # said before the meeting was over, and late
-    assert server.say(0, 0, met=1) == []
-    assert server.say(1, 0, met=1) == []
-    assert server.say(2, 0, met=1) == [(worker, 1) for worker in range(4)]
+    assert server.say(0, 0, collectives_done=1) == []
+    assert server.say(1, 0, collectives_done=1) == []
+    assert server.say(2, 0, collectives_done=1) == [(worker, 1) for worker in range(4)]
 
 
 def test_psp_successor_knows_who_waits() -> None:
     """They have told all servers, and rank 1 takes block 0 over afterwards."""
     server = Server(c=2)
     for worker in (1, 2):
-        server.hear(worker, Kind.AWAY, 1)
+        server.hear(worker, Kind.WAITING, 1)
     server.gone(0)
     for worker in (1, 2, 3):
         server.hold(worker, 5, 1.0)
@@ -124,7 +130,7 @@ def test_psp_successor_knows_who_waits() -> None:
 
 
 def _wait(talk: Talk, *ranks: int, number: int = 1) -> list[int]:
-    return [to for rank in ranks for to, _ in talk.say(rank, Message(Kind.AWAY, 0, number))]
+    return [to for rank in ranks for to, _ in talk.say(rank, Message(Kind.WAITING, 0, number))]
 
 
 def test_turn_of_a_node_passes_while_all_its_ranks_wait() -> None:
@@ -135,8 +141,8 @@ def test_turn_of_a_node_passes_while_all_its_ranks_wait() -> None:
     assert _wait(talk, 0) == []
     assert _wait(talk, 1) == [2]
     assert [to for to, _ in talk.push(2, ones(8.0), 1)] == [2]
-    assert talk.push(2, ones(16.0), 1, met=1) == []
-    assert [to for to, _ in talk.push(0, ones(32.0), 1, met=1)] == [0, 2]
+    assert talk.push(2, ones(16.0), 1, collectives_done=1) == []
+    assert [to for to, _ in talk.push(0, ones(32.0), 1, collectives_done=1)] == [0, 2]
     assert talk.model.copy().tolist() == [-ETA * 63.0] * 3
 
 
@@ -168,4 +174,4 @@ def test_a_node_in_a_meeting_need_not_have_pushed(first: int) -> None:
     talk.push(first, ones(1.0), 1)
     assert talk.push(first, ones(1.0), 1) == []
     assert _wait(talk, other, other + 1) == [first]
-    assert [to for to, _ in talk.push(other, ones(1.0), 1, met=1)] == [other]
+    assert [to for to, _ in talk.push(other, ones(1.0), 1, collectives_done=1)] == [other]

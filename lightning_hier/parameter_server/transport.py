@@ -1,9 +1,9 @@
-"""A rank's end of the transport: its context, its bound socket, and handles of its host's sockets.
+"""A rank's end of the transport: its ZeroMQ context, its bound socket, and its host's sockets.
 
-A Unix socket has a name in the file system. A process that is killed leaves it behind, and whoever
-may write there could then give it to a socket of their own. So names exist during the start only:
-every rank of the host opens the sockets of the others (``O_PATH``), and then all names are removed.
-By way of ``/proc/self/fd`` a rank connects, and connects again, as long as the server is there.
+A Unix socket has a name in the file system. A killed process leaves it behind, and another process
+with access to the folder could bind a socket of its own to it. So names exist only during the
+start: every rank of the host opens the sockets of the others (``O_PATH``), and then all names are
+removed. A rank connects, and reconnects, through ``/proc/self/fd`` while the server exists.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 from lightning_hier.parameter_server.addresses import Offer, job_address, tcp_endpoint
-from lightning_hier.parameter_server.credentials import Contact, Credentials
-from lightning_hier.parameter_server.gatekeeper import Gatekeeper
+from lightning_hier.parameter_server.authentication import Authenticator, Contact, Credentials
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.sockets import (
@@ -35,13 +34,13 @@ _END_LIMIT_S = LINGER_MS / 1000 + 4.0
 _log = logging.getLogger(__name__)
 
 
-class Site:
-    """What is opened first and closed last.
+class Transport:
+    """The resources that are opened first and closed last.
 
     Attributes:
         context: of all sockets of these ports.
         credentials: of this rank.
-        gatekeeper: lets others in.
+        authenticator: of peers on other hosts.
         server: the socket to bind.
 
     """
@@ -49,14 +48,14 @@ class Site:
     def __init__(self, world_size: int, limits: Limits, refusals: Refusals) -> None:
         self.context = make_context(world_size)
         self.credentials = Credentials.make()
-        self.gatekeeper = Gatekeeper(self.context, refusals)
+        self.authenticator = Authenticator(self.context, refusals)
         self.server = server_socket(self.context, limits)
-        self.gatekeeper.start(self.server)
+        self.authenticator.start(self.server)
         self._folder: TemporaryDirectory[str] | None = None
         self._handles: list[int] = []
 
     def bind(self, rank: int, offers: Sequence[Offer]) -> Contact:
-        """Bind where the other ranks need it, and nowhere else.
+        """Bind the addresses that other ranks need, and no others.
 
         Raises:
             OSError: there is no folder or no address to bind to.
@@ -69,7 +68,7 @@ class Site:
         if hosts.count(host) > 1:
             # Only this user can enter it.
             self._folder = TemporaryDirectory(prefix=_FOLDER_PREFIX)
-            # By its handle, since the address of a socket holds 107 bytes and a path may be longer.
+            # Through a handle: the address of a socket has at most 107 bytes, a path may have more.
             ipc = f"{self._open(self._folder.name)}/{_SOCKET_NAME}"
         bind_inside(self.server, ipc)
         if hosts.count(host) < len(hosts):
@@ -101,18 +100,18 @@ class Site:
         """End the context, after all other sockets have been closed."""
         self.server.disable_monitor()
         self.server.close()
-        # Its end waits for every socket; one that was forgotten must not stop the rank for ever.
+        # term() waits for every socket; an unclosed one must not block the rank for ever.
         end = threading.Thread(target=self.context.term, name="zmq-end", daemon=True)
         end.start()
         end.join(_END_LIMIT_S)
         self.remove_name()
-        if end.is_alive():  # and may still connect by the handles
+        if end.is_alive():  # it may still connect through the handles
             _log.warning("ZeroMQ did not end within %g s: a port is still open", _END_LIMIT_S)
             return
         while self._handles:
             os.close(self._handles.pop())
 
     def _open(self, path: str) -> str:
-        """An endpoint that leads to ``path`` without its name, for as long as this site is open."""
+        """An endpoint of the open socket at ``path``, usable after its name is removed."""
         self._handles.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
         return f"ipc:///proc/self/fd/{self._handles[-1]}"

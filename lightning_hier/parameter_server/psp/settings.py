@@ -1,4 +1,4 @@
-"""When a server has gradients enough: partial pushing with c and tau_1 (psp_sgd, Algorithm 1)."""
+"""Settings of PSP-SGD: partial pushing, partial pulling, and the terms of all servers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_hier.algorithms.arguments import check_not_negative, is_number
+from lightning_hier.algorithms.arguments import check_not_negative, check_share, is_number
 
 
 class QuorumError(RuntimeError):
@@ -16,11 +16,11 @@ class QuorumError(RuntimeError):
 
 @dataclass(frozen=True)
 class PushRule:
-    """What a server waits for before it updates its block (Algorithm 1, server, line 12).
+    """When a server updates its block (Algorithm 1, server, line 12).
 
     Attributes:
         min_pushes: c: ``"all"``, a number of workers, or a fraction of them, rounded up.
-        timeout_s: tau_1, seconds that a server goes on waiting once c gradients are there.
+        timeout_s: tau_1, seconds for which a server waits for more gradients once it has c.
 
     """
 
@@ -45,7 +45,7 @@ class PushRule:
         check_not_negative("push_timeout_s", self.timeout_s)
 
     def objection(self, workers: int) -> str | None:
-        """Why the rule can't be kept by so many workers; None if it can."""
+        """Why the rule does not fit so many workers; None if it does."""
         if isinstance(self.min_pushes, int) and self.min_pushes > workers:
             return (
                 f"min_pushes is {self.min_pushes}, but there are only {workers} workers: set it to "
@@ -67,10 +67,10 @@ class PushRule:
         """Whether a server updates its block now.
 
         Args:
-            gradients: workers whose gradient is there.
-            needed: c, or less where so many can't come any more.
+            gradients: workers that have pushed.
+            needed: c, or less if fewer workers can push.
             silent: workers that have not responded and still may.
-            enough_since: since when as many gradients as needed have been there, in seconds.
+            enough_since: time at which c gradients had been pushed, in seconds.
             now: the time, in seconds.
 
         """
@@ -80,7 +80,7 @@ class PushRule:
         return gradients >= needed and waited
 
     def check_quorum(self, workers: int, lost: Mapping[int, str]) -> None:
-        """See that servers can still get the gradients they need.
+        """Check that servers can still get the gradients that they need.
 
         Args:
             workers: number of ranks at the start.
@@ -99,6 +99,82 @@ class PushRule:
                 "the workers that may be left, as a number or a fraction of all, and "
                 "push_timeout_s to some seconds, for which servers then wait for the others"
             )
+
+
+@dataclass(frozen=True)
+class PullRule:
+    """When a worker computes its next gradient (Algorithm 1, worker, line 15).
+
+    Attributes:
+        min_pulled: b, fraction of the blocks. Blocks without parameters don't count.
+        timeout_s: tau_2, seconds for which a worker waits for more blocks once it has enough.
+
+    """
+
+    min_pulled: float = 1.0
+    timeout_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ValueError: one of them is out of its range.
+
+        """
+        check_share("min_pulled", self.min_pulled)
+        check_not_negative("pull_timeout_s", self.timeout_s)
+
+    def needed(self, blocks: int) -> int:
+        """Number of blocks that a worker needs."""
+        return rounded_up(self.min_pulled, blocks)
+
+    def is_over(
+        self, *, pulled: int, needed: int, blocks: int, enough_since: float | None, now: float
+    ) -> bool:
+        """Whether a worker goes on now.
+
+        Args:
+            pulled: blocks that are newer than the last push.
+            needed: number of blocks that it needs.
+            blocks: all blocks.
+            enough_since: time at which enough blocks had been pulled, in seconds.
+            now: the time, in seconds.
+
+        """
+        if pulled == blocks:
+            return True
+        waited = enough_since is not None and now >= enough_since + self.timeout_s
+        return pulled >= needed and waited
+
+
+@dataclass(frozen=True, kw_only=True)
+class PSPSettings:
+    """Settings of all servers of a run.
+
+    Attributes:
+        rule: c and tau_1.
+        world_size: number of ranks at the start, which c refers to.
+        linear_scaling: whether the learning rate is multiplied by the number of gradients.
+        warmup_steps: first steps of every optimizer that average the gradients of all workers, at
+            the unscaled learning rate.
+        steps_made: steps of each optimizer before this run, if it resumes another one.
+        limit_s: seconds after which waiting workers get the names of the missing ones.
+        takeover_s: seconds for which the successor of a server waits for the workers' copies.
+
+    """
+
+    rule: PushRule
+    world_size: int
+    linear_scaling: bool = True
+    warmup_steps: int = 0
+    steps_made: tuple[int, ...] = ()
+    limit_s: float = 1800.0
+    takeover_s: float = 30.0
+
+    def warming(self, optimizer: int, version: int) -> bool:
+        """Whether the step of an optimizer from a version belongs to the warm-up."""
+        made = self.steps_made[optimizer] if self.steps_made else 0
+        return made + version < self.warmup_steps
 
 
 def rounded_up(fraction: float, whole: int) -> int:

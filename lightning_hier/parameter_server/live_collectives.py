@@ -1,0 +1,186 @@
+"""Collectives of the ranks that are alive.
+
+A collective of the process group waits for every rank of the job, including a dead one. These do
+not, so validation, metrics and checkpoints use them while a parameter server trains. The lowest
+live rank leads (:mod:`.collective_leader`), so all data go through one rank: they are meant for
+small tensors at an epoch's end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.parameter_server.client import Client
+from lightning_hier.parameter_server.collective_leader import (
+    Contribution,
+    copy_message,
+    read_result,
+)
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.requests import PendingRequest
+
+# Most collectives end earlier, and servers need not be notified of them.
+_NOTIFY_AFTER_S = 0.1
+
+_REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda stacked: stacked.sum(0),
+    "avg": lambda stacked: stacked.double().mean(0),
+    "mean": lambda stacked: stacked.double().mean(0),
+    "min": lambda stacked: stacked.amin(0),
+    "max": lambda stacked: stacked.amax(0),
+    "product": lambda stacked: stacked.prod(0),
+}
+
+
+class LiveCollectives:
+    """Collectives of the live ranks. All of them must call each one, in the same order.
+
+    Args:
+        world_size: number of ranks at the start.
+        client: of the main thread.
+        retry_s: shortest time before a contribution is sent again, in seconds.
+        on_waiting: called with the number of a collective in which this rank waits; called again
+            after each ``retry_s``, since the messages that it sends may be lost.
+        on_done: called with the number of a collective that has ended.
+
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        client: Client,
+        *,
+        retry_s: float = 5.0,
+        on_waiting: Callable[[int], None] = lambda number: None,
+        on_done: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        self._world_size = world_size
+        self._client = client
+        self._retry_s = retry_s
+        self._on_waiting = on_waiting
+        self._on_done = on_done
+        self._notify_at = 0.0
+        self._number = 0
+        self._request = PendingRequest(self._send, retry_s=retry_s)
+        self._latest: Message | None = None
+        client.on(Kind.RESULT, self._take_result)
+        client.on_gone(self._follow_new_leader)
+
+    def all_gather(
+        self, value: Any = None, payload: Tensor | None = None
+    ) -> dict[int, Contribution]:
+        """Gather the contributions of all live ranks.
+
+        Args:
+            value: any value that JSON can represent.
+            payload: a 1-D tensor on the host, of any length; of the same dtype on all ranks.
+
+        Raises:
+            PeerError: a rank did not contribute within the time limit; names it.
+
+        """
+        self._number += 1
+        now = time.monotonic()
+        self._notify_at = now + _NOTIFY_AFTER_S
+        contribution = Message(Kind.CONTRIBUTION, 0, self._number, {"value": value}, payload)
+        self._request.put(self._leader(), contribution, now)
+        self._client.wait(
+            self._is_done,
+            lambda: f"rank {self._leader()} leads collective {self._number} and sent no result",
+        )
+        if self._latest is None:
+            raise RuntimeError("a collective has ended without a result")
+        contributions = read_result(self._latest)
+        self._on_done(self._number)
+        return contributions
+
+    def barrier(self) -> None:
+        """Wait for all live ranks."""
+        self.all_gather()
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        """Return the ``value`` of rank ``source``, or of the lowest live rank if it is gone.
+
+        Raises:
+            TypeError: JSON can't represent it. Other objects would have to be unpickled.
+
+        """
+        gathered = self.all_gather(value)
+        return gathered[source if source in gathered else min(gathered)].value
+
+    def decide(self, decision: bool, *, all_agree: bool) -> bool:
+        """Whether all (or any) of the ranks decide for it."""
+        votes = [bool(one.value) for one in self.all_gather(bool(decision)).values()]
+        return all(votes) if all_agree else any(votes)
+
+    def gather(self, tensor: Tensor, group: object = None) -> list[Tensor]:
+        """The tensors of all ranks in order of rank; shapes may differ.
+
+        torchmetrics gathers the state of a metric by this signature; ``group`` is ignored.
+        """
+        flat = tensor.detach().reshape(-1).cpu()
+        if flat.dtype == torch.bool:
+            flat = flat.to(torch.uint8)  # messages have no booleans
+        gathered = self.all_gather([str(tensor.dtype), *tensor.shape], flat)
+        return [_shaped(one, tensor) for _, one in sorted(gathered.items())]
+
+    def reduce(self, tensor: Tensor, operation: object) -> Tensor:
+        """Combine tensors of one shape over the ranks, in order of rank.
+
+        Args:
+            tensor: of this rank.
+            operation: sum, mean, avg, min, max or product, as text or as torch's ``ReduceOp``; None
+                is a sum.
+
+        Raises:
+            ValueError: another operation.
+
+        """
+        name = "sum" if operation is None else str(operation).rsplit(".", 1)[-1].lower()
+        if name not in _REDUCTIONS:
+            raise ValueError(
+                f"can't reduce by {operation!r} over ranks; one of {', '.join(_REDUCTIONS)} can"
+            )
+        return _REDUCTIONS[name](torch.stack(self.gather(tensor))).to(tensor.dtype)
+
+    def _is_done(self, now: float) -> bool:
+        if self._request.message is None:
+            return True
+        self._request.tick(now)
+        if now >= self._notify_at:
+            self._notify_at = now + self._retry_s
+            self._on_waiting(self._number)
+        return False
+
+    def _send(self, rank: int, message: Message) -> bool:
+        # A contribution whose previous copy has not left the queue is not queued again.
+        queued = self._client.is_sending(rank, message.kind, message.block)
+        return queued or self._client.send(rank, message)
+
+    def _leader(self) -> int:
+        return min(set(range(self._world_size)) - self._client.gone())
+
+    def _take_result(self, received: Received, now: float) -> None:
+        if received.message.timestamp == self._number and self._request.message is not None:
+            self._latest = copy_message(received.message)
+            self._request.acknowledge(now)
+
+    def _follow_new_leader(self, gone: int, now: float) -> None:
+        leader = self._leader()
+        if gone < leader:
+            # So that all ranks get the result that the previous leader has sent to some of them.
+            if self._latest is not None:
+                self._client.send(leader, self._latest)
+            self._request.redirect(leader, now)
+
+
+def _shaped(one: Contribution, like: Tensor) -> Tensor:
+    _, *shape = one.value
+    values = torch.empty(0) if one.payload is None else one.payload
+    return values.to(like.dtype).reshape(shape).to(like.device, copy=True)

@@ -1,0 +1,179 @@
+"""The ports of a rank as a whole: opened together at the start, and closed at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import zmq
+
+from lightning_hier.comm.traffic import Tier, Traffic
+from lightning_hier.parameter_server.addresses import Offer, make_offer
+from lightning_hier.parameter_server.authentication import Contact, Register
+from lightning_hier.parameter_server.connection import BufferPool, ConnectionContext
+from lightning_hier.parameter_server.message import Limits
+from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
+from lightning_hier.parameter_server.refusals import Refusals
+from lightning_hier.parameter_server.sockets import Unconnected, client_socket
+from lightning_hier.parameter_server.transport import Transport
+from lightning_hier.parameter_server.watch import Watch
+
+__all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports"]
+
+_WATCH_NAME = "watch"
+
+
+class Ports:
+    """Connections of a rank outside of the process group.
+
+    A port belongs to one thread at a time. Made by :func:`open_ports`.
+
+    Attributes:
+        server: the port at which this rank serves.
+        watch: detects lost ranks; only the server loop calls :meth:`Watch.poll`.
+
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        register: Register,
+        context: ConnectionContext,
+        *,
+        heartbeat_s: float,
+        grace_s: float,
+    ) -> None:
+        self._transport = transport
+        self._register = register
+        self._context = context
+        self._clients: dict[str, ClientPort] = {}
+        self._closed = False
+        watched = {
+            contact.rank: self._client_socket(contact, _WATCH_NAME, heartbeat_s)
+            for contact in register.contacts
+            if contact.rank != register.rank
+        }
+        self.watch = Watch(transport.context, watched, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        self.server = ServerPort(transport.server, register, context, self.watch)
+
+    def open_client(self, name: str) -> ClientPort:
+        """Open a port to all servers for the calling thread.
+
+        Args:
+            name: unique among this rank's clients; letters and digits.
+
+        Raises:
+            ValueError: the name is taken.
+
+        """
+        if name in (_WATCH_NAME, *self._clients):
+            raise ValueError(f"the client {name!r} is open already")
+        sockets = {
+            contact.rank: self._client_socket(contact, name).connect()
+            for contact in self._register.contacts
+        }
+        self._clients[name] = ClientPort(sockets, self._context, self.watch)
+        return self._clients[name]
+
+    def refusals(self) -> dict[str, int]:
+        """Number of refused connections and messages, by reason. From any thread."""
+        return self._context.refusals.counts()
+
+    def close(self) -> None:
+        """Close all ports; queued messages are sent for up to a second.
+
+        A second call does nothing. The threads that have used the ports must have ended. A rank
+        that closes without having sent :attr:`Kind.BYE` counts as lost.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for client in self._clients.values():
+            client.close()
+        self.watch.close()
+        self._transport.close()
+
+    def _client_socket(
+        self, contact: Contact, name: str, heartbeat_s: float | None = None
+    ) -> Unconnected:
+        return client_socket(
+            self._transport.context,
+            self._register,
+            self._transport.credentials,
+            contact,
+            name,
+            self._context.limits,
+            heartbeat_s=heartbeat_s,
+        )
+
+
+def open_ports(
+    rank: int,
+    world_size: int,
+    exchange: Callable[[Any], list[Any]],
+    *,
+    traffic: Traffic,
+    tier_of: Callable[[int], Tier],
+    limits: Limits | None = None,
+    heartbeat_s: float = 1.0,
+    grace_s: float = 30.0,
+) -> Ports:
+    """Bind this rank's server and connect to the others. Every rank must call it.
+
+    Ranks of one host are connected by Unix sockets, others by TCP with CURVE.
+
+    Args:
+        rank: of this process.
+        world_size: number of ranks.
+        exchange: gathers a value that JSON can represent from every rank, in order of rank.
+        traffic: counts sent messages.
+        tier_of: returns the tier of messages to a rank.
+        limits: of messages; the same on all ranks.
+        heartbeat_s: between two heartbeats, in seconds.
+        grace_s: seconds for which a rank may be unreachable while its process has not ended.
+
+    Raises:
+        RuntimeError: on every rank, if one of them can't be reached by the others.
+        ValueError: a time is not positive.
+
+    """
+    if heartbeat_s <= 0 or grace_s <= 0:
+        raise ValueError(
+            f"heartbeat_s and grace_s must be positive, got {heartbeat_s} and {grace_s}"
+        )
+    limits = limits or Limits()
+    memory = BufferPool(limits.queued_bytes)
+    context = ConnectionContext(rank, limits, Refusals(), traffic, tier_of, memory)
+    offers = [Offer(**offer) for offer in exchange(asdict(make_offer(os.environ)))]
+    with ExitStack() as undo:
+        transport = Transport(world_size, limits, context.refusals)
+        undo.callback(transport.close)
+        rows = _agree(exchange, lambda: asdict(transport.bind(rank, offers)))
+        contacts = [Contact(**row) for row in rows]
+        opened: list[Contact] = []
+        host = contacts[rank].host
+        _agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)))
+        transport.remove_name()
+        register = Register(rank, opened)
+        transport.authenticator.admit(register.ranks_by_key)
+        ports = Ports(transport, register, context, heartbeat_s=heartbeat_s, grace_s=grace_s)
+        undo.pop_all()
+    return ports
+
+
+def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list[Any]:
+    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits."""
+    try:
+        row = {"result": act()}
+    except (OSError, zmq.ZMQError) as error:
+        row = {"problem": str(error)}
+    rows = exchange(row)
+    problems = [
+        f"rank {rank}: {row['problem']}" for rank, row in enumerate(rows) if "problem" in row
+    ]
+    if problems:
+        raise RuntimeError(f"a port could not be opened: {'; '.join(problems)}")
+    return [row["result"] for row in rows]

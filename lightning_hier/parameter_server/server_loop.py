@@ -1,0 +1,177 @@
+"""Threads beside the main one, and the one in which a rank serves the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received, ServerPort
+from lightning_hier.parameter_server.watch import Watch
+
+RETRY_S = 0.05
+"""Seconds after which a handler sends again a reply that a full queue did not take."""
+
+# Longest wait for a message: the watch is polled at least this often.
+_LONGEST_WAIT_S = 0.1
+
+
+class Replies(Protocol):
+    """The part of a :class:`~lightning_hier.parameter_server.ports.ServerPort` for handlers."""
+
+    def send(self, address: bytes, message: Message) -> bool:
+        """Reply without waiting; return False if the peer is gone or its queue is full."""
+
+    def is_sending(self, address: bytes, kind: Kind, block: int) -> bool:
+        """Whether part of a large message of this kind about this block is still queued."""
+
+
+class Handler(Protocol):
+    """Handles some kinds of messages in the server loop.
+
+    A handler does no I/O but sending, and gets the time as an argument, so that tests call it
+    message by message.
+    """
+
+    kinds: frozenset[Kind]
+    """Kinds of messages that it handles; each kind has one handler."""
+
+    def handle(self, received: Received, now: float) -> None:
+        """Handle a message; ``now`` is ``time.monotonic()`` in seconds."""
+
+    def deadline(self) -> float | None:
+        """Time at which to call :meth:`tick`; None: never."""
+
+    def tick(self, now: float) -> None:
+        """Do the work that is due."""
+
+    def peer_gone(self, rank: int, now: float) -> None:
+        """Note that a rank has been lost or has left; it will not come back."""
+
+
+class BackgroundThread(ABC):
+    """Calls :meth:`_run_once` in a thread of its own until it is stopped or fails.
+
+    Args:
+        name: of the thread.
+
+    """
+
+    def __init__(self, name: str) -> None:
+        self._stopping = threading.Event()
+        self._failure: Exception | None = None
+        # A daemon thread, so that an error in the main thread never leaves a process behind.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def _run_once(self) -> None:
+        """Do one iteration; wait for at most a fraction of a second."""
+
+    def _fail(self, error: Exception) -> None:
+        """Store the error that ends the thread."""
+        self._failure = error
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, limit_s: float = 10.0) -> None:
+        """Stop the thread and join it.
+
+        Raises:
+            RuntimeError: it did not end within ``limit_s`` seconds.
+
+        """
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
+        if self._thread.is_alive():
+            raise RuntimeError(f"the thread {self._thread.name} did not end within {limit_s:g} s")
+
+    def check(self) -> None:
+        """Raise the error that has ended the thread in the calling thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._run_once()
+        except Exception as error:
+            self._fail(error)
+
+
+class ServerLoop(BackgroundThread):
+    """Receives messages at a rank's server port and calls their handlers.
+
+    Args:
+        port: used by this thread only, from :meth:`start` on.
+        watch: knows which ranks are gone.
+        handlers: of the messages.
+
+    """
+
+    def __init__(self, port: ServerPort, watch: Watch, handlers: Sequence[Handler]) -> None:
+        super().__init__("server loop")
+        self._port = port
+        self._watch = watch
+        self._handlers: list[Handler] = []
+        self._by_kind: dict[Kind, Handler] = {}
+        self._gone: set[int] = set()
+        self._shutting_down = False
+        self.add(handlers)
+
+    def add(self, handlers: Sequence[Handler]) -> None:
+        """Add handlers, before the start."""
+        self._handlers += handlers
+        self._by_kind |= {kind: handler for handler in handlers for kind in handler.kinds}
+
+    def begin_shutdown(self) -> None:
+        """Training has ended: no rank takes over the blocks of ranks that leave from now on."""
+        self._shutting_down = True
+
+    def lost(self) -> dict[int, str]:
+        """Ranks that have been lost, and why. From any thread."""
+        return self._watch.lost()
+
+    def gone(self) -> set[int]:
+        """Ranks that have been lost or have left. From any thread."""
+        return {*self._watch.lost(), *self._watch.left()}
+
+    def _run_once(self) -> None:
+        wait_s, now = _LONGEST_WAIT_S, time.monotonic()
+        for handler in self._handlers:
+            due = handler.deadline()
+            if due is not None:
+                wait_s = max(0.0, min(wait_s, due - now))
+        received = self._port.receive(wait_s)
+        now = time.monotonic()
+        # Before the message is handled: its sender may be a rank that the others have given up.
+        self._watch.poll(unread=received is not None)
+        for rank in sorted(self.gone() - self._gone):
+            self._gone.add(rank)
+            self._note_gone(rank, now)
+        if received is not None and received.sender in self._watch.lost():
+            self._expel(received)
+        elif received is not None and received.message.kind in self._by_kind:
+            self._by_kind[received.message.kind].handle(received, now)
+        for handler in self._handlers:
+            due = handler.deadline()
+            if due is not None and due <= now:
+                handler.tick(now)
+
+    def _note_gone(self, rank: int, now: float) -> None:
+        left_at_the_end = self._shutting_down and rank in self._watch.left()
+        for handler in self._handlers:
+            if not left_at_the_end or Kind.CONTRIBUTION in handler.kinds:
+                handler.peer_gone(rank, now)
+
+    def _expel(self, received: Received) -> None:
+        facts = {"reason": self._watch.lost()[received.sender]}
+        self._port.send(received.address, Message(Kind.EXPELLED, facts=facts))
