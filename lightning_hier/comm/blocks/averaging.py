@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Coder, Coder, Int8Coder
+from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages
@@ -22,11 +23,11 @@ _AT_HOME = "models_on_host"
 _STAGES = 6
 
 
-def make_coder(across_dtype: AcrossDtype, dtype: torch.dtype) -> Coder | None:
+def make_coder(across_dtype: AcrossDtype, dtype: torch.dtype) -> Codec | None:
     """What shortens the update of a model; None sends it as it is, as all that is not real."""
     if not dtype.is_floating_point:
         return None
-    return {"same": None, "bfloat16": BFloat16Coder(), "int8": Int8Coder()}[across_dtype]
+    return {"same": None, "bfloat16": BFloat16Codec(), "int8": Int8Codec()}[across_dtype]
 
 
 class Averaging:
@@ -44,7 +45,7 @@ class Averaging:
     def __init__(self, route: AcrossRoute) -> None:
         self._route = route
 
-    def due(self, coder: Coder | None) -> int:
+    def due(self, coder: Codec | None) -> int:
         """How many :class:`~lightning_hier.comm.stages.Due` a chunk yields, in a form or exactly.
 
         What goes between hosts, and what comes back from there to the other ranks of a host.
@@ -71,7 +72,7 @@ class Averaging:
         return Due(started) if self._route.at_home else started
 
     def coded(
-        self, piece: Tensor, coder: Coder, leftover: Leftover | None, *, weight: float = 1.0
+        self, piece: Tensor, coder: Codec, leftover: Leftover | None, *, weight: float = 1.0
     ) -> Stages:
         """Sum ``piece`` over the groups, in place, in a short form and up to what is left over.
 
@@ -120,7 +121,7 @@ class Leftover:
 
 
 def _coded_between(
-    piece: Tensor, coder: Coder, leftover: Leftover, between: Channel, weight: float
+    piece: Tensor, coder: Codec, leftover: Leftover, between: Channel, weight: float
 ) -> Stages:
     each = len(leftover.sums)
     shape = (between.size, coder.bytes_for(each))
@@ -155,7 +156,7 @@ def _nothing() -> Stages:
 
 def shard_length(numel: int, lanes: int) -> int:
     """Elements of a shard when ``numel`` are divided among so many ranks, in whole blocks."""
-    return -(-numel // (lanes * BLOCK)) * BLOCK
+    return -(-numel // (lanes * QUANTISATION_GROUP)) * QUANTISATION_GROUP
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

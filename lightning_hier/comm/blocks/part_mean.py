@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_hier.algorithms.quantisation import BFloat16Coder, Coder
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.averaging import Averaging
 from lightning_hier.comm.blocks.health import Verdict
@@ -28,7 +28,7 @@ class PartMean:
 
     """
 
-    def __init__(self, share: Share, coder: Coder | None, route: AcrossRoute) -> None:
+    def __init__(self, share: Share, coder: Codec | None, route: AcrossRoute) -> None:
         self._share = share
         self._coder = coder
         self._averaging = Averaging(route)
@@ -101,7 +101,7 @@ class PartMean:
         Second moments span too many orders of magnitude for whole numbers with a common scale.
         """
         piece = _weigh_(self._share.values[place], verdict)
-        return self._averaging.coded(piece, BFloat16Coder(), None)
+        return self._averaging.coded(piece, BFloat16Codec(), None)
 
     def state(self) -> dict[str, Any] | None:
         """What rounding has left over, for a checkpoint; the tensors are not copied."""

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.encoding import Scratch
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import Future, open_future
@@ -83,7 +82,6 @@ class GTCReducer:
         self._grad_scale = grad_scale
         self._returned = ReturnedResiduals(memories, grad_scale)
         self._alone = ExactWithResiduals(memories[0], self._returned)
-        self._scratch = Scratch()
         self._open: list[_Bucket] = []
         self._thresholds = Thresholds(config)
 
@@ -157,7 +155,6 @@ class GTCReducer:
             Selection.of(
                 flat,
                 memory.of(parameter, flat, fixed),
-                self._scratch,
                 absent=parameter in absent,
                 scale=scale,
             )
@@ -205,7 +202,7 @@ class GTCReducer:
             sizes = [flat.numel() for flat in bucket.exact]
             torch._foreach_copy_(bucket.exact, list(bucket.exact_flat.split(sizes)))
         if bucket.payload is not None:
-            bucket.payload.settle(bucket.scale)
+            bucket.payload.decode_(bucket.scale)
         for row in bucket.rows:
             for selection in row:
                 self._thresholds.follow(selection, workers=len(bucket.facts))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.encoding import Scratch, encode_
-from lightning_hier.algorithms.threshold import segments
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.payload import segments
 from lightning_hier.comm.worker import TensorMemory
 
 
@@ -43,9 +43,7 @@ class Selection:
     group_rms: float = 0.0
 
     @classmethod
-    def of(
-        cls, flat: Tensor, memory: TensorMemory, scratch: Scratch, *, absent: bool, scale: float
-    ) -> Selection:
+    def of(cls, flat: Tensor, memory: TensorMemory, *, absent: bool, scale: float) -> Selection:
         """Divide the gradient in ``flat`` by ``scale``, add the residual, in place, and select.
 
         Where this worker has no gradient (``absent``) while others have, ``flat`` counts as DDP
@@ -61,8 +59,9 @@ class Selection:
         words = []
         finite = True
         for part in parts:
-            found, sound = encode_(
-                flat[part], memory.residual[part], memory.threshold, scratch, scale=scale
+            values, residual = flat[part], memory.residual[part]
+            found, sound = kernels_for(values, residual).encode_(
+                values, residual, memory.threshold, scale=scale
             )
             words.append(found)
             finite = finite and sound
