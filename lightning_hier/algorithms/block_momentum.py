@@ -43,7 +43,7 @@ def auto_block_momentum(num_models: int, *, block_lr: float = 1.0, c: float = 1.
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFilter:
-    """How the mean of the local models becomes the next global model and start model.
+    """The next global model and start model from the mean of the local models.
 
     With the mean Wbar(t) of the local models and the start model W_g(t-1) of the block::
 
@@ -60,8 +60,8 @@ class BlockFilter:
         eta: block momentum, in [0, 1).
         zeta: block learning rate, above 0.
         nesterov: whether blocks start from the look-ahead W + eta * Delta.
-        update_from: what Delta(t) is added to: ``"global"``, W(t-1), as in bmuf; or ``"start"``,
-            W_g(t-1), which is two_tiered_bmuf_gtc eq. 4 to the letter and what some toolkits do.
+        update_from: the model to which Delta(t) is added: ``"global"``, W(t-1), as in bmuf; or
+            ``"start"``, W_g(t-1), as two_tiered_bmuf_gtc eq. 4 is printed and in some toolkits.
             Then one block contributes (1 + eta) / (1 - eta) times its update instead of
             1 / (1 - eta) under Nesterov block momentum.
 

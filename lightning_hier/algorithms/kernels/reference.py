@@ -41,7 +41,7 @@ class BlockCoefficients(NamedTuple):
         eta: block momentum.
         zeta: block learning rate.
         ahead: whether W_g is W + eta * Delta instead of W.
-        adds_update: whether eta * Delta(t-1) is added to what W(t) is computed from.
+        adds_update: whether eta * Delta(t-1) is added to W(t) besides.
 
     """
 
@@ -52,10 +52,10 @@ class BlockCoefficients(NamedTuple):
 
 
 class TorchKernels:
-    """The interface of all backends, and what each pass computes.
+    """The interface of all backends, and the result of each pass.
 
-    Tensors are 1-D. GTC's two passes leave no trace if a step turns out not to be finite on some
-    rank: between them the residual is unchanged, and nothing as large as the tensor is allocated.
+    Tensors are 1-D. GTC needs two passes because a step counts only if it is finite on all ranks:
+    between them the residual is unchanged. Nothing as large as the tensor is allocated.
     """
 
     def encode_(
@@ -104,13 +104,13 @@ class TorchKernels:
         *,
         bitmaps: bool = False,
     ) -> None:
-        """Update the residual, and overwrite the values with the mean of what all workers sent.
+        """Update the residual, and overwrite the values with the mean over all workers.
 
         Args:
             values: residual plus gradient, from :meth:`encode_`. Becomes the mean: the sum of the
                 signs of all workers, times each of ``factors`` in this order. Sums of signs are
                 integers, so the mean has the same bits for every encoding and on every rank.
-            residual: becomes ``values`` minus what this worker sent.
+            residual: becomes ``values`` minus the elements that this worker sent.
             sent: words of this worker.
             threshold: T.
             rows: payload of each worker; if there is none, the values become zero.

@@ -67,7 +67,7 @@ def _product(x, factor):
 def add_and_select(
     values, residual, codes, counts, numel, limit, infinity, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """``values`` becomes residual plus gradient; two bits tell what exceeds the limit."""
+    """``values`` becomes residual plus gradient; two bits mark what exceeds the limit."""
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
     inside = index < numel

@@ -20,7 +20,7 @@ from lightning_hier.comm.gradients.gtc_selection import Selection
 
 @dataclass
 class _Segment:
-    """One segment of a tensor: how it is encoded, and what each worker of the group sent of it.
+    """One segment of a tensor: its encoding, and the payload of each worker of the group.
 
     The selections are those of the workers of this rank, all of the same tensor.
     """
@@ -37,7 +37,7 @@ class _Segment:
 
     @cached_property
     def is_bitmap(self) -> bool:
-        """Whether bitmaps take fewer bytes than words: all ranks know the counts and agree."""
+        """Whether bitmaps take fewer bytes than words; the counts are the same on all ranks."""
         return max(self.counts) > bitmap_words(self.numel)
 
     def length(self, worker: int) -> int:
@@ -98,7 +98,7 @@ class Payload:
             own_facts = facts[:, column : column + width]
             column += width
             for selection in selections:
-                counts = selection.learn(own_facts)
+                counts = selection.add_facts(own_facts)
             if one.skipped:
                 continue
             if one.memory.threshold is None:
