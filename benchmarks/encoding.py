@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.performance.figures import spread
 from examples.tables import markdown
-from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
+from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.comm.worker import TensorMemory
 
 SIZES = (10**5, 10**6, 10**7, 5 * 10**7)
@@ -59,7 +59,7 @@ class Encoding:
         return _WORD_BYTES * self.density * self.elements
 
 
-def encode(flat: Tensor, memory: TensorMemory, scratch: Scratch) -> int:
+def encode(flat: Tensor, memory: TensorMemory) -> int:
     """What a rank does for one tensor at a step, but for sending: as ``GTCReducer`` does it.
 
     The one place that knows how the reducer's parts are called.
@@ -68,9 +68,9 @@ def encode(flat: Tensor, memory: TensorMemory, scratch: Scratch) -> int:
         Words to be sent.
 
     """
-    threshold = float(memory.threshold or 0.0)
-    words, _ = encode_(flat, memory.residual, threshold, scratch)
-    settle_(flat, memory.residual, words, threshold, None, [])
+    threshold, kernels = float(memory.threshold or 0.0), kernels_for(flat, memory.residual)
+    words, _ = kernels.encode_(flat, memory.residual, threshold)
+    kernels.decode_(flat, memory.residual, words, threshold, [], [])
     return words.numel()
 
 
@@ -112,13 +112,13 @@ def measure(elements: int, density: float, *, repetitions: int) -> Encoding:
     machine does can only add to either. The copied memory is as warm as that which was encoded.
     """
     run = MiddleOfARun(elements, density)
-    memory, scratch = TensorMemory(run.residual, run.threshold), Scratch()
+    memory = TensorMemory(run.residual, run.threshold)
     flat, copied = torch.empty(elements), torch.empty(elements)
     taken, copies, words = [], [], []
     for _ in range(repetitions):
         flat.copy_(run.gradient())
         begun = time.thread_time()
-        words.append(encode(flat, memory, scratch))
+        words.append(encode(flat, memory))
         encoded = time.thread_time()
         copied.copy_(flat)
         copies.append(time.thread_time() - encoded)

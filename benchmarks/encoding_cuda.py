@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.encoding import MiddleOfARun
 from examples.tables import markdown
-from lightning_hier.algorithms.decoding import SignedWords
-from lightning_hier.algorithms.encoding import Scratch, encode_, encode_by_torch_, settle_
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.reference import TorchKernels
 
 SIZES = (10**6, 6_500_000, 24_300_000, 10**8)
 DENSITIES = (1e-3, 1e-2, 1e-1)
@@ -54,9 +54,9 @@ class Passes:
         density: elements sent, of all.
         workers: whose words are added up.
         copy_s: a copy of the tensor.
-        encode: of :func:`encode_`, with the wait for the number of words.
-        settle: of :func:`settle_`.
-        torch_s: encoding by torch's own operations.
+        encode: of ``encode_``, with the wait for the number of words.
+        decode: of ``decode_``.
+        torch_s: encoding by the reference.
 
     """
 
@@ -65,7 +65,7 @@ class Passes:
     workers: int
     copy_s: float
     encode: Cost
-    settle: Cost
+    decode: Cost
     torch_s: float
 
     @property
@@ -86,30 +86,29 @@ def measure(elements: int, density: float, workers: int, *, repetitions: int) ->
     residual, threshold = run.residual, run.threshold
     flat, copied = torch.empty(2, elements, device=device)
     others = [_random_words(elements, density, device) for _ in range(workers - 1)]
-    scratch, sent = Scratch(), []
+    kernels, sent = kernels_for(flat, residual), []
     found: list[tuple[float, ...]] = []
     for _ in range(repetitions):
         flat.copy_(run.gradient())
-        by_torch = _elapsed_s(lambda: encode_by_torch_(flat, residual, threshold))
+        by_torch = _elapsed_s(lambda: TorchKernels().encode_(flat, residual, threshold))
         rounds = []
         for clock in (_elapsed_s, _kernels_s):
             flat.copy_(run.gradient())
             words: list[Tensor] = []
             rounds.append(
-                clock(lambda: words.append(encode_(flat, residual, threshold, scratch)[0]))  # noqa: B023
+                clock(lambda: words.append(kernels.encode_(flat, residual, threshold)[0]))  # noqa: B023
             )
-            signs = SignedWords([*words, *others], flat)
-            factors = [threshold / workers]
+            arguments = flat, residual, words[0], threshold, [*words, *others]
             rounds.append(
-                clock(lambda: settle_(flat, residual, words[0], threshold, signs, factors))  # noqa: B023
+                clock(lambda: kernels.decode_(*arguments, [threshold / workers]))  # noqa: B023
             )
             sent.append(words[0].numel())
         found.append((by_torch, _kernels_s(lambda: copied.copy_(flat)), *rounds))
     medians = [statistics.median(column) for column in zip(*found, strict=True)]
-    by_torch, copy, encode, settle, encode_kernels, settle_kernels = medians
+    by_torch, copy, encode, decode, encode_kernels, decode_kernels = medians
     return Passes(
         elements=elements, density=statistics.fmean(sent) / elements, workers=workers,
-        copy_s=copy, encode=Cost(encode_kernels, encode), settle=Cost(settle_kernels, settle),
+        copy_s=copy, encode=Cost(encode_kernels, encode), decode=Cost(decode_kernels, decode),
         torch_s=by_torch,
     )  # fmt: skip
 
@@ -148,7 +147,7 @@ def _cells(passes: Passes, cost: Cost) -> tuple[str, ...]:
 def table(found: Sequence[Passes]) -> str:
     """As Markdown."""
     header = ("elements", "density", "workers", "copy ms", "copy TB/s", "encode ms",
-              "of a copy's bandwidth", "elapsed ms", "settle ms", "of a copy's bandwidth",
+              "of a copy's bandwidth", "elapsed ms", "decode ms", "of a copy's bandwidth",
               "elapsed ms", "encode by torch, elapsed ms")  # fmt: skip
     rows = [
         (
@@ -158,7 +157,7 @@ def table(found: Sequence[Passes]) -> str:
             f"{1e3 * own.copy_s:.3f}",
             f"{own.copy_bandwidth / 1e12:.2f}",
             *_cells(own, own.encode),
-            *_cells(own, own.settle),
+            *_cells(own, own.decode),
             f"{1e3 * own.torch_s:.3f}",
         )
         for own in found

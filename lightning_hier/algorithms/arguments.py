@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 
 class NamedArguments:
-    """Base of classes whose constructor says what was meant by an argument that it does not take.
+    """Base of classes whose constructor suggests a name for an unknown argument.
 
     Raises:
         TypeError: the constructor has no such argument.
@@ -33,27 +33,17 @@ class NamedArguments:
         return super().__new__(cls)
 
     def __init__(self) -> None:
-        """Take nothing: object's own would take anything, since ``__new__`` does."""
+        """Take no arguments: object's own would accept all that ``__new__`` accepts."""
 
 
 def check_whole(name: str, value: object, *, least: int = 1) -> None:
-    """Refuse what is no whole number of at least ``least``.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def check_whole_or_auto(name: str, value: object, *, least: int = 1) -> None:
-    """Refuse what is neither "auto" nor a whole number of at least ``least``.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is "auto" or a whole number of at least ``least``."""
     if isinstance(value, str) and value != "auto":
         raise ValueError(
             f"{name} must be 'auto' or a whole number of at least {least}, got {value!r}"
@@ -63,34 +53,19 @@ def check_whole_or_auto(name: str, value: object, *, least: int = 1) -> None:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Refuse what is no finite number above 0.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is a finite number above 0."""
     if not is_number(value) or not value > 0:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
 
 
 def check_not_negative(name: str, value: object) -> None:
-    """Refuse what is no finite number of at least 0.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is a finite number of at least 0."""
     if not is_number(value) or value < 0:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
 
 
 def check_share(name: str, value: object, *, zero: bool = False) -> None:
-    """Refuse what is no number above 0 (or of at least 0) and at most 1.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is above 0 (or at least 0) and at most 1."""
     above = "at least" if zero else "above"
     low = is_number(value) and (value >= 0 if zero else value > 0)  # type: ignore[operator]
     if not low or value > 1:  # type: ignore[operator]
@@ -98,23 +73,13 @@ def check_share(name: str, value: object, *, zero: bool = False) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a setting that is none of its choices.
-
-    Raises:
-        ValueError: it is not.
-
-    """
+    """Raise ValueError unless ``value`` is one of the choices."""
     if value not in choices:
         listed = ", ".join(map(repr, choices))
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
@@ -127,10 +92,10 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
-    """The object of a JSON text, if it has what it needs and nothing else.
+    """Return a JSON object that has all needed keys and only known ones.
 
     Raises:
-        ValueError: it is no object, lacks a key, or has one that nobody knows.
+        ValueError: it is no object, lacks a key, or has an unknown one.
 
     """
     if not isinstance(found, Mapping):

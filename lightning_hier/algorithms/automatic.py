@@ -1,7 +1,7 @@
 """The settings that ``"auto"`` stands for, from the length of a run.
 
-Each rule is one line, so that the log and the documentation can state it. A length that is not
-known, as with an iterable dataset and no ``max_steps``, is infinite.
+Each rule is one line, so that the log and the documentation can state it. An unknown
+length, as of an iterable dataset without ``max_steps``, is infinite.
 """
 
 from __future__ import annotations

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.block_passes import block_passes_for
-from lightning_hier.algorithms.chunks import chunk_length
-from lightning_hier.algorithms.sums import sum_of_squares
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.reference import BlockCoefficients
 
 UpdateFrom = Literal["global", "start"]
-
-# Elements filtered at a time: small enough that the intermediate values stay in the cache.
-_CHUNK = 1 << 15
 
 
 def auto_block_momentum(num_models: int, *, block_lr: float = 1.0, c: float = 1.0) -> float:
@@ -49,7 +43,7 @@ def auto_block_momentum(num_models: int, *, block_lr: float = 1.0, c: float = 1.
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFilter:
-    """How the mean of the local models becomes the next global model and start model.
+    """The next global model and start model from the mean of the local models.
 
     With the mean Wbar(t) of the local models and the start model W_g(t-1) of the block::
 
@@ -66,8 +60,8 @@ class BlockFilter:
         eta: block momentum, in [0, 1).
         zeta: block learning rate, above 0.
         nesterov: whether blocks start from the look-ahead W + eta * Delta.
-        update_from: what Delta(t) is added to: ``"global"``, W(t-1), as in bmuf; or ``"start"``,
-            W_g(t-1), which is two_tiered_bmuf_gtc eq. 4 to the letter and what some toolkits do.
+        update_from: the model to which Delta(t) is added: ``"global"``, W(t-1), as in bmuf; or
+            ``"start"``, W_g(t-1), as two_tiered_bmuf_gtc eq. 4 is printed and in some toolkits.
             Then one block contributes (1 + eta) / (1 - eta) times its update instead of
             1 / (1 - eta) under Nesterov block momentum.
 
@@ -110,8 +104,18 @@ class BlockFilter:
             following.add_(update, alpha=self.eta)
         return following
 
+    def global_after(self, gradient: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
+        """W(t) from G(t), W(t-1) and Delta(t-1), as a new tensor; changes nothing."""
+        following = gradient.mul(self.zeta)
+        if update is not None:
+            following.add_(update, alpha=self.eta)
+        from_start = self.update_from == "start"
+        return following.add_(
+            self.start_model(global_model, update) if from_start else global_model
+        )
+
     def leave_out_start_(self, model: Tensor, global_model: Tensor, update: Tensor | None) -> float:
-        """Turn a local model into its way from the start model, in place.
+        """Turn a local model into its difference from the start model, in place.
 
         Args:
             model: flat; overwritten with itself minus W_g.
@@ -119,17 +123,12 @@ class BlockFilter:
             update: Delta, same shape; None where W_g is W.
 
         Returns:
-            The sum of the squares of what is left.
+            The sum of squares of the difference.
 
         """
-        behind = update if self._looks_ahead else None
-        passes = block_passes_for(model, global_model, behind)
-        if passes is not None:
-            return passes.leave_out_(model, global_model, behind, self.eta)
-        model.sub_(global_model)
-        if behind is not None:
-            model.sub_(behind, alpha=self.eta)
-        return sum_of_squares(model)
+        ahead = update if self._looks_ahead else None
+        kernels = kernels_for(model, global_model, ahead)
+        return kernels.subtract_start_(model, global_model, ahead, self.eta)
 
     def advance_(
         self, mean: Tensor, global_model: Tensor, update: Tensor | None
@@ -142,117 +141,30 @@ class BlockFilter:
             update: Delta(t-1), same shape; becomes Delta(t). May be None where eta is 0.
 
         Returns:
-            The sums of the squares of Wbar(t) and of Delta(t).
+            The sums of squares of Wbar(t) and of Delta(t).
 
         """
-        passes = block_passes_for(mean, global_model, update)
-        if passes is not None:
-            return passes.advance_(
-                mean,
-                global_model,
-                update,
-                eta=self.eta,
-                zeta=self.zeta,
-                ahead=self._looks_ahead,
-                adds_old_update=self._adds_old_update,
-            )
-        return self._by_chunk(self._advance_chunk_, mean, global_model, update)
+        by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, self._adds_old_update)
+        return kernels_for(mean, global_model, update).advance_(mean, global_model, update, by)
 
     def advance_by_(
-        self, way: Tensor, global_model: Tensor, update: Tensor | None
+        self, gradient: Tensor, global_model: Tensor, update: Tensor | None
     ) -> tuple[float, float]:
-        """One synchronisation, in place, from the mean way G(t) instead of the mean model.
+        """One synchronisation, in place, from the mean pseudo-gradient instead of the mean model.
 
         Eq. 3, 4 and 6 as they are printed, in fewer passes than :meth:`advance_`, for means that
         are not known as models.
 
         Args:
-            way: G(t), flat; overwritten with W_g(t), the start model of the next block.
+            gradient: G(t), flat; overwritten with W_g(t), the start model of the next block.
             global_model: as in :meth:`advance_`.
             update: likewise.
 
         Returns:
-            The sums of the squares of G(t) and of Delta(t).
+            The sums of squares of G(t) and of Delta(t).
 
         """
-        passes = block_passes_for(way, global_model, update)
-        if passes is not None:
-            return passes.advance_by_(
-                way,
-                global_model,
-                update,
-                eta=self.eta,
-                zeta=self.zeta,
-                ahead=self._looks_ahead,
-                from_start=self._looks_ahead and self.update_from == "start",
-            )
-        return self._by_chunk(self._advance_chunk_by_, way, global_model, update)
-
-    def global_after(self, way: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W(t) from G(t), W(t-1) and Delta(t-1), as a new tensor; changes nothing."""
-        following = way.mul(self.zeta)
-        if update is not None:
-            following.add_(update, alpha=self.eta)
-        return following.add_(self._base(global_model, update))
-
-    def _base(self, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """What Delta(t) is added to."""
-        start = self.update_from == "start"
-        return self.start_model(global_model, update) if start else global_model
-
-    def _by_chunk(
-        self,
-        work: Callable[[Tensor, Tensor, Tensor | None], Tensor],
-        mean: Tensor,
-        global_model: Tensor,
-        update: Tensor | None,
-    ) -> tuple[float, float]:
-        of_mean = of_update = 0.0
-        length = chunk_length(mean, _CHUNK)
-        for start in range(0, mean.numel(), length):
-            part = slice(start, start + length)
-            own = None if update is None else update[part]
-            of_mean += sum_of_squares(mean[part])
-            of_update += sum_of_squares(work(mean[part], global_model[part], own))
-        return of_mean, of_update
-
-    def _advance_chunk_(self, mean: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """As :meth:`advance_`; returns Delta(t)."""
-        start = self.start_model(global_model, update)
-        moved = torch.sub(mean, start)
-        if self.zeta == 1.0:
-            global_model.copy_(mean)
-        else:
-            moved.mul_(self.zeta)
-            torch.lerp(start, mean, self.zeta, out=global_model)
-        if update is None:
-            mean.copy_(global_model)
-            return moved
-        if self._adds_old_update:
-            global_model.add_(update, alpha=self.eta)
-        torch.add(moved, update, alpha=self.eta, out=update)
-        self._write_start(mean, global_model, update)
-        return update
-
-    def _advance_chunk_by_(
-        self, way: Tensor, global_model: Tensor, update: Tensor | None
-    ) -> Tensor:
-        """As :meth:`advance_by_`; returns Delta(t)."""
-        if self.zeta != 1.0:
-            way.mul_(self.zeta)
-        if update is None:
-            moved = way.clone()
-            way.copy_(global_model.add_(moved))
-            return moved
-        if self.update_from == "start" and self._looks_ahead:
-            global_model.add_(update, alpha=self.eta)
-        torch.add(way, update, alpha=self.eta, out=update)
-        global_model.add_(update)
-        self._write_start(way, global_model, update)
-        return update
-
-    def _write_start(self, out: Tensor, global_model: Tensor, update: Tensor) -> None:
-        if self._looks_ahead:
-            torch.add(global_model, update, alpha=self.eta, out=out)
-        else:
-            out.copy_(global_model)
+        from_start = self._looks_ahead and self.update_from == "start"
+        by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, from_start)
+        kernels = kernels_for(gradient, global_model, update)
+        return kernels.advance_by_(gradient, global_model, update, by)

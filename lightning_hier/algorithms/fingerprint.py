@@ -1,4 +1,4 @@
-"""Tells by one number for each tensor whether any bit of it has changed."""
+"""One number for each tensor that shows whether any bit of it has changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# Elements at a time: on the CPU what is computed of them stays in the cache.
+# Elements at a time: on the CPU, intermediate results stay in the cache.
 _PIECE_ON_CPU = 1 << 16
 _PIECE_ON_ACCELERATOR = 1 << 20
 # Odd, so that no multiplication by it loses a bit.

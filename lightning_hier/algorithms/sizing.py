@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What the sizing equations of two-stage ASGD ask of a cluster and its model.
+    """A cluster and its model, as the sizing equations of two-stage ASGD need them.
 
     With P the number of parameters and T_f the speed of a device in FLOPS, the paper's P / T_f is
     the time that a device takes for one sample: it is measured here, not counted in operations.
@@ -17,8 +17,8 @@ class Cluster:
     Attributes:
         nodes: N_e, nodes that exchange with the master.
         devices: G_n, devices of each node.
-        model_bytes: M, what one push or one pull carries.
-        bandwidth: B, bytes per second that the master's network carries in practice.
+        model_bytes: M, bytes of one push or one pull.
+        bandwidth: B, measured bytes per second of the master's network.
         batch_samples: N_c, samples of one of the mini-batches that ``push_period`` counts.
         device_speed: T_f / P, samples per second of one device by itself.
 
@@ -52,8 +52,7 @@ class Cluster:
     def period_seconds(self, push_period: int, *, double_buffering: bool = True) -> float:
         """From one push of a node to its next.
 
-        The longer of both times where devices compute while the network carries, their sum where
-        they wait.
+        The longer of both times if devices compute during transmission, otherwise their sum.
         """
         both = self.computation_seconds(push_period), self.transmission_seconds()
         return max(both) if double_buffering else sum(both)
@@ -66,8 +65,8 @@ class Cluster:
     def best_push_period(self) -> int:
         """Smallest N with T_calc >= T_trans, at which double buffering hides the network wholly.
 
-        The paper's best N makes the two equal. A larger one trains no faster, and less often tells
-        the master.
+        The paper's best N makes the two equal. A larger one trains no faster, and the master
+        receives fewer updates.
         """
         transmission = self.transmission_seconds()
         quotient = math.floor(transmission / self.computation_seconds(1))

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 import lightning_hier as lh
-from lightning_hier.algorithms.threshold import select_words
 from tests.distributed.gradients import Branches, inputs, start, tower
 from tests.ranks import run_ranks
+from tests.signs import select_words
 
 SMALL_BUCKETS_MB = 0.0002  # one weight each
 
@@ -69,7 +69,7 @@ def _one_tensor(threshold: float) -> tuple[int, int, int]:
     batch = inputs(0, width=20).float()
     own = run.own_gradients(batch)["weight"].view(-1)
     run.step(batch, counted=False)
-    words = torch.tensor([select_words(own, threshold)[0].numel()])
+    words = torch.tensor([select_words(own, threshold).numel()])
     dist.all_reduce(words, op=dist.ReduceOp.MAX)
     traffic = run.communicators.traffic
     assert run.buckets == [[["weight"]]]
@@ -169,7 +169,7 @@ def test_threshold_under_which_residuals_grow_for_ever_is_warned_of_once() -> No
 
 
 def _large_tensor() -> list[torch.Tensor]:
-    """Gradients and residuals of a tensor of several chunks, in words, bitmaps and dense signs."""
+    """Gradients and residuals of a tensor of several chunks, in words and bitmaps."""
     found = []
     torch.manual_seed(2)
     run = start(lh.GTC(density=0.02, dense_below=0), torch.nn.Linear(520, 520, bias=False))

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 import lightning_hier as lh
-from lightning_hier.algorithms.encoding import Scratch, encode_
+from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.comm.worker import GradientMemory
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
@@ -71,5 +71,5 @@ def test_residual_of_another_dtype_is_not_read_as_if_it_were_the_gradients() -> 
     """The compiled passes would read past its end."""
     values = torch.zeros(1 << 18)
     residual = torch.full((1 << 18,), 2.0, dtype=torch.bfloat16)
-    words, finite = encode_(values, residual, 1.0, Scratch())
+    words, finite = kernels_for(values, residual).encode_(values, residual, 1.0)
     assert finite and words.numel() == 1 << 18

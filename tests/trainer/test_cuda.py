@@ -1,4 +1,4 @@
-"""The same on CUDA: bit-equal codings, and training over gloo and NCCL. Skipped without a GPU.
+"""The same on CUDA: bit-equal encodings, and training over gloo and NCCL. Skipped without a GPU.
 
 Ranks that share one card cannot use NCCL. They are hosts of one rank each, over gloo.
 """
@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 import lightning_hier as lh
-from lightning_hier.algorithms.coding import add_bitmap_signs_, words_to_bitmap
-from lightning_hier.algorithms.threshold import add_signs_, select_words
+from lightning_hier.algorithms.kernels.payload import add_bitmap_, add_words_, words_to_bitmap
 from tests.ranks import run_ranks
-from tests.signs import dense_signs, subtract_sent_
+from tests.signs import select_words, subtract_sent_
 from tests.trainer.fitting import Net, loader, make_trainer, weights
 
 pytestmark = pytest.mark.gpu
@@ -26,14 +25,13 @@ LIMIT = timedelta(seconds=60)
 
 
 def _exchange(values: Tensor) -> list[Tensor]:
-    words, largest = select_words(values, 0.7)
+    words = select_words(values, 0.7)
     residual = values.clone()
     subtract_sent_(residual, words, 0.7)
     by_words, by_bitmap = torch.zeros_like(values), torch.zeros_like(values)
-    add_signs_(by_words, words)
-    add_bitmap_signs_(by_bitmap, words_to_bitmap(words, values.numel()))
-    dense = dense_signs(words, values.numel(), torch.int8)
-    return [words, torch.tensor(largest), residual, by_words, by_bitmap, dense]
+    add_words_(by_words, words)
+    add_bitmap_(by_bitmap, words_to_bitmap(words, values.numel()))
+    return [words, residual, by_words, by_bitmap]
 
 
 def test_codings_are_those_of_the_cpu_bit_for_bit() -> None:

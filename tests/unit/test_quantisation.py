@@ -1,4 +1,4 @@
-"""Short forms of numbers: what is read and what is left over make up what was written."""
+"""Quantisation: the decoded values and the errors add up to the encoded values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_hier.algorithms import quantisation
-from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Codec, Codec, Int8Codec
+from lightning_hier.algorithms import chunks
+from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
 
-CODERS = pytest.mark.parametrize("codec", [BFloat16Codec(), Int8Codec()], ids=["bf16", "int8"])
-blocks = st.integers(1, 5)
+CODECS = pytest.mark.parametrize("codec", [BFloat16Codec(), Int8Codec()], ids=["bf16", "int8"])
+groups = st.integers(1, 5)
 seeds = st.integers(0, 2**16)
 
 
 def _values(number: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Blocks of very different sizes, zeros among them."""
+    """Groups of very different sizes, zeros among them."""
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(number, BLOCK, dtype=torch.float64, generator=generator)
+    rows = torch.randn(number, GROUP, dtype=torch.float64, generator=generator)
     sizes = 10.0 ** torch.randint(-9, 6, (number, 1), generator=generator)
     sizes[torch.rand(number, 1, generator=generator) < 0.2] = 0.0
     return (rows * sizes).view(-1).to(dtype)
 
 
 def _code(codec: Codec, values: Tensor) -> tuple[Tensor, Tensor]:
-    """What is read, and what is left over."""
+    """The decoded values and the errors."""
     data = torch.full((codec.bytes_for(values.numel()),), 77, dtype=torch.uint8)
     left, read = values.clone(), torch.full_like(values, math.nan)
     codec.encode_(left, data)
@@ -36,8 +37,8 @@ def _code(codec: Codec, values: Tensor) -> tuple[Tensor, Tensor]:
     return read, left
 
 
-@CODERS
-@given(number=blocks, seed=seeds)
+@CODECS
+@given(number=groups, seed=seeds)
 def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
     for dtype in (torch.float64, torch.float32):
         values = _values(number, seed, dtype)
@@ -45,22 +46,22 @@ def test_nothing_is_lost(codec: Codec, number: int, seed: int) -> None:
         assert torch.equal(left, values - read)
 
 
-@given(number=blocks, seed=seeds)
+@given(number=groups, seed=seeds)
 def test_int8_errs_by_half_a_step(number: int, seed: int) -> None:
-    rows = _values(number, seed).view(-1, BLOCK)
+    rows = _values(number, seed).view(-1, GROUP)
     _, left = _code(Int8Codec(), rows.view(-1))
     steps = rows.abs().amax(1, keepdim=True) / 127
-    assert (left.view(-1, BLOCK).abs() <= steps * (0.5 + 1e-4)).all()
+    assert (left.view(-1, GROUP).abs() <= steps * (0.5 + 1e-4)).all()
 
 
-@given(number=blocks, seed=seeds)
+@given(number=groups, seed=seeds)
 def test_bfloat16_errs_by_a_512th(number: int, seed: int) -> None:
     values = _values(number, seed)
     _, left = _code(BFloat16Codec(), values)
     assert (left.abs() <= values.abs() * 2.0**-8).all()
 
 
-@CODERS
+@CODECS
 def test_reading_adds_where_it_is_told_to(codec: Codec) -> None:
     values = _values(3, 1)
     data = torch.empty(codec.bytes_for(values.numel()), dtype=torch.uint8)
@@ -71,31 +72,33 @@ def test_reading_adds_where_it_is_told_to(codec: Codec) -> None:
     torch.testing.assert_close(total, 1 + read, rtol=1e-15, atol=0.0)
 
 
-@CODERS
-def test_long_runs_are_coded_like_short_ones(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+@CODECS
+def test_long_tensors_are_quantised_like_short_ones(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = _values(7, 2)
     whole = _code(codec, values)
-    monkeypatch.setattr(quantisation, "_CHUNK", 2 * BLOCK)
+    monkeypatch.setattr(chunks, "CHUNK", 2 * GROUP)
     pieces = _code(codec, values)
     assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True))
 
 
-@CODERS
+@CODECS
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_stays_so(codec: Codec, bad: float) -> None:
     values = _values(2, 3)
     values[5] = bad
-    assert not _code(codec, values)[0][:BLOCK].isfinite().all()
+    assert not _code(codec, values)[0][:GROUP].isfinite().all()
 
 
-@CODERS
-def test_values_too_small_for_a_scale_are_left_over(codec: Codec) -> None:
-    values = torch.full((BLOCK,), 1e-320, dtype=torch.float64)
+@CODECS
+def test_values_too_small_for_a_scale_are_kept_as_errors(codec: Codec) -> None:
+    values = torch.full((GROUP,), 1e-320, dtype=torch.float64)
     read, left = _code(codec, values)
     assert read.isfinite().all() and torch.equal(left, values - read)
 
 
 def test_bytes() -> None:
-    assert BFloat16Codec().bytes_for(4 * BLOCK) == 8 * BLOCK
-    assert Int8Codec().bytes_for(4 * BLOCK) == 4 * BLOCK + 16
-    assert Int8Codec().bytes_for(3 * BLOCK) == 3 * BLOCK + 16  # a multiple of 8
+    assert BFloat16Codec().bytes_for(4 * GROUP) == 8 * GROUP
+    assert Int8Codec().bytes_for(4 * GROUP) == 4 * GROUP + 16
+    assert Int8Codec().bytes_for(3 * GROUP) == 3 * GROUP + 16  # a multiple of 8

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.algorithms import sums
+from lightning_hier.algorithms import chunks
 from lightning_hier.algorithms.sums import all_finite, sum_of_squares
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64]
@@ -22,7 +22,7 @@ def test_squares_in_double_precision(dtype: torch.dtype, numel: int) -> None:
     values = torch.randn(numel, generator=torch.Generator().manual_seed(numel)).mul(100).to(dtype)
     expected = math.fsum(abs(value) ** 2 for value in values.to(torch.complex128).tolist())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums, "_CHUNK", 7)
+        patch.setattr(chunks, "CHUNK", 7)
         assert sum_of_squares(values) == pytest.approx(expected, rel=1e-13)
 
 

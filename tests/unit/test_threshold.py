@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,26 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_hier.algorithms import threshold as gtc
-from tests.signs import subtract_sent_
+from lightning_hier.algorithms.kernels.payload import add_words_, split_words
+from tests.signs import select_words, subtract_sent_
 
 finite = st.floats(-8, 8, width=32)
 vectors = st.lists(finite, max_size=70).map(lambda values: torch.tensor(values))
 thresholds = st.floats(0.0625, 4.0, width=32)
-
-
-@given(numel=st.integers(0, 200), longest=st.integers(1, 70))
-def test_segments_cut_without_gaps(numel: int, longest: int) -> None:
-    parts = list(gtc.segments(numel, longest))
-    covered = [index for part in parts for index in range(part.start, part.stop)]
-    assert covered == list(range(numel))
-    assert all(0 < part.stop - part.start <= longest for part in parts)
-
-
-def test_segment_fits_the_31_bits_of_an_index() -> None:
-    assert [(p.start, p.stop) for p in gtc.segments(2**31 + 5)] == [
-        (0, 2**31),
-        (2**31, 2**31 + 5),
-    ]
 
 
 @given(values=vectors, threshold=thresholds)
@@ -38,58 +22,26 @@ def test_selection_is_what_exceeds_the_threshold_with_its_sign(
     values: Tensor, threshold: float
 ) -> None:
     before = values.clone()
-    words, largest = gtc.select_words(values, threshold)
-    index, negative = gtc.split_words(words)
+    words = select_words(values, threshold)
+    index, negative = split_words(words)
     assert torch.equal(values, before)
     assert words.dtype == torch.int32
     assert index.tolist() == [i for i, v in enumerate(values.tolist()) if abs(v) > threshold]
     assert negative.tolist() == [v < 0 for v in values.tolist() if abs(v) > threshold]
-    assert largest == (float(values.abs().max()) if len(values) else 0.0)
-
-
-def test_word_is_one_bit_of_sign_and_31_of_index() -> None:
-    words, _ = gtc.select_words(torch.tensor([0.0, 3.0, -3.0]), 1.0)
-    assert [word & 0xFFFFFFFF for word in words.tolist()] == [1, 2 | 1 << 31]
-
-
-def test_highest_index_of_a_segment_survives_both_signs() -> None:
-    last = 2**31 - 1
-    words = torch.tensor([last, last - 2**31], dtype=torch.int64).int()
-    index, negative = gtc.split_words(words)
-    assert index.tolist() == [last, last]
-    assert negative.tolist() == [False, True]
 
 
 def test_selection_crosses_the_chunks_of_a_long_tensor() -> None:
     values = torch.zeros(3 * 65536 + 17)
     hot = [0, 65535, 65536, 131071, 131072, len(values) - 1]
     values[hot] = torch.tensor([2.0, -2.0, 2.0, -2.0, 2.0, -2.0])
-    words, largest = gtc.select_words(values, 1.0)
-    index, negative = gtc.split_words(words)
+    index, negative = split_words(select_words(values, 1.0))
     assert index.tolist() == hot
     assert negative.tolist() == [False, True] * 3
-    assert largest == 2.0
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 65536, 65600])
-def test_non_finite_value_shows_in_the_largest_magnitude(bad: float, place: int) -> None:
-    values = torch.ones(65601)
-    values[place] = bad
-    _, largest = gtc.select_words(values, 0.5)
-    assert not math.isfinite(largest)
-
-
-def test_nothing_is_selected_of_nothing() -> None:
-    words, largest = gtc.select_words(torch.empty(0), 1.0)
-    assert words.numel() == 0
-    assert words.dtype == torch.int32
-    assert largest == 0.0
 
 
 def _sent(words: Tensor, numel: int, threshold: float) -> Tensor:
     signs = torch.zeros(numel, dtype=torch.float64)
-    gtc.add_signs_(signs, words)
+    add_words_(signs, words)
     return signs * threshold
 
 
@@ -108,7 +60,7 @@ def test_sent_and_residual_add_up_to_the_gradients_exactly(
     sent = torch.zeros(9, dtype=torch.float64)
     for gradient in gradients:
         residual += torch.tensor(gradient)
-        words, _ = gtc.select_words(residual, threshold)
+        words = select_words(residual, threshold)
         subtract_sent_(residual, words, threshold)
         sent += _sent(words, 9, threshold)
     assert torch.equal(sent + residual, torch.tensor(gradients, dtype=torch.float64).sum(0))
@@ -119,7 +71,7 @@ def test_one_step_takes_one_threshold_from_each_selected_element(
     values: Tensor, threshold: float
 ) -> None:
     residual = values.double()
-    words, _ = gtc.select_words(residual, threshold)
+    words = select_words(residual, threshold)
     subtract_sent_(residual, words, threshold)
     moved = values.double() - residual
     expected = torch.where(
@@ -135,7 +87,7 @@ def test_signs_of_several_workers_add_up(lists: list[Tensor], threshold: float) 
     padded = [torch.cat([v, torch.zeros(numel - len(v))]) for v in lists]
     signs = torch.zeros(numel)
     for values in padded:
-        gtc.add_signs_(signs, gtc.select_words(values, threshold)[0])
+        add_words_(signs, select_words(values, threshold))
     expected = sum(torch.where(v.abs() > threshold, v.sign(), 0.0) for v in padded)
     assert torch.equal(signs, torch.as_tensor(expected))
 
@@ -153,7 +105,7 @@ def test_automatic_threshold_finds_the_density(density: float, wrong_by: float) 
         residuals += 0.2 * torch.randn(workers, numel, generator=generator)
         sent = 0
         for residual in residuals:
-            words, _ = gtc.select_words(residual, threshold)
+            words = select_words(residual, threshold)
             subtract_sent_(residual, words, threshold)
             sent += words.numel()
         shares.append(sent / (workers * numel))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.coding import Coding, bitmap_words, choose_coding, dense_dtype
-from lightning_hier.algorithms.planning.collectives import Team, all_gather, all_reduce
+from lightning_hier.algorithms.kernels.payload import bitmap_words
+from lightning_hier.algorithms.planning.collectives import Team, all_gather
 from lightning_hier.algorithms.planning.ddp import buckets, edges
 from lightning_hier.algorithms.planning.load import Load
 from lightning_hier.algorithms.planning.network import Network
@@ -50,7 +50,7 @@ class GTCStep:
     """What a step of a group costs.
 
     Attributes:
-        payload: of words, bitmaps or dense signs.
+        payload: of words or bitmaps.
         counts: of what ranks tell each other before it.
         begin: passes while gradients come.
         finish: passes after the last.
@@ -67,12 +67,7 @@ def gtc_step(workload: Workload, team: Team, network: Network, settings: GTCSett
     """Predict what a group does at a step, as if the model were one tensor of that density."""
     elements = workload.parameters
     words = math.ceil(settings.density * elements)
-    coding = choose_coding(words, elements, team.size)
-    if coding is Coding.DENSE:
-        payload = all_reduce(elements * dense_dtype(team.size).itemsize, team, network)
-    else:
-        sent = words if coding is Coding.WORDS else bitmap_words(elements)
-        payload = all_gather(_WORD_BYTES * sent, team, network)
+    payload = all_gather(_WORD_BYTES * min(words, bitmap_words(elements)), team, network)
     number = buckets(workload)
     facts = _FACT_BYTES * (number + workload.tensors)
     counts = all_gather(facts, team, network)
@@ -110,8 +105,8 @@ def gtc_memory_bytes(workload: Workload, team: Team, settings: GTCSettings) -> f
     """Of the residual, the buckets and the payload of all, besides model and gradients."""
     if team.size == 1:
         return 0.0
-    received = min(_WORD_BYTES * settings.density * team.size, 1.0) * workload.parameters
-    return 2 * workload.gradient_bytes + received
+    sent = min(_WORD_BYTES * settings.density, 1 / 4) * workload.parameters
+    return 2 * workload.gradient_bytes + team.size * sent
 
 
 def predict_gtc(

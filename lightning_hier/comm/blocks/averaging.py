@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Codec, Codec, Int8Codec
+from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages
@@ -204,7 +205,7 @@ def _no_stages() -> Stages:
 
 def _shard_length(numel: int, ranks: int) -> int:
     """Elements of a shard of ``numel`` elements among ``ranks``, in whole quantisation groups."""
-    return -(-numel // (ranks * BLOCK)) * BLOCK
+    return -(-numel // (ranks * QUANTISATION_GROUP)) * QUANTISATION_GROUP
 
 
 def _error_dtype(dtype: torch.dtype) -> torch.dtype:

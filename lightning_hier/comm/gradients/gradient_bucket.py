@@ -1,4 +1,4 @@
-"""The gradients of some parameters on their way to their mean."""
+"""Gradients of some parameters that are averaged together."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lightning_hier.comm.gradients.reached import ReachedParameters
 
 @dataclass(frozen=True)
 class GradientBucket:
-    """Gradients of some parameters, flat, of each worker that this rank plays with one model.
+    """Flat gradients of some parameters, of each worker of this rank.
 
     Attributes:
         parameters: in the order in which their gradients follow each other.
-        buffers: one for each worker. The first becomes the mean; the others are used up.
-        absent: for each worker, which of the parameters have no gradient there.
+        buffers: one for each worker. The first becomes the mean; the others are overwritten.
+        absent: for each worker, the parameters without a gradient there.
         workers: their numbers among those of this rank.
         is_first: whether it is the first bucket of a step.
         is_last: whether it is the last.
-        of_ddp: the same as DDP hands it over, where it does: what hooks of users get.
+        of_ddp: DDP's own bucket, which hooks of users get; None for virtual workers.
 
     """
 
@@ -38,13 +38,13 @@ class GradientBucket:
 
     @classmethod
     def from_ddp(cls, bucket: GradBucket, reached: ReachedParameters | None) -> GradientBucket:
-        """Of a rank that plays one worker.
+        """Bucket of a rank with one worker.
 
         Args:
-            bucket: as DDP hands it over.
-            reached: where parameters may be without gradient in a step: those that have some. DDP
-                does not write back the gradient of a parameter that no rank used, so nothing may be
-                sent for it. None: all have.
+            bucket: of DDP.
+            reached: parameters with a gradient in this step; None if all have one. DDP does not
+                write back the gradient of a parameter that no rank used, so nothing may be sent
+                for it.
 
         """
         parameters = cast(list[Parameter], bucket.parameters())

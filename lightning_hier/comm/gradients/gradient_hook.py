@@ -1,4 +1,4 @@
-"""The one communication hook that DDP gets."""
+"""The communication hook of DDP, and the reducers that it calls."""
 
 # DDP reads the annotations of a hook as objects: no postponed evaluation in this file.
 import time
@@ -32,15 +32,15 @@ class Reducer(Protocol):
         """Start reducing ``bucket``, in place; the future holds its first buffer."""
 
     def metrics(self) -> dict[str, float]:
-        """What there is to log, by name."""
+        """Values to log, by name."""
 
 
 class GradientHook:
     """State of :func:`gradient_hook`.
 
     Attributes:
-        rehearsing: whether gradients are left as they are, because they are none.
-        ready_order: of the parameters in the first step.
+        rehearsing: whether a pass only forms buckets, so that its gradients stay as they are.
+        ready_order: order of the parameters in the first step.
 
     """
 
@@ -50,7 +50,7 @@ class GradientHook:
         ready_order: ReadyOrder,
         reached: ReachedParameters | None = None,
     ) -> None:
-        """Reduce by ``reducer``; clear ``reached`` at each step."""
+        """Reduce with ``reducer``; clear ``reached`` at each step."""
         self.rehearsing = False
         self.ready_order = ready_order
         self._reducer = reducer
@@ -62,7 +62,7 @@ class GradientHook:
         return self._reducer.channel
 
     def reduce_of_ddp(self, bucket: GradBucket) -> Future:
-        """Reduce one bucket that DDP hands over."""
+        """Reduce one bucket of DDP."""
         if self.rehearsing:
             return finished(bucket.buffer())
         return self.reduce(GradientBucket.from_ddp(bucket, self._reached))
@@ -78,7 +78,7 @@ class GradientHook:
         return future
 
     def close(self) -> None:
-        """Take back what was attached to the parameters."""
+        """Remove the hooks of the parameters."""
         self.ready_order.remove()
         if self._reached is not None:
             self._reached.remove()
@@ -90,7 +90,7 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
 
 
 def finished(result: Tensor) -> Future:
-    """A future that is already there."""
+    """A future that is already completed."""
     future = open_future(result)
     future.set_result(result)
     return future
@@ -122,7 +122,7 @@ class AllReducer:
         return pending.future(nothing_left=bucket.is_last)
 
     def metrics(self) -> dict[str, float]:
-        """Nothing beyond the traffic."""
+        """No values besides the traffic."""
         return {}
 
 
@@ -130,7 +130,7 @@ class HookReducer:
     """A user's communication hook, confined to the ranks of a channel and counted."""
 
     def __init__(self, channel: Channel, config: CommHook) -> None:
-        """Give the hook's state the group of ``channel`` where it names none."""
+        """Set the group of ``channel`` in the hook's state if it has none."""
         self.channel = channel
         self._hook = config.hook
         self._bytes_per_element = config.bytes_per_element
@@ -142,7 +142,7 @@ class HookReducer:
             self._state.process_group = channel.group
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Call the hook; count what it says to send for each element."""
+        """Call the hook; count the bytes that its configuration names for each element."""
         assert bucket.of_ddp is not None, "hooks of users run in DDP alone"
         begun = time.perf_counter()
         buffer = bucket.of_ddp.buffer()
@@ -162,11 +162,11 @@ class HookReducer:
         return future.then(done)
 
     def close(self) -> None:
-        """Take the group back from the hook's state: the next fit may have another one."""
+        """Remove the group from the hook's state: the next fit may have another one."""
         if self._gave_group:
             self._state.process_group = None
             self._gave_group = False
 
     def metrics(self) -> dict[str, float]:
-        """Nothing beyond the traffic."""
+        """No values besides the traffic."""
         return {}

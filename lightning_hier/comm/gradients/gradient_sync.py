@@ -1,4 +1,4 @@
-"""What a user can choose for the gradients inside a group, at every step."""
+"""Settings for the gradients inside a group, at every step."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
 class GradientSync(NamedArguments):
-    """Base of the choices for ``HierarchicalStrategy(gradient_sync=...)``."""
+    """Base class of the settings for ``HierarchicalStrategy(gradient_sync=...)``."""
 
     def resolved(self, run_steps: float) -> Self:
-        """The same with a number in the place of each ``"auto"`` that depends on the run's length.
+        """The same with a number for each ``"auto"`` that depends on the length of the run.
 
         Args:
-            run_steps: steps of one optimizer in the run; infinity where that is not known.
+            run_steps: steps of one optimizer in the run; infinity where the length is unknown.
 
         """
         return self
 
     def advice(self, optimizer: Optimizer) -> str | None:
-        """What to warn of once before training, or None."""
+        """Warning that is logged once before training, or None."""
         return None
 
 
@@ -55,16 +55,16 @@ class GTC(GradientSync):
         r <- r + g;   sent = T sign(r) where |r| > T, else 0;   r <- r - sent
         gradient = mean over the group of sent
 
-    A residual remembers gradients that are thrown away, too: with several optimizers use
-    ``toggle_optimizer``, so that a pass makes gradients for one of them only.
+    A residual also accumulates gradients that are discarded: with several optimizers, use
+    ``toggle_optimizer``, so that a backward pass computes gradients for one of them only.
 
     Attributes:
         threshold: T in units of the gradient (of the mean loss, after unscaling under fp16), or
             ``"auto"``: one threshold for each parameter tensor, moved so that about ``density`` of
-            its elements is sent. The first step of a tensor is then averaged exactly; it tells
-            how large gradients are.
+            its elements is sent. The first step of a tensor is then averaged exactly and gives
+            the size of its gradients.
         density: share of the elements to send under ``threshold="auto"``, in (0, 1), or ``"auto"``:
-            30 divided by the run's steps, from 0.01 to 0.1, and 0.01 where the length is not known.
+            30 divided by the run's steps, from 0.01 to 0.1, and 0.01 where the length is unknown.
         dense_below: tensors with fewer elements are averaged exactly; 0 compresses everything.
 
     Raises:
@@ -108,7 +108,7 @@ class GTC(GradientSync):
 
     @override
     def advice(self, optimizer: Optimizer) -> str | None:
-        """Adam divides by the size of what it gets, and this is one size for a whole tensor."""
+        """Adam divides by the size of a gradient, and GTC gives one size for a whole tensor."""
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (
@@ -132,8 +132,8 @@ class CommHook(GradientSync):
             own hooks; a state with an attribute ``process_group`` that is None (``PowerSGDState``)
             holds the group there while a fit runs, and None again after it. Otherwise such a hook
             would communicate with the whole world.
-        bytes_per_element: what the hook sends for each element of the gradient, for the traffic
-            counts (2.0 for fp16 compression); None counts the bytes of the gradient itself.
+        bytes_per_element: bytes that the hook sends for each element of the gradient, for the
+            traffic counts (2.0 for fp16 compression); None counts the bytes of the gradient.
 
     """
 

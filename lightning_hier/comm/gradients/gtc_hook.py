@@ -1,19 +1,19 @@
 """Gradient threshold compression as a reducer of buckets.
 
-A step goes through each bucket in three moves, all issued from the thread in which DDP calls the
-hook and in the order of the buckets, because collectives that are issued from the completion of
-others run in differing order on different ranks:
+Each bucket passes three stages. All run in the thread in which DDP calls the hook and in the order
+of the buckets: collectives that are started when others complete would run in different orders on
+different ranks.
 
 begin
-    add the residuals, select what exceeds the threshold, and start exchanging how much that is;
+    Add the residuals, select elements, and start the exchange of their number.
 send
-    once the counts are known (while the next bucket is computed), start exchanging the payload;
+    Start the exchange of the payload, while the next bucket is computed.
 finish
-    with the last bucket: keep the residuals, and write the mean gradient into the bucket.
+    With the last bucket: update the residuals, and write the mean gradient into the bucket.
 
-Only ``finish`` changes residuals: by then every rank of the group knows whether any gradient of
-this step, in any bucket on any rank, was NaN or inf. Such a step leaves all residuals and
-thresholds as they were and gives NaN everywhere, so that loss scaling skips it on all ranks alike.
+Only ``finish`` changes residuals. By then the counts of all buckets have been exchanged, and with
+them whether any gradient of the step was NaN or inf on any rank. Such a step leaves all residuals
+and thresholds unchanged and gives NaN on all ranks, so loss scaling skips it on all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.encoding import Scratch
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import Future, open_future
@@ -43,7 +42,7 @@ from lightning_hier.comm.worker import GradientMemory
 
 @dataclass
 class _Bucket:
-    """One bucket between its begin and its finish; ``rows`` has the selections of each worker."""
+    """One bucket between begin and finish; ``rows`` has the selections of each worker."""
 
     buffer: Tensor
     scale: float
@@ -61,12 +60,12 @@ class GTCReducer:
     """Reduces the gradients of a group by threshold compression.
 
     Args:
-        channel: the ranks of the group. A group of one worker sends nothing and keeps its exact
+        channel: ranks of the group. A group of one worker sends nothing and keeps its exact
             gradient.
         config: thresholds.
-        memories: residuals and thresholds of each worker that this rank plays.
-        grad_scale: the factor by which gradients are scaled at this moment (fp16 loss scaling).
-            Residuals and thresholds are kept unscaled, so that they outlive a change of scale.
+        memories: residuals and thresholds of each worker of this rank.
+        grad_scale: returns the present factor of loss scaling. Residuals and thresholds are
+            unscaled, so they stay valid when the factor changes.
 
     """
 
@@ -84,16 +83,15 @@ class GTCReducer:
         self._grad_scale = grad_scale
         self._returned = ReturnedResiduals(memories, grad_scale)
         self._alone = ExactWithResiduals(memories[0], self._returned)
-        self._scratch = Scratch()
         self._open: list[_Bucket] = []
         self._thresholds = Thresholds(config)
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Begin this bucket, send the one before it, and finish all with the last one."""
+        """Begin this bucket, send the previous one, and finish all with the last one."""
         if self.channel.size * len(bucket.buffers) == 1:
             return self._alone.reduce(bucket)
         if bucket.is_first:
-            self._open.clear()  # a backward pass that was cut off leaves its buckets behind
+            self._open.clear()  # an interrupted backward pass leaves its buckets
             self._returned.begin()
         with profiler_range("hier/gtc/encode"):
             begun = self._begin(bucket)
@@ -106,7 +104,7 @@ class GTCReducer:
         return begun.future
 
     def metrics(self) -> dict[str, float]:
-        """Density since the last reading and the norm of the residuals, of this rank's workers."""
+        """Density since the last call and norm of the residuals, of the workers of this rank."""
         norms = [memory.residual_norm() for memory in self._memories]
         found = {"hier/gtc/residual_norm": math.hypot(*norms)}
         density = self._thresholds.read_density()
@@ -118,13 +116,13 @@ class GTCReducer:
         exact: list[Tensor] = []
         exact_flat = None
         rows, facts = [], []
-        for turn, buffer in enumerate(bucket.buffers):
+        for index, buffer in enumerate(bucket.buffers):
             pieces = bucket.pieces(buffer)
-            _zero_unsound_(bucket, turn, pieces)
-            row = self._select(bucket, turn, pieces, scale)
+            _zero_absent_(bucket, index, pieces)
+            row = self._select(bucket, index, pieces, scale)
             finite = all(selection.finite for selection in row)
             small = [flat for flat in pieces if flat.numel() < self._config.dense_below]
-            self._returned.add_(bucket, turn, below=self._config.dense_below)
+            self._returned.add_(bucket, index, below=self._config.dense_below)
             exact = exact or small
             if small:
                 own = torch.cat(small)
@@ -150,16 +148,15 @@ class GTCReducer:
         )
 
     def _select(
-        self, bucket: GradientBucket, turn: int, pieces: Sequence[Tensor], scale: float
+        self, bucket: GradientBucket, index: int, pieces: Sequence[Tensor], scale: float
     ) -> list[Selection]:
-        """What one of the workers would send of the tensors that are compressed."""
-        memory, absent = self._memories[bucket.workers[turn]], bucket.absent[turn]
+        """Selections of one worker from the tensors that are compressed."""
+        memory, absent = self._memories[bucket.workers[index]], bucket.absent[index]
         fixed = None if self._config.threshold == "auto" else self._config.threshold
         return [
             Selection.of(
                 flat,
                 memory.of(parameter, flat, fixed),
-                self._scratch,
                 absent=parameter in absent,
                 scale=scale,
             )
@@ -168,7 +165,7 @@ class GTCReducer:
         ]
 
     def _unscale_(self, flat: Tensor, scale: float, *, workers: int) -> bool:
-        """Turn a gradient, in place, into its share of the mean; tell whether it is finite."""
+        """Divide a gradient by scale and workers, in place; returns whether it is finite."""
         if scale != 1.0:
             flat.div_(scale)
         flat.div_(self.channel.size * workers)
@@ -208,18 +205,18 @@ class GTCReducer:
             torch._foreach_copy_(bucket.exact, list(bucket.exact_flat.split(sizes)))
         if bucket.payload is not None:
             with profiler_range("hier/gtc/decode"):
-                bucket.payload.settle(bucket.scale)
+                bucket.payload.decode_(bucket.scale)
         for row in bucket.rows:
             for selection in row:
                 self._thresholds.follow(selection, workers=len(bucket.facts))
 
 
-def _zero_unsound_(bucket: GradientBucket, turn: int, pieces: Sequence[Tensor]) -> None:
-    """Count what a failed step has left in ``.grad`` as zero where this one has no gradient.
+def _zero_absent_(bucket: GradientBucket, index: int, pieces: Sequence[Tensor]) -> None:
+    """Zero values that are not finite where a parameter has no gradient in this step.
 
-    DDP hands over what lies there. With several optimizers it may be the NaN of one that skipped
-    its step, which must not fail the step of another, and that the next, without an end.
+    DDP's buckets hold ``.grad`` of such a parameter. With several optimizers it may be NaN from a
+    step that one of them skipped, and would make every following step fail as well.
     """
     for parameter, flat in zip(bucket.parameters, pieces, strict=True):
-        if parameter in bucket.absent[turn] and not bool(flat.isfinite().all()):
+        if parameter in bucket.absent[index] and not bool(flat.isfinite().all()):
             flat.zero_()

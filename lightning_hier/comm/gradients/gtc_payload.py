@@ -1,95 +1,82 @@
-"""What the workers of a group send each other in one bucket of a GTC step.
+"""The payload that the workers of a group exchange in one bucket of a GTC step.
 
-A rank sends a row for each worker that it plays.
+A rank sends a row for each of its virtual workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.coding import (
-    Coding,
-    bitmap_words,
-    choose_coding,
-    dense_dtype,
-    words_to_bitmap,
-)
-from lightning_hier.algorithms.decoding import BitmapSigns, DenseSigns, SignedWords, Signs
-from lightning_hier.algorithms.encoding import settle_
-from lightning_hier.algorithms.threshold import add_signs_
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.payload import bitmap_words, words_to_bitmap
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.gradients.gtc_selection import Selection
 
 
 @dataclass
-class _Part:
-    """One segment on its way: how it is coded, where it lies in each row of a payload, what came.
+class _Segment:
+    """One segment of a tensor: its encoding, and the payload of each worker of the group.
 
-    The selections are those of the workers that this rank plays, all of the same tensor.
+    The selections are those of the workers of this rank, all of the same tensor.
     """
 
     selections: Sequence[Selection]
-    segment: slice
+    place: slice
     words: list[Tensor]
     counts: list[int]
-    coding: Coding
-    received: Signs | None = None
+    rows: list[Tensor] = field(default_factory=list)
 
     @property
     def numel(self) -> int:
-        return int(self.segment.stop - self.segment.start)
+        return int(self.place.stop - self.place.start)
 
-    @property
-    def values(self) -> Tensor:
-        """Where the mean is to be."""
-        return self.selections[0].flat[self.segment]
+    @cached_property
+    def is_bitmap(self) -> bool:
+        """Whether bitmaps take fewer bytes than words; the counts are the same on all ranks."""
+        return max(self.counts) > bitmap_words(self.numel)
 
     def length(self, worker: int) -> int:
-        """Payload words that a worker of the group sends."""
-        if self.coding is Coding.WORDS:
-            return self.counts[worker]
-        return bitmap_words(self.numel)
+        """Number of 32-bit words in the payload of a worker of the group."""
+        return bitmap_words(self.numel) if self.is_bitmap else self.counts[worker]
 
     def payloads(self) -> list[Tensor]:
-        """Of each worker of this rank."""
-        if self.coding is Coding.WORDS:
+        """The payload of each worker of this rank."""
+        if not self.is_bitmap:
             return self.words
         return [words_to_bitmap(own, self.numel) for own in self.words]
 
-    def receive(self, rows: list[Tensor]) -> None:
-        """Take what each worker of the group has sent."""
-        decoder = SignedWords if self.coding is Coding.WORDS else BitmapSigns
-        self.received = decoder(rows, self.values)
-
-    def settle(self, scale: float) -> None:
-        """Keep the residual of each worker, and make of the values of the first the mean."""
-        received = self.received
+    def decode_(self, scale: float) -> None:
+        """Update the residual of each worker, and write the mean into the values of the first."""
+        rows = [row for row in self.rows if len(row)]
         for selection, words in zip(self.selections, self.words, strict=True):
             memory = selection.memory
             assert memory.threshold is not None
             factors = [memory.threshold / len(self.counts)] + [scale] * (scale != 1.0)
-            values, residual = selection.flat[self.segment], memory.residual[self.segment]
-            settle_(values, residual, words, memory.threshold, received, factors)
-            received = None
-        self.received = None
+            values, residual = selection.flat[self.place], memory.residual[self.place]
+            kernels_for(values, residual).decode_(
+                values, residual, words, memory.threshold, rows, factors, bitmaps=self.is_bitmap
+            )
+            rows = []
+        self.rows = []
 
 
 class Payload:
-    """The exchange of one bucket: gathered words and bitmaps, summed signs, first gradients.
+    """The exchange of one bucket: gathered words and bitmaps, and the mean of first gradients.
 
     Collectives are started at construction; all ranks of the group must construct it in the same
     order, with the same facts.
     """
 
     def __init__(self, rows: Sequence[list[Selection]], facts: Tensor, channel: Channel) -> None:
-        """Choose the codings and start sending.
+        """Choose the encodings and start sending.
 
         Args:
-            rows: the selections of each worker that this rank plays.
+            rows: the selections of each worker of this rank.
             facts: of all workers of the group, (G, all segments of the bucket).
             channel: the ranks of the group.
 
@@ -97,69 +84,49 @@ class Payload:
         self._channel = channel
         self._tensors = list(zip(*rows, strict=True))
         self._workers = len(facts)
-        self._parts: list[_Part] = []
-        self._gathered: list[_Part] = []
-        self._dense: list[_Part] = []
+        self._segments: list[_Segment] = []
         self._first: list[tuple[Selection, ...]] = []
         self._plan(facts)
-        self._pending = [
-            pending
-            for pending in (self._send_gathered(len(rows)), self._send_dense(), self._send_first())
-            if pending is not None
-        ]
+        started = (self._send_segments(len(rows)), self._send_first())
+        self._pending = [pending for pending in started if pending is not None]
 
     def _plan(self, facts: Tensor) -> None:
         column = 0
         for selections in self._tensors:
             one = selections[0]
             width = len(one.facts)
-            told = facts[:, column : column + width]
+            own_facts = facts[:, column : column + width]
             column += width
             for selection in selections:
-                counts = selection.learn(told)
+                counts = selection.add_facts(own_facts)
             if one.skipped:
                 continue
             if one.memory.threshold is None:
                 self._first.append(selections)
                 continue
-            for i, segment in enumerate(one.parts):
-                own = counts[:, i].tolist()
-                size = segment.stop - segment.start
-                coding = choose_coding(max(own), size, self._workers)
+            for i, place in enumerate(one.parts):
                 words = [selection.words[i] for selection in selections]
-                part = _Part(selections, segment, words, own, coding)
-                self._parts.append(part)
-                if coding is Coding.DENSE:
-                    self._dense.append(part)
-                elif coding is not Coding.NOTHING:
-                    self._gathered.append(part)
+                self._segments.append(_Segment(selections, place, words, counts[:, i].tolist()))
 
-    def _send_gathered(self, own_workers: int) -> Pending | None:
-        if not self._gathered:
+    def _send_segments(self, own_workers: int) -> Pending | None:
+        lengths = [sum(one.length(w) for one in self._segments) for w in range(self._workers)]
+        if not max(lengths):
             return None
-        lengths = [sum(part.length(w) for part in self._gathered) for w in range(self._workers)]
-        device = self._gathered[0].values.device
+        device = self._segments[0].selections[0].flat.device
         # gloo gathers equal lengths only.
         own = torch.zeros(own_workers, max(lengths), dtype=torch.int32, device=device)
         offsets = [0] * own_workers
-        for part in self._gathered:
-            for row, payload in enumerate(part.payloads()):
+        for one in self._segments:
+            for row, payload in enumerate(one.payloads()):
                 own[row, offsets[row] : offsets[row] + len(payload)] = payload
                 offsets[row] += len(payload)
-        self._received = own.new_empty(self._workers * max(lengths))
-        return self._channel.all_gather(self._received, own.view(-1), "gradients")
-
-    def _send_dense(self) -> Pending | None:
-        if not self._dense:
-            return None
-        sizes = [part.numel for part in self._dense]
-        dtype = dense_dtype(self._workers)
-        device = self._dense[0].values.device
-        self._signs = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        for part, signs in zip(self._dense, self._signs.split(sizes), strict=True):
-            for words in part.words:
-                add_signs_(signs, words)
-        return self._channel.all_reduce_(self._signs, "gradients")
+        received = own.new_empty(self._workers * max(lengths))
+        for worker, row in enumerate(received.view(self._workers, -1)):
+            offset = 0
+            for one in self._segments:
+                one.rows.append(row[offset : offset + one.length(worker)])
+                offset += one.length(worker)
+        return self._channel.all_gather(received, own.view(-1), "gradients")
 
     def _send_first(self) -> Pending | None:
         if not self._first:
@@ -174,21 +141,19 @@ class Payload:
         return self._channel.all_reduce_(self._first_mean, "gradients")
 
     def wait(self) -> None:
-        """Wait for all that is under way."""
+        """Wait for all collectives that are in flight."""
         for pending in self._pending:
             pending.wait()
 
-    def settle(self, scale: float) -> None:
-        """Keep the residuals, and overwrite the first bucket with the mean of what the group sent.
+    def decode_(self, scale: float) -> None:
+        """Update the residuals, and overwrite the first bucket with the mean over the group.
 
         Args:
             scale: multiplied into the mean.
 
         """
-        self._hand_out_gathered()
-        self._hand_out_dense()
-        for part in self._parts:
-            part.settle(scale)
+        for segment in self._segments:
+            segment.decode_(scale)
         for one, *_ in self._tensors:
             if one.skipped:
                 one.flat.zero_()
@@ -198,22 +163,3 @@ class Payload:
             if scale != 1.0:
                 self._first_mean.mul_(scale)
             torch._foreach_copy_(flats, list(self._first_mean.split(sizes)))
-
-    def _hand_out_gathered(self) -> None:
-        if not self._gathered:
-            return
-        rows: list[list[Tensor]] = [[] for _ in self._gathered]
-        for worker, payload in enumerate(self._received.view(self._workers, -1)):
-            offset = 0
-            for part, own in zip(self._gathered, rows, strict=True):
-                own.append(payload[offset : offset + part.length(worker)])
-                offset += part.length(worker)
-        for part, own in zip(self._gathered, rows, strict=True):
-            part.receive(own)
-
-    def _hand_out_dense(self) -> None:
-        if not self._dense:
-            return
-        sizes = [part.numel for part in self._dense]
-        for part, signs in zip(self._dense, self._signs.split(sizes), strict=True):
-            part.received = DenseSigns(signs, part.values)

@@ -1,4 +1,4 @@
-"""What a worker selects of one tensor in a GTC step, and learns of the others' selections."""
+"""The elements of one tensor that a worker selects in a GTC step."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.encoding import Scratch, encode_
-from lightning_hier.algorithms.threshold import segments
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.payload import segments
 from lightning_hier.comm.worker import TensorMemory
 
 
 @dataclass
 class Selection:
-    """What this worker would send of one tensor.
+    """Selection of one worker from one tensor.
+
+    The last three attributes are set by :meth:`add_facts`.
 
     Attributes:
-        flat: the tensor's place in the bucket, holding residual plus gradient.
+        flat: the tensor's part of the bucket, with residual plus gradient.
         memory: its residual and threshold.
         parts: the segments of the tensor, one for each index space of 31 bits.
         words: the selected elements of each segment.
-        facts: one number for each segment, told to the group: the count of its words, as
+        facts: one number for each segment, exchanged in the group: the count of its words, as
             ``-1 - count`` where this worker has no gradient for the tensor; or, before there is a
             threshold, the root mean square of the gradient, negated where it has none.
-        finite: whether all values are.
-        skipped: set once the group's facts are known: no worker has a gradient for the tensor.
-        sent: likewise: elements sent by all workers.
-        group_rms: likewise: root mean square of the gradients of all workers.
+        finite: whether all values are finite.
+        skipped: whether no worker of the group has a gradient for the tensor.
+        sent: elements that all workers send.
+        group_rms: root mean square of the gradients of all workers.
 
     """
 
@@ -43,13 +45,11 @@ class Selection:
     group_rms: float = 0.0
 
     @classmethod
-    def of(
-        cls, flat: Tensor, memory: TensorMemory, scratch: Scratch, *, absent: bool, scale: float
-    ) -> Selection:
+    def of(cls, flat: Tensor, memory: TensorMemory, *, absent: bool, scale: float) -> Selection:
         """Divide the gradient in ``flat`` by ``scale``, add the residual, in place, and select.
 
-        Where this worker has no gradient (``absent``) while others have, ``flat`` counts as DDP
-        counts it: zero, or what an earlier backward pass has left in ``.grad``, if that is finite.
+        If only other workers have a gradient (``absent``), ``flat`` counts as in DDP: zero, or the
+        finite values of an earlier backward pass in ``.grad``.
         """
         if memory.threshold is None:
             if scale != 1.0:
@@ -61,8 +61,9 @@ class Selection:
         words = []
         finite = True
         for part in parts:
-            found, sound = encode_(
-                flat[part], memory.residual[part], memory.threshold, scratch, scale=scale
+            values, residual = flat[part], memory.residual[part]
+            found, sound = kernels_for(values, residual).encode_(
+                values, residual, memory.threshold, scale=scale
             )
             words.append(found)
             finite = finite and sound
@@ -70,8 +71,8 @@ class Selection:
         facts = [-1.0 - count for count in counts] if absent else counts
         return cls(flat, memory, parts, words, facts, finite)
 
-    def learn(self, facts: Tensor) -> Tensor:
-        """Take in the group's facts, (G, segments); returns the counts of the words, int64."""
+    def add_facts(self, facts: Tensor) -> Tensor:
+        """Add the facts of all workers, (G, segments); returns the counts of words, int64."""
         if self.memory.threshold is None:
             self.group_rms = float(facts.square().mean().sqrt())
             self.skipped = bool((facts <= 0.0).all())

@@ -1,4 +1,4 @@
-"""How the thresholds of GTC follow what is sent."""
+"""Control of the thresholds of GTC."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from lightning_hier.algorithms.threshold import first_threshold, next_threshold
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.gradients.gtc_selection import Selection
 
-# A tensor of which this share is sent at a fixed threshold gets more gradient than it can send.
+# Share of elements sent above which gradients are larger than a fixed threshold can send.
 _SATURATED = 0.5
 
 
 class Thresholds:
-    """Moves the threshold of each tensor after a step, and counts what this rank has sent.
+    """Updates the threshold of each tensor after a step, and counts the elements sent.
 
-    All workers of a group move theirs alike, since they know the same counts.
+    All workers of a group have the same counts, so their thresholds are the same.
 
     Args:
-        config: a fixed threshold, or the density that thresholds shall find.
+        config: a fixed threshold, or the density that the control aims at.
 
     """
 
@@ -29,17 +29,17 @@ class Thresholds:
         self._warned = False
 
     def read_density(self) -> float:
-        """Share of the compressed elements that was sent since the last call; NaN without any."""
+        """Share of the compressed elements sent since the last call; NaN if there were none."""
         share = self._sent / self._elements if self._elements else math.nan
         self._sent = self._elements = 0
         return share
 
     def follow(self, selection: Selection, *, workers: int) -> None:
-        """Take in what was sent of a tensor, and set the threshold of the next step.
+        """Count the elements sent of a tensor, and set the threshold of the next step.
 
         Args:
-            selection: of one worker of this rank, with what the group has told.
-            workers: of the group.
+            selection: of one worker of this rank, with the facts of the group.
+            workers: number of workers of the group.
 
         """
         memory = selection.memory

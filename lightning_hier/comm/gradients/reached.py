@@ -1,4 +1,4 @@
-"""Which parameters the backward passes of a step reach."""
+"""The parameters that the backward passes of a step reach."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lightning_hier.comm.channel import Channel
 
 
 class ReachedParameters:
-    """The parameters that have received gradient since the last reduction.
+    """The parameters that have received a gradient since the last reduction.
 
-    DDP fills the bucket of a parameter that a backward pass does not reach with whatever its
-    ``.grad`` holds, in manual optimisation often the gradient of an earlier step that another
-    optimizer has used already. So values can't tell that a parameter is unused.
+    DDP fills the bucket of a parameter that a backward pass does not reach with its ``.grad``. In
+    manual optimisation this is often the gradient of an earlier step that another optimizer has
+    already used, so values do not show that a parameter is unused.
     """
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
@@ -29,7 +29,7 @@ class ReachedParameters:
         ]
 
     def __contains__(self, parameter: Parameter) -> bool:
-        """Whether the parameter has received gradient, accumulation passes included."""
+        """Whether the parameter has received a gradient, accumulation passes included."""
         return parameter in self._reached
 
     def clear(self) -> None:
@@ -38,7 +38,7 @@ class ReachedParameters:
         self._reached.clear()
 
     def take_last(self) -> set[Parameter]:
-        """What the step before has reached; nothing where this was asked already."""
+        """The parameters of the previous step; empty at the second call."""
         last, self._last = self._last, set()
         return last
 
@@ -50,10 +50,10 @@ class ReachedParameters:
 
 @torch.enable_grad()
 def reach(parameters: Iterable[Parameter]) -> None:
-    """Run the hooks that a backward pass runs which reaches ``parameters``; gradients become zero.
+    """Run the hooks of a backward pass that reaches ``parameters``; gradients become zero.
 
-    DDP notes by them which parameters the passes of a step have used, and forgets it where the step
-    is interrupted: one that only a pass before the interruption used would not be reduced.
+    By these hooks DDP records the parameters that a step has used. The record is lost where a step
+    is interrupted, and parameters that only the passes before it used would not be reduced.
     """
     ends = [own.reshape(-1)[:1] for own in parameters if own.requires_grad]
     torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
@@ -62,12 +62,12 @@ def reach(parameters: Iterable[Parameter]) -> None:
 def reached_by_any(
     parameters: Sequence[Parameter], here: Sequence[bool], channel: Channel
 ) -> set[Parameter]:
-    """The parameters that have a gradient somewhere. A collective of the channel.
+    """The parameters that have a gradient on any rank. A collective of the channel.
 
     Args:
         parameters: the same on all ranks.
         here: whether each has one on this rank.
-        channel: the ranks that are asked.
+        channel: the ranks.
 
     """
     if channel.size > 1:

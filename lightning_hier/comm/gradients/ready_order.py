@@ -1,8 +1,8 @@
-"""The order in which a backward pass makes gradients, on which DDP's buckets depend.
+"""The order in which a backward pass computes gradients, on which DDP's buckets depend.
 
-DDP forms its buckets anew after the first step, in that order. A sum over three ranks or more is
-rounded by where in a bucket an element lies, so a run that is resumed must begin with the buckets
-that the run had which was stopped.
+DDP forms new buckets in this order after the first step. The rounding of a sum over three ranks or
+more depends on the position of an element in its bucket, so a resumed run must start with the
+buckets of the interrupted run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class ReadyOrder:
-    """Notes in which order parameters get their gradients in the first step that DDP reduces.
+    """Records the order in which parameters get their gradients in the first step of DDP.
 
     Attributes:
         parameters: in that order; empty until the first step has been reduced.
@@ -32,7 +32,7 @@ class ReadyOrder:
         ]
 
     def end_step(self) -> None:
-        """All gradients of the first step are there; watch no longer."""
+        """All gradients of the first step are complete; stop watching."""
         if self._handles:
             self.parameters = list(self._seen)
             self.remove()
@@ -46,16 +46,16 @@ class ReadyOrder:
 
     def _note(self, parameter: Tensor) -> None:
         assert isinstance(parameter, Parameter)
-        # Passes that only accumulate come before: the last one counts.
+        # Earlier passes only accumulate: the last one counts.
         self._seen.pop(parameter, None)
         self._seen[parameter] = None
 
 
 def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None:
-    """Have DDP form its buckets as after a step whose gradients came in ``order``.
+    """Let DDP form its buckets as after a step whose gradients came in ``order``.
 
-    The hook of ``model`` must not communicate meanwhile. Gradients are None afterwards. The ranks
-    of the group must all call it: DDP agrees on the buckets at the next forward pass.
+    The hook of ``model`` must not communicate during the call. Gradients are None afterwards. All
+    ranks of the group must call it: DDP synchronises the buckets at the next forward pass.
 
     Args:
         model: wrapped without ``find_unused_parameters``, not used yet, and on the CPU.
@@ -64,7 +64,7 @@ def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None
     """
     chain = torch.zeros((), requires_grad=True)
     for parameter in reversed(order):
-        # The later a node is made, the sooner the backward pass comes to it.
+        # The backward pass visits the latest node first.
         chain = _link(chain, parameter)
     model.reducer.prepare_for_backward([])
     chain.backward()

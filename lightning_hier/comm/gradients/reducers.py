@@ -1,4 +1,4 @@
-"""From the user's choice of gradient synchronisation to what reduces gradients in a group."""
+"""The reducer for the settings of a gradient synchronisation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def build_reducer(
     workers: Sequence[Worker],
     grad_scale: Callable[[], float],
 ) -> Reducer:
-    """What averages gradients over a group by ``config``.
+    """Build the reducer that averages gradients over a group.
 
     Args:
-        config: the choice.
-        group: the ranks.
-        workers: that this rank plays, owners of residuals and thresholds.
-        grad_scale: the present factor of fp16 loss scaling.
+        config: settings of the user.
+        group: ranks of the group.
+        workers: workers of this rank, with their residuals and thresholds.
+        grad_scale: returns the present factor of loss scaling.
 
     """
     if isinstance(config, GTC):

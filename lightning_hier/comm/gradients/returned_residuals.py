@@ -1,4 +1,4 @@
-"""What a run has left unsent of gradients that this one does not compress."""
+"""Residuals of an earlier run for gradients that this run does not compress."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lightning_hier.comm.worker import GradientMemory
 
 
 class ReturnedResiduals:
-    """Adds residuals to exact gradients, each once, in a step that counts.
+    """Adds residuals to exact gradients, each once, in a step that is finite.
 
-    A parameter keeps its residual until a step uses it and is finite: loss scaling skips others.
+    A parameter keeps its residual until then, because loss scaling skips other steps.
 
     Args:
-        memories: of each worker that this rank plays; lose what is handed back.
-        grad_scale: the factor by which gradients are scaled at this moment.
+        memories: of each worker of this rank; residuals that were added are removed from them.
+        grad_scale: returns the present factor of loss scaling.
 
     """
 
@@ -30,36 +30,36 @@ class ReturnedResiduals:
         self._added: list[tuple[GradientMemory, Parameter]] = []
 
     def begin(self) -> None:
-        """Start a step; forget one that was cut off."""
+        """Start a step; drop the record of an interrupted one."""
         self._added.clear()
 
-    def add_(self, bucket: GradientBucket, turn: int, *, below: float = math.inf) -> None:
-        """Add what there is for tensors of fewer elements, in place, to one worker's gradients."""
-        memory = self._memories[bucket.workers[turn]]
-        pieces = bucket.pieces(bucket.buffers[turn])
+    def add_(self, bucket: GradientBucket, index: int, *, below: float = math.inf) -> None:
+        """Add the residuals of tensors with fewer elements to a worker's gradients, in place."""
+        memory = self._memories[bucket.workers[index]]
+        pieces = bucket.pieces(bucket.buffers[index])
         for parameter, flat in zip(bucket.parameters, pieces, strict=True):
             left = memory.tensors.get(parameter)
-            if left is None or flat.numel() >= below or parameter in bucket.absent[turn]:
+            if left is None or flat.numel() >= below or parameter in bucket.absent[index]:
                 continue
             flat.add_(left.residual, alpha=self._grad_scale())
             self._added.append((memory, parameter))
 
     def end(self, *, failed: bool) -> None:
-        """The gradients of the step are complete, on all ranks; drop what was added to them."""
+        """End a step whose gradients are complete on all ranks; remove the residuals added."""
         for memory, parameter in [] if failed else self._added:
             del memory.tensors[parameter]
         self._added.clear()
 
 
 class ExactWithResiduals:
-    """Gradients of a worker that is a group by itself: exact, with what larger groups have left.
+    """Exact gradients of a group of one worker, plus residuals from a larger group.
 
-    A step that is not finite somewhere is NaN everywhere, as in larger groups, while residuals are
-    left: nothing of it is used, and they are added once.
+    While there are residuals, a step with a value that is not finite becomes NaN in all gradients,
+    as in larger groups: it is skipped as a whole, and residuals are added once.
 
     Args:
         memory: of the worker.
-        returned: hands its residuals back.
+        returned: adds its residuals.
 
     """
 
@@ -70,7 +70,7 @@ class ExactWithResiduals:
         self._finite = True
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Add what there is; the futures of a step are there with its last bucket."""
+        """Add residuals; the futures of a step complete with its last bucket."""
         buffer = bucket.buffers[0]
         if not self._memory.tensors:
             return finished(buffer)

@@ -1,4 +1,4 @@
-"""The gradients of several workers that train one model on one rank, in turns."""
+"""The gradients of virtual workers that train one model on one rank, one after another."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _BUCKET_BYTES = 25 * 1024**2
 
 
 class WorkerGradients:
-    """Keeps each worker's gradients apart until all have made theirs, then has them reduced.
+    """Stores the gradients of each worker until all are computed, then reduces them.
 
-    DDP's reducer takes one backward pass for a step, so it stays out of this: the gradients are
-    handed over after the backward passes, in buckets of their own.
+    DDP's reducer expects one backward pass in a step. So these gradients are reduced in buckets of
+    their own after the backward passes.
 
     Args:
-        parameters: that are trained.
-        hook: reduces.
-        before: what did this for fewer parameters, in whose step this one goes on.
+        parameters: trainable parameters.
+        hook: reduces the buckets.
+        before: the predecessor for fewer parameters, whose step continues.
 
     """
 
@@ -40,26 +40,26 @@ class WorkerGradients:
     ) -> None:
         self._parameters = list(parameters)
         self._hook = hook
-        self._away: dict[int, dict[Parameter, Tensor]] = {} if before is None else before._away
+        self._saved: dict[int, dict[Parameter, Tensor]] = {} if before is None else before._saved
 
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
-        """Have ``.grad`` hold the gradients of a worker meanwhile, and of nobody afterwards."""
-        self._put(self._away.pop(worker, {}))
+        """Load the gradients of a worker into ``.grad``, and save them afterwards."""
+        self._put(self._saved.pop(worker, {}))
         try:
             yield
         finally:
-            made = {own: own.grad for own in self._parameters}
-            self._away[worker] = {own: held for own, held in made.items() if held is not None}
+            found = {own: own.grad for own in self._parameters}
+            self._saved[worker] = {own: held for own, held in found.items() if held is not None}
             self._put({})
 
     def reduce(self, workers: Sequence[int]) -> None:
-        """Have ``.grad`` hold the mean over these workers, and those of the other ranks.
+        """Set ``.grad`` to the mean over these workers and those of the other ranks.
 
-        A parameter that has no gradient on any worker is left without one. A collective of the
-        channel of the hook; all its ranks must hand over as many workers.
+        A parameter without a gradient on any worker gets None. A collective of the channel of the
+        hook; all ranks must pass the same number of workers.
         """
-        gradients = [self._away.pop(worker) for worker in workers]
+        gradients = [self._saved.pop(worker) for worker in workers]
         reached = self._reached(gradients)
         buckets = list(_buckets(self._parameters))
         futures = []
@@ -90,7 +90,7 @@ class WorkerGradients:
 
 
 def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
-    """Parameters of one dtype that follow each other, about 25 MB at a time."""
+    """Consecutive parameters of one dtype, about 25 MB at a time."""
     for _, same in groupby(parameters, key=lambda own: (own.dtype, own.device)):
         bucket: list[Parameter] = []
         for own in same:
@@ -104,7 +104,7 @@ def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
 def _taken_flat(
     parameters: Sequence[Parameter], gradients: MutableMapping[Parameter, Tensor]
 ) -> Tensor:
-    """Gradients after each other, taken out; zeros for those that are not there."""
+    """Concatenate gradients and remove them from the mapping; zeros for missing ones."""
     found = [gradients.pop(own, None) for own in parameters]
     return torch.cat(
         [

@@ -1,4 +1,4 @@
-"""The compiled loops of a block synchronisation give the bits that torch gives."""
+"""The native backend gives the bits of the reference in a block synchronisation."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_hier.algorithms import compiled
+from lightning_hier.algorithms import kernels
 from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom
-from lightning_hier.algorithms.quantisation import BLOCK, BFloat16Codec, Codec, Int8Codec
+from lightning_hier.algorithms.kernels.native import native_kernels
+from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
 from lightning_hier.algorithms.sums import sum_of_squares
 
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 0.5, -1.0, 127.0, 3.4e38, -3.4e38]
-lengths = st.integers(1, 3 * BLOCK + 7)
+lengths = st.integers(1, 3 * GROUP + 7)
 seeds = st.integers(0, 2**16)
 codecs = st.sampled_from([BFloat16Codec(), Int8Codec()])
 
 
 @contextmanager
-def _form(*, compiling: bool) -> Iterator[None]:
+def _backend(*, native: bool) -> Iterator[None]:
     """Tensors of any length go through the loops, or none does."""
-    if compiling and compiled.compiled_library() is None:
+    if native and native_kernels() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "SMALLEST", 0 if compiling else 1 << 60)
+        patch.setattr(kernels, "SMALLEST", 0 if native else 1 << 60)
         yield
 
 
@@ -52,7 +54,7 @@ def test_sum_of_squares_is_the_same_to_the_last_digits(numel: int, seed: int) ->
     """Added in another order: equal up to the rounding of double precision."""
     values = _values(numel, seed, *SPECIAL)
     expected = float(values.double().square().sum())
-    with _form(compiling=True):
+    with _backend(native=True):
         assert sum_of_squares(values) == pytest.approx(expected, rel=1e-13)
 
 
@@ -61,7 +63,7 @@ def test_sum_of_squares_is_the_same_to_the_last_digits(numel: int, seed: int) ->
 def test_sum_of_squares_shows_what_is_not_finite(wrong: float, place: int) -> None:
     values = torch.ones(1001)
     values[place] = wrong
-    with _form(compiling=True):
+    with _backend(native=True):
         assert not sum_of_squares(values) < float("inf")
 
 
@@ -77,10 +79,10 @@ def test_filter_gives_the_same_bits(
     start = [_values(numel, seed + i, 0.0, -0.0, 1e-40, 1e30) for i in range(3)]
     for move in (BlockFilter.advance_, BlockFilter.advance_by_):
         results, squares = [], []
-        for compiling in (False, True):
+        for native in (False, True):
             mean, model, update = (values.clone() for values in start)
             kept = update if block_filter.keeps_update else None
-            with _form(compiling=compiling):
+            with _backend(native=native):
                 squares.append(move(block_filter, mean, model, kept))
             results.append(torch.cat([mean, model, update]))
         assert _same_bits(*results)
@@ -88,31 +90,31 @@ def test_filter_gives_the_same_bits(
 
 
 @given(eta=st.sampled_from([0.0, 0.75]), numel=lengths, seed=seeds)
-def test_way_from_the_start_has_the_same_bits(eta: float, numel: int, seed: int) -> None:
+def test_difference_from_the_start_has_the_same_bits(eta: float, numel: int, seed: int) -> None:
     model, update = _values(numel, seed + 1, 0.0, 1e30), _values(numel, seed + 2, -0.0, 1e-40)
     for own in (update, None):
         results, squares = [], []
-        for compiling in (False, True):
-            way = _values(numel, seed, *SPECIAL)
-            with _form(compiling=compiling):
-                squares.append(BlockFilter(eta=eta).leave_out_start_(way, model, own))
-            results.append(way)
+        for native in (False, True):
+            difference = _values(numel, seed, *SPECIAL)
+            with _backend(native=native):
+                squares.append(BlockFilter(eta=eta).leave_out_start_(difference, model, own))
+            results.append(difference)
         assert _same_bits(*results)
         assert squares[0] == pytest.approx(squares[1], rel=1e-12)
 
 
 @given(codec=codecs, blocks=st.integers(1, 4), seed=seeds, data=st.data())
-def test_coders_give_the_same_bits(
+def test_codecs_give_the_same_bits(
     codec: Codec, blocks: int, seed: int, data: st.DataObject
 ) -> None:
-    numel = blocks * BLOCK
+    numel = blocks * GROUP
     values = _values(numel, seed, *SPECIAL)
     plus = _values(data.draw(st.integers(0, numel)), seed + 1, 0.0, -1e-40)
     results = []
-    for compiling in (False, True):
+    for native in (False, True):
         left, sent = values.clone(), torch.zeros(codec.bytes_for(numel), dtype=torch.uint8)
         read, total = torch.empty_like(values), torch.ones(numel)
-        with _form(compiling=compiling):
+        with _backend(native=native):
             codec.encode_(left, sent, plus=plus, weight=1 / 3)
             codec.decode(sent, read)
             codec.decode(sent, total, add=True)
@@ -121,18 +123,18 @@ def test_coders_give_the_same_bits(
 
 
 @pytest.mark.parametrize("codec", [BFloat16Codec(), Int8Codec()], ids=["bf16", "int8"])
-@pytest.mark.parametrize("compiling", [False, True], ids=["torch", "compiled"])
-def test_what_is_not_finite_stays_so(codec: Codec, compiling: bool) -> None:
-    """A model that is not finite must not look healthy after it has travelled."""
+@pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
+def test_what_is_not_finite_stays_so(codec: Codec, native: bool) -> None:
+    """A model that is not finite must not look healthy after it was sent."""
     for wrong in (float("nan"), float("inf")):
-        values = torch.ones(2 * BLOCK)
+        values = torch.ones(2 * GROUP)
         values[7] = wrong
         sent, read = (
-            torch.empty(codec.bytes_for(2 * BLOCK), dtype=torch.uint8),
-            torch.empty(2 * BLOCK),
+            torch.empty(codec.bytes_for(2 * GROUP), dtype=torch.uint8),
+            torch.empty(2 * GROUP),
         )
-        with _form(compiling=compiling):
+        with _backend(native=native):
             codec.encode_(values, sent)
             codec.decode(sent, read)
         assert not read[7].isfinite()
-        assert torch.equal(read[BLOCK:], torch.ones(BLOCK))
+        assert torch.equal(read[GROUP:], torch.ones(GROUP))

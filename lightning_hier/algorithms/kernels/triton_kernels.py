@@ -1,6 +1,6 @@
-"""GTC's passes as Triton kernels; :mod:`fused` starts them and says what each does.
+"""GTC's passes as Triton kernels; :mod:`triton_backend` launches them.
 
-Magnitudes are compared by their bits, as whole numbers, in which NaN exceeds infinity. Numbers of
+Magnitudes are compared by their bits, as integers, in which NaN exceeds infinity. Numbers of
 16 bits are added in float32 and rounded once, as torch does.
 """
 
@@ -31,7 +31,7 @@ def _wide(x):
 
 @triton.jit
 def _whole(x):
-    """The whole number of the same width with these bits."""
+    """The integer of the same width with these bits."""
     width: tl.constexpr = x.dtype.primitive_bitwidth
     if width == 64:
         return x.to(tl.int64, bitcast=True)
@@ -67,7 +67,7 @@ def _product(x, factor):
 def add_and_select(
     values, residual, codes, counts, numel, limit, infinity, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """``values`` becomes residual plus gradient; two bits tell what exceeds the limit."""
+    """``values`` becomes residual plus gradient; two bits mark what exceeds the limit."""
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
     inside = index < numel
@@ -132,7 +132,7 @@ def find_begins(
 
 
 @triton.jit(do_not_specialize=["limit", "workers", "first", "second"])
-def settle(
+def decode(
     values, residual, words, begins, numel, limit, workers, first, second,
     BLOCK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +166,7 @@ def settle(
             there = place < end
             word = tl.load(words + place, mask=there, other=0)
             target = values + (word & _INDEX).to(tl.int64)
-            # The indices of one worker are distinct: nobody else writes here meanwhile.
+            # The indices of one worker are distinct: no other thread writes here.
             signs = _wide(tl.load(target, mask=there, other=0.0))
             signs += tl.where(word < 0, -1.0, 1.0).to(signs.dtype)
             tl.store(target, signs.to(values.dtype.element_ty), mask=there)

@@ -1,15 +1,16 @@
-/* The passes of encoding.py over tensors of float32, for hosts that have a C compiler.
+/* GTC's passes of reference.py over tensors of float32; native.py compiles and calls them.
 
-   The same operations on the same numbers in the same order, hence the same bits; compiled.py
-   compiles this file and gtc_passes.py calls it. Nothing is allocated here. */
+   The same operations on the same numbers in the same order, hence the same bits. Nothing is
+   allocated here. */
 
 #include <stdint.h>
 #include <string.h>
 
 #define INDEX 0x7fffffffu
 #define SIGN 0x80000000u
+#define INFINITE 0x7f800000u
 
-enum { BLOCK = 256, CROWDED = 16, CHUNK = 8192 };
+enum { BLOCK = 256, CROWDED = 16, CHUNK = 8192, PER_WORD = 16 };
 
 static uint32_t bits_of(float value) {
     uint32_t bits;
@@ -49,12 +50,12 @@ static inline int64_t encode_block(float *restrict v, const float *restrict r, i
 }
 
 /* values <- values / scale + residual, of the elements `start` and following of a tensor; `words`
-   has room for `numel`. Returns how many there are; `largest` becomes the greatest bits of a
-   selected magnitude, if they exceed it. */
-int64_t encode(float *values, const float *residual, int64_t numel, float scale, uint32_t limit,
-               int64_t start, int32_t *words, uint32_t *largest) {
+   has room for `numel`. Returns the number of words; clears `finite` if a selected value is not. */
+int64_t encode(float *values, const float *residual, int64_t numel, float scale, float threshold,
+               int64_t start, int32_t *words, int *finite) {
     int64_t found = 0, from = 0;
-    uint32_t most = *largest;
+    uint32_t most = 0, limit = bits_of(threshold);
+    if (limit >= INFINITE) limit = INFINITE - 1; /* what is not finite is always selected */
     for (; from + BLOCK <= numel; from += BLOCK)
         found += encode_block(values + from, residual + from, BLOCK, scale, limit,
                               (uint32_t)(start + from), words + found);
@@ -64,16 +65,35 @@ int64_t encode(float *values, const float *residual, int64_t numel, float scale,
         uint32_t magnitude = bits_of(values[((uint32_t)words[k] & INDEX) - start]) & INDEX;
         if (magnitude > most) most = magnitude;
     }
-    *largest = most;
+    if (most >= INFINITE) *finite = 0;
     return found;
+}
+
+/* Add the signs of a worker's words in [from, to); returns the place of the first word after them. */
+static inline int64_t add_words(float *values, const int32_t *words, int64_t at, int64_t count,
+                                int64_t to) {
+    for (; at < count && ((uint32_t)words[at] & INDEX) < to; at++)
+        values[(uint32_t)words[at] & INDEX] += words[at] < 0 ? -1.0f : 1.0f;
+    return at;
+}
+
+/* Add the signs of a worker's bitmap in [from, to). */
+static inline void add_bitmap(float *restrict values, const int32_t *restrict bitmap, int64_t from,
+                              int64_t to) {
+    for (; from < to; from += PER_WORD) {
+        uint32_t codes = (uint32_t)bitmap[from / PER_WORD];
+        int64_t count = to - from < PER_WORD ? to - from : PER_WORD;
+        for (int64_t i = 0; i < count; i++)
+            values[from + i] += (float)((int)(codes >> 2 * i & 1) - (int)(codes >> 2 * i >> 1 & 1));
+    }
 }
 
 /* residual <- values - sent; values <- the signs of all rows, summed, times each factor.
    `at` holds a zero for each row. */
-void settle(float *restrict values, float *restrict residual, int64_t numel, float threshold,
+void decode(float *restrict values, float *restrict residual, int64_t numel, float threshold,
             const int32_t *own, int64_t own_count, const int32_t *const *rows,
             const int64_t *counts, int64_t *at, int64_t workers, const float *factors,
-            int64_t factor_count) {
+            int64_t factor_count, int bitmaps) {
     int64_t sent = 0;
     for (int64_t from = 0; from < numel; from += CHUNK) {
         int64_t to = numel - from < CHUNK ? numel : from + CHUNK;
@@ -82,8 +102,8 @@ void settle(float *restrict values, float *restrict residual, int64_t numel, flo
             residual[(uint32_t)own[sent] & INDEX] -= own[sent] < 0 ? -threshold : threshold;
         memset(values + from, 0, sizeof(float) * (size_t)(to - from));
         for (int64_t p = 0; p < workers; p++)
-            for (; at[p] < counts[p] && ((uint32_t)rows[p][at[p]] & INDEX) < to; at[p]++)
-                values[(uint32_t)rows[p][at[p]] & INDEX] += rows[p][at[p]] < 0 ? -1.0f : 1.0f;
+            if (bitmaps) add_bitmap(values, rows[p], from, to);
+            else at[p] = add_words(values, rows[p], at[p], counts[p], to);
         for (int64_t f = 0; workers && f < factor_count; f++)
             for (int64_t i = from; i < to; i++) values[i] *= factors[f];
     }

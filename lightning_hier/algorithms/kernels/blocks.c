@@ -1,8 +1,8 @@
-/* The passes of quantisation.py, block_momentum.py and sums.py over tensors of float32.
+/* Block momentum and quantisation of reference.py over tensors of float32; native.py compiles and
+   calls them.
 
    The same operations on the same numbers in the same order, hence the same bits, but for the sums
-   of squares, which nothing is trained with. compiled.py compiles this file and block_passes.py
-   calls it. Nothing is allocated here. */
+   of squares, which nothing is trained with. Nothing is allocated here. */
 
 #include <math.h>
 #include <float.h>
@@ -19,9 +19,9 @@
 #define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
 #endif
 
-enum { SHARES_A_SCALE = 512, SUMS = 32, PIECE = 1024 };
+enum { GROUP = 512 /* of quantisation */, SUMS = 32, PIECE = 1024 };
 
-/* How much of the way from the start model to the mean the filter goes. */
+/* zeta = 1, zeta >= 0.5 and zeta < 0.5: torch.lerp rounds each differently. */
 enum { ALL, MOST, LESS };
 
 static inline uint32_t bits_of(float value) {
@@ -58,10 +58,10 @@ double sum_of_squares(const float *values, int64_t numel) {
     return total_of(sums);
 }
 
-/* values <- values - (model + eta * update), of which the last may be NULL. Returns the sum of their
+/* values <- values - (model + eta * update), where the last may be NULL. Returns their sum of
    squares. */
-double leave_out(float *restrict values, const float *restrict model, const float *restrict update,
-                 int64_t numel, float eta) {
+double subtract_start(float *restrict values, const float *restrict model,
+                      const float *restrict update, int64_t numel, float eta) {
     double sums[SUMS] = {0};
     for (int64_t from = 0; from < numel; from += PIECE) {
         int64_t to = least(from + PIECE, numel);
@@ -73,7 +73,7 @@ double leave_out(float *restrict values, const float *restrict model, const floa
     return total_of(sums);
 }
 
-/* One form of `advance`; inlined, so that each of its forms is a loop without a question. */
+/* One form of `advance`; inlined, so that each of its forms is a loop without a branch. */
 static inline void advanced(float *restrict mean, float *restrict model, float *restrict update,
                             int64_t numel, float eta, float zeta, double *squares, const int keeps,
                             const int ahead, const int adds, const int part) {
@@ -86,16 +86,16 @@ static inline void advanced(float *restrict mean, float *restrict model, float *
             int64_t i = from + k;
             float old = keeps ? update[i] : 0.0f;
             float start = keeps && ahead ? MULTIPLY_ADD(eta, old, model[i]) : model[i];
-            float way = mean[i] - start;
+            float gradient = mean[i] - start;
             float next = part == ALL    ? mean[i]
-                         : part == MOST ? MULTIPLY_ADD(zeta - 1.0f, way, mean[i])
-                                        : MULTIPLY_ADD(zeta, way, start);
+                         : part == MOST ? MULTIPLY_ADD(zeta - 1.0f, gradient, mean[i])
+                                        : MULTIPLY_ADD(zeta, gradient, start);
             if (keeps && adds) next = MULTIPLY_ADD(eta, old, next);
-            way *= zeta;
-            if (keeps) update[i] = way = MULTIPLY_ADD(eta, old, way);
+            gradient *= zeta;
+            if (keeps) update[i] = gradient = MULTIPLY_ADD(eta, old, gradient);
             model[i] = next;
-            mean[i] = keeps && ahead ? MULTIPLY_ADD(eta, way, next) : next;
-            moved[k] = way;
+            mean[i] = keeps && ahead ? MULTIPLY_ADD(eta, gradient, next) : next;
+            moved[k] = gradient;
         }
         add_squares(sums, moved, count);
     }
@@ -106,7 +106,7 @@ static inline void advanced(float *restrict mean, float *restrict model, float *
 /* BlockFilter.advance_; `update` is NULL where none is kept. `squares` gets the sums of the
    squares of the mean and of the update. */
 void advance(float *mean, float *model, float *update, int64_t numel, float eta, float zeta,
-             double *squares, int ahead, int adds) {
+             int ahead, int adds, double *squares) {
 #define PART(k, a, o, part) \
     advanced(mean, model, update, numel, eta, zeta, squares, k, a, o, part)
 #define FORM(k, a, o) (zeta == 1.0f  ? PART(k, a, o, ALL) \
@@ -119,21 +119,22 @@ void advance(float *mean, float *model, float *update, int64_t numel, float eta,
 }
 
 /* One form of `advance_by`. */
-static inline void advanced_by(float *restrict way, float *restrict model, float *restrict update,
-                               int64_t numel, float eta, float zeta, double *squares,
-                               const int keeps, const int ahead, const int from_start) {
+static inline void advanced_by(float *restrict gradient, float *restrict model,
+                               float *restrict update, int64_t numel, float eta, float zeta,
+                               double *squares, const int keeps, const int ahead,
+                               const int adds) {
     double sums[SUMS] = {0}, of_mean[SUMS] = {0};
     float moved[PIECE];
     for (int64_t from = 0; from < numel; from += PIECE) {
         int64_t count = least(PIECE, numel - from);
-        add_squares(of_mean, way + from, count);
+        add_squares(of_mean, gradient + from, count);
         for (int64_t k = 0; k < count; k++) {
             int64_t i = from + k;
-            float step = way[i] * zeta, next = model[i];
-            if (keeps && from_start) next = MULTIPLY_ADD(eta, update[i], next);
+            float step = gradient[i] * zeta, next = model[i];
+            if (keeps && adds) next = MULTIPLY_ADD(eta, update[i], next);
             if (keeps) update[i] = step = MULTIPLY_ADD(eta, update[i], step);
             model[i] = next = next + step;
-            way[i] = keeps && ahead ? MULTIPLY_ADD(eta, step, next) : next;
+            gradient[i] = keeps && ahead ? MULTIPLY_ADD(eta, step, next) : next;
             moved[k] = step;
         }
         add_squares(sums, moved, count);
@@ -143,11 +144,11 @@ static inline void advanced_by(float *restrict way, float *restrict model, float
 }
 
 /* BlockFilter.advance_by_; as `advance`. */
-void advance_by(float *way, float *model, float *update, int64_t numel, float eta, float zeta,
-                double *squares, int ahead, int from_start) {
-#define FORM(k, a, s) advanced_by(way, model, update, numel, eta, zeta, squares, k, a, s)
+void advance_by(float *gradient, float *model, float *update, int64_t numel, float eta, float zeta,
+                int ahead, int adds, double *squares) {
+#define FORM(k, a, s) advanced_by(gradient, model, update, numel, eta, zeta, squares, k, a, s)
     if (!update) FORM(0, 0, 0);
-    else if (ahead) from_start ? FORM(1, 1, 1) : FORM(1, 1, 0);
+    else if (ahead) adds ? FORM(1, 1, 1) : FORM(1, 1, 0);
     else FORM(1, 0, 0);
 #undef FORM
 }
@@ -158,36 +159,36 @@ static inline void add_weighted(float *restrict values, const float *restrict pl
     for (int64_t i = 0; i < numel; i++) values[i] = MULTIPLY_ADD(weight, plus[i], values[i]);
 }
 
-/* Int8Coder.encode_; `numel` is a multiple of SHARES_A_SCALE. */
+/* Int8Codec.encode_; `numel` is a multiple of GROUP. */
 void encode_int8(float *restrict values, int64_t numel, const float *restrict plus,
                  int64_t plus_numel, float weight, float *restrict scales, int8_t *restrict out) {
-    for (int64_t from = 0; from < numel; from += SHARES_A_SCALE) {
+    for (int64_t from = 0; from < numel; from += GROUP) {
         float *v = values + from;
         if (plus_numel > from)
-            add_weighted(v, plus + from, least(SHARES_A_SCALE, plus_numel - from), weight);
+            add_weighted(v, plus + from, least(GROUP, plus_numel - from), weight);
         uint32_t most = 0; /* compared as bits, in which NaN is greater than all */
-        for (int i = 0; i < SHARES_A_SCALE; i++) {
+        for (int i = 0; i < GROUP; i++) {
             uint32_t magnitude = bits_of(v[i]) & MAGNITUDE;
             most = magnitude > most ? magnitude : most;
         }
         float scale = value_of(most) / 127.0f;
         scale *= (float)(scale >= FLT_MIN);
         float factor = isfinite(scale) && scale > 0.0f ? 1.0f / scale : 0.0f;
-        for (int i = 0; i < SHARES_A_SCALE; i++) {
+        for (int i = 0; i < GROUP; i++) {
             float step = rintf(v[i] * factor);
             out[from + i] = (int8_t)(int32_t)step;
             v[i] -= step * scale;
         }
-        scales[from / SHARES_A_SCALE] = scale;
+        scales[from / GROUP] = scale;
     }
 }
 
-/* Int8Coder.decode of the first `numel` elements. */
+/* Int8Codec.decode of the first `numel` elements. */
 void decode_int8(float *restrict values, int64_t numel, const float *restrict scales,
                  const int8_t *restrict steps, int add) {
-    for (int64_t from = 0; from < numel; from += SHARES_A_SCALE) {
-        float scale = scales[from / SHARES_A_SCALE], *v = values + from;
-        int64_t count = least(SHARES_A_SCALE, numel - from);
+    for (int64_t from = 0; from < numel; from += GROUP) {
+        float scale = scales[from / GROUP], *v = values + from;
+        int64_t count = least(GROUP, numel - from);
         if (add)
             for (int64_t i = 0; i < count; i++) v[i] += (float)steps[from + i] * scale;
         else
@@ -195,7 +196,7 @@ void decode_int8(float *restrict values, int64_t numel, const float *restrict sc
     }
 }
 
-/* BFloat16Coder.encode_: to the nearest, ties to even. */
+/* BFloat16Codec.encode_: to the nearest, ties to even. */
 void encode_bfloat16(float *restrict values, int64_t numel, const float *restrict plus,
                      int64_t plus_numel, float weight, uint16_t *restrict out) {
     for (int64_t from = 0; from < numel; from += PIECE) {

@@ -1,11 +1,10 @@
-"""The chunked passes of GTC give the bits of the equations, element by element."""
+"""GTC's passes give the bits of the equations, element by element, on every backend of the CPU."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_hier.algorithms import coding, compiled, decoding, encoding, gtc_passes
-from lightning_hier.algorithms.coding import words_to_bitmap
-from lightning_hier.algorithms.encoding import Scratch, encode_, settle_
-from lightning_hier.algorithms.threshold import SIGN_BIT
-from tests.signs import dense_signs
+from lightning_hier.algorithms import chunks, kernels
+from lightning_hier.algorithms.kernels import kernels_for, native
+from lightning_hier.algorithms.kernels.payload import SIGN_BIT, words_to_bitmap
 
 SMALL_CHUNK = 64
 
@@ -27,17 +24,37 @@ SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e-40, 0.5, -0.5, 1.0, -1.0, 3.4e38, -3.4e3
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
 
 
-@pytest.fixture(autouse=True, params=["chunks", "compiled"], scope="module")
-def _form(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Both forms of the passes, in small chunks, so that small tensors have many edges."""
-    compiling = request.param == "compiled"
-    if compiling and compiled.compiled_library() is None:
+@pytest.fixture(autouse=True, params=["reference", "native"], scope="module")
+def _backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both backends, in small chunks, so that small tensors have many edges."""
+    if request.param == "native" and native.native_kernels() is None:
         pytest.skip("no C compiler")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "CHUNK", SMALL_CHUNK)
-        patch.setattr(gtc_passes, "PIECE", 2 * SMALL_CHUNK)
-        patch.setattr(compiled, "SMALLEST", 0 if compiling else 1 << 60)
+        patch.setattr(chunks, "CHUNK", SMALL_CHUNK)
+        patch.setattr(native, "PIECE", 2 * SMALL_CHUNK)
+        patch.setattr(kernels, "SMALLEST", 0 if request.param == "native" else 1 << 60)
         yield
+
+
+def _encode_(
+    values: Tensor, residual: Tensor, threshold: float, scale: float = 1.0
+) -> tuple[Tensor, bool]:
+    return kernels_for(values, residual).encode_(values, residual, threshold, scale=scale)
+
+
+def _decode_(
+    values: Tensor,
+    residual: Tensor,
+    words: Tensor,
+    threshold: float,
+    rows: Sequence[Tensor] = (),
+    factors: Sequence[float] = (),
+    *,
+    bitmaps: bool = False,
+) -> None:
+    kernels_for(values, residual).decode_(
+        values, residual, words, threshold, rows, factors, bitmaps=bitmaps
+    )
 
 
 def _gradient(seed: int, numel: int, dtype: torch.dtype, special: float) -> Tensor:
@@ -82,13 +99,13 @@ def test_words_residual_and_mean_are_those_of_the_equations(
     gradient[unsound], residual[unsound] = 0.0, 0.0
     expected, kept = _naive(gradient, residual, threshold)
     values, before = gradient.clone(), residual.clone()
-    words, finite = encode_(values, residual, threshold, Scratch())
+    words, finite = _encode_(values, residual, threshold)
     assert finite
     assert words.dtype == torch.int32
     assert words.tolist() == expected
     assert _bits(values) == _bits(gradient + residual)
     assert _bits(residual) == _bits(before)
-    settle_(values, residual, words, threshold, None, [])
+    _decode_(values, residual, words, threshold)
     assert _bits(residual) == _bits(kept)
     assert _bits(values) == [0] * numel
 
@@ -107,29 +124,29 @@ def test_what_is_not_finite_is_noticed_wherever_it_is(
     for poisoned in range(2):
         gradient, residual = torch.ones(2, numel, dtype=dtype)
         (gradient, residual)[poisoned][place % numel] = bad
-        _, finite = encode_(gradient, residual, threshold, Scratch())
+        _, finite = _encode_(gradient, residual, threshold)
         assert not finite
 
 
 def test_sum_that_overflows_is_noticed() -> None:
     gradient, residual = torch.full((2, 70), 3e38)
-    assert not encode_(gradient, residual, 1.0, Scratch())[1]
+    assert not _encode_(gradient, residual, 1.0)[1]
 
 
 @given(
     numel=st.integers(1, 300),
     workers=st.integers(1, 5),
     density=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
-    form=st.sampled_from(["words", "bitmap", "dense"]),
+    bitmaps=st.booleans(),
     dtype=dtypes,
     scale=st.sampled_from([1.0, 1024.0, 3.0]),
     seed=st.integers(0, 2**16),
 )
-def test_mean_is_that_of_the_signs_in_every_coding(
+def test_mean_is_that_of_the_signs_in_both_encodings(
     numel: int,
     workers: int,
     density: float,
-    form: str,
+    bitmaps: bool,
     dtype: torch.dtype,
     scale: float,
     seed: int,
@@ -137,19 +154,11 @@ def test_mean_is_that_of_the_signs_in_every_coding(
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randn(workers, numel, generator=generator).sign()
     signs *= torch.rand(workers, numel, generator=generator) < density
-    rows = [encode_(own.clone(), own * 0, 0.5, Scratch())[0] for own in signs]
-    values = torch.zeros(numel, dtype=dtype)
-    received: decoding.Signs
-    if form == "words":
-        received = decoding.SignedWords(rows, values)
-    elif form == "bitmap":
-        received = decoding.BitmapSigns([words_to_bitmap(row, numel) for row in rows], values)
-    else:
-        kind = coding.dense_dtype(workers)
-        sums = torch.stack([dense_signs(row, numel, kind) for row in rows]).sum(0, dtype=kind)
-        received = decoding.DenseSigns(sums, values)
-    threshold = 0.37
-    settle_(values, values.clone(), rows[0], threshold, received, [threshold / workers, scale])
+    words = [_encode_(own.clone(), own * 0, 0.5)[0] for own in signs]
+    rows = [words_to_bitmap(row, numel) for row in words] if bitmaps else words
+    values, threshold = torch.zeros(numel, dtype=dtype), 0.37
+    factors = [threshold / workers, scale]
+    _decode_(values, values.clone(), words[0], threshold, rows, factors, bitmaps=bitmaps)
     expected = signs.sum(0).to(dtype) * (threshold / workers) * scale
     assert _bits(values) == _bits(expected + 0.0)
 
@@ -158,8 +167,8 @@ def test_mean_is_that_of_the_signs_in_every_coding(
 def test_scale_of_the_gradient_is_divided_out_first(numel: int, seed: int, scale: float) -> None:
     gradient, residual = (_gradient(s, numel, torch.float32, 0.0) for s in (seed, seed + 1))
     scaled, unscaled = gradient.clone(), gradient / scale
-    words, _ = encode_(scaled, residual, 0.7, Scratch(), scale=scale)
-    expected, _ = encode_(unscaled, residual, 0.7, Scratch())
+    words, _ = _encode_(scaled, residual, 0.7, scale)
+    expected, _ = _encode_(unscaled, residual, 0.7)
     assert torch.equal(words, expected)
     assert _bits(scaled) == _bits(unscaled)
 
@@ -185,46 +194,18 @@ class _Allocations(TorchDispatchMode):
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.02])
 def test_nothing_as_large_as_the_tensor_is_allocated(density: float) -> None:
     """What is allocated is in proportion to what is sent: 8 bytes for an index of each word."""
-    numel, workers = 400_000, 2
+    numel, workers = 40_000, 2
     generator = torch.Generator().manual_seed(0)
     gradient = torch.randn(numel, generator=generator).sign()
     gradient *= torch.rand(numel, generator=generator) < density
-    scratch = Scratch()
     residual = torch.zeros(numel)
-    encode_(gradient.clone(), residual, 0.5, scratch)
-    room = scratch.room(gradient)
     for _ in range(3):
         values = gradient.clone()
         with _Allocations() as seen:
-            words, _ = encode_(values, residual, 0.5, scratch)
-            received = decoding.SignedWords([words] * workers, values)
-            settle_(values, residual, words, 0.5, received, [0.25])
+            words, _ = _encode_(values, residual, 0.5)
+            _decode_(values, residual, words, 0.5, [words] * workers, [0.25])
         assert seen.largest_bytes <= 8 * workers * len(words) + 8 * numel / SMALL_CHUNK
-        assert scratch.room(gradient) is room
         residual.zero_()
-
-
-def test_kernels_that_do_not_run_on_this_host_are_done_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A stand-in for Triton, which compiles its driver at the first launch."""
-
-    class Broken:
-        tries = 0
-
-        @classmethod
-        def encode_(cls, *arguments: Any) -> Any:
-            cls.tries += 1
-            raise RuntimeError("Failed to find C compiler")
-
-    monkeypatch.setattr(encoding, "import_module", lambda name: Broken)
-    encoding.triton_kernels.cache_clear()
-    device = torch.device("cpu")
-    with pytest.warns(UserWarning, match="Failed to find C compiler.*plain torch.*needs a C comp"):
-        assert encoding.triton_kernels(device) is None
-    assert encoding.triton_kernels(device) is None
-    assert Broken.tries == 1
-    encoding.triton_kernels.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["double", "strided"])
@@ -233,9 +214,9 @@ def test_residual_of_another_form_than_the_gradient(kind: str) -> None:
     other = kept.double() if kind == "double" else torch.stack([kept, -kept], dim=1)[:, 0]
     for residual in (kept, other):
         values = gradient.clone()
-        words, finite = encode_(values, residual, 0.5, Scratch())
+        words, finite = _encode_(values, residual, 0.5)
         assert finite
-        settle_(values, residual, words, 0.5, decoding.SignedWords([words], values), [0.5])
+        _decode_(values, residual, words, 0.5, [words], [0.5])
         if residual is kept:
             expected = words, values
     assert torch.equal(words, expected[0])

@@ -1,0 +1,48 @@
+"""The passes over large tensors: one interface, three backends.
+
+- :mod:`reference`: plain torch, for any device and dtype. It defines the results.
+- :mod:`native`: C loops for float32 on the CPU, compiled where the host has a C compiler.
+- :mod:`triton_backend`: GTC's passes as Triton kernels, for CUDA.
+
+All backends give the same bits, except for sums of squares, which are equal up to the rounding of
+double precision and which nothing is trained with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.kernels.native import native_kernels
+from lightning_hier.algorithms.kernels.reference import TorchKernels
+from lightning_hier.algorithms.kernels.triton_backend import TritonKernels
+
+# Below, a call costs more than the loop saves, and a small model does not wait for a compiler.
+SMALLEST = 1 << 16
+
+_TORCH = TorchKernels()
+_TRITON = TritonKernels()
+
+
+def kernels_for(*tensors: Tensor | None) -> TorchKernels:
+    """Choose the backend for the tensors of one pass.
+
+    Args:
+        tensors: tensors that the pass reads and writes; None is skipped. The first one counts for
+            the length.
+
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    first = given[0]
+    alike = all(
+        own.device == first.device and own.dtype == first.dtype and own.is_contiguous()
+        for own in given
+    )
+    if not alike:
+        return _TORCH
+    if first.is_cuda:
+        return _TRITON
+    suits_native = first.device.type == "cpu" and first.dtype == torch.float32
+    if suits_native and first.numel() >= SMALLEST:
+        return native_kernels() or _TORCH
+    return _TORCH

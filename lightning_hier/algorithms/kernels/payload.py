@@ -1,0 +1,90 @@
+"""The two encodings of the elements that a worker sends of one tensor: words and bitmaps.
+
+Both carry the same values and differ in bytes. A word takes 32 bits for each element that is sent:
+the top bit is the sign, the other 31 are the index. A bitmap takes 2 bits for each element of the
+tensor: 1 for plus, 2 for minus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_hier.algorithms.chunks import chunk_length, chunks
+
+# A word has 31 bits for the index, so a longer tensor is sent in several segments.
+MAX_SEGMENT = 1 << 31
+
+SIGN_BIT = 1 << 31
+
+_ELEMENTS_PER_WORD = 16
+
+# Bytes of a bitmap that are decoded at a time: the signs that they stand for stay in the cache.
+_CHUNK = 1 << 15
+
+
+def segments(numel: int, longest: int = MAX_SEGMENT) -> Iterator[slice]:
+    """Cut ``numel`` elements into pieces of at most ``longest``, in order, without gaps."""
+    for start in range(0, numel, longest):
+        yield slice(start, min(start + longest, numel))
+
+
+def bitmap_words(numel: int) -> int:
+    """Number of 32-bit words that the bitmap of ``numel`` elements takes."""
+    return -(-numel // _ELEMENTS_PER_WORD)
+
+
+def split_words(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices (int64) and whether each is negative (bool) of int32 words."""
+    return (words & (SIGN_BIT - 1)).long(), words < 0
+
+
+def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
+    """Bitmap (int32) of int32 words."""
+    bitmap = torch.zeros(bitmap_words(numel), dtype=torch.int32, device=words.device)
+    index, negative = split_words(words)
+    codes = negative.int().add_(1).bitwise_left_shift_(index.remainder(_ELEMENTS_PER_WORD).mul_(2))
+    # No two elements share bits: their sum is their union.
+    return bitmap.index_add_(0, index.div_(_ELEMENTS_PER_WORD, rounding_mode="floor"), codes)
+
+
+def add_words_(target: Tensor, words: Tensor, unit: float = 1.0) -> None:
+    """Add ``unit``, with the sign of each word, to ``target`` at its index, in place."""
+    index, negative = split_words(words)
+    one = torch.full((), unit, dtype=target.dtype, device=target.device)
+    target.index_add_(0, index, torch.where(negative, -one, one))
+
+
+def add_bitmap_(target: Tensor, bitmap: Tensor) -> None:
+    """Add the +1 and -1 of a bitmap to ``target`` (1-D), in place."""
+    packed = bitmap.view(torch.uint8)
+    table = _signs_of_a_byte(target.dtype, target.device)
+    length = chunk_length(packed, _CHUNK)
+    for start in range(0, packed.numel(), length):
+        found = functional.embedding(packed[start : start + length].int(), table).view(-1)
+        part = target[4 * start : 4 * start + found.numel()]
+        part.add_(found[: part.numel()])
+
+
+def add_payloads_(
+    target: Tensor, rows: Sequence[Tensor], factors: Sequence[float], *, bitmaps: bool
+) -> None:
+    """Add the signs of all workers to zeros, then multiply by each of ``factors``, in place."""
+    add_ = add_bitmap_ if bitmaps else add_words_
+    for row in rows:
+        add_(target, row)
+    for (chunk,) in chunks(target) if rows else ():
+        for factor in factors:
+            chunk.mul_(factor)
+
+
+@lru_cache
+def _signs_of_a_byte(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The four signs that each of the 256 bytes of a bitmap stands for, (256, 4)."""
+    shifts = torch.tensor([0, 2, 4, 6], device=device)
+    codes = torch.arange(256, device=device)[:, None] >> shifts & 3
+    return (codes == 1).to(dtype) - (codes == 2).to(dtype)

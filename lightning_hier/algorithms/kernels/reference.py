@@ -1,0 +1,254 @@
+"""The reference backend: every pass in plain torch, for any device and dtype.
+
+A tensor of a step is in no cache, so the cost of a pass is the number of times that it goes through
+memory. Each pass goes through its tensors in chunks that stay in the cache meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.chunks import chunks
+from lightning_hier.algorithms.kernels.payload import SIGN_BIT, add_payloads_, add_words_
+
+QUANTISATION_GROUP = 512
+"""Elements that share a scale in int8: 4 bytes for so many of one byte each."""
+
+_LARGEST_INT8 = 127.0
+
+# The bits of a magnitude, read as an integer, order magnitudes as they are.
+_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def magnitude_bits(threshold: float, dtype: torch.dtype) -> int:
+    """Bits of the largest magnitude that is not sent, read as an integer.
+
+    The limit is finite, and the bits of infinity and NaN exceed it. So all values that are not
+    finite are selected, and the few selected values tell whether all values are finite.
+    """
+    limit = torch.tensor(min(threshold, torch.finfo(dtype).max), dtype=dtype)
+    return int(limit.view(_INTEGER[dtype.itemsize]))
+
+
+class BlockCoefficients(NamedTuple):
+    """Coefficients of one step of block momentum.
+
+    Attributes:
+        eta: block momentum.
+        zeta: block learning rate.
+        ahead: whether W_g is W + eta * Delta instead of W.
+        adds_update: whether eta * Delta(t-1) is added to W(t) besides.
+
+    """
+
+    eta: float
+    zeta: float
+    ahead: bool
+    adds_update: bool
+
+
+class TorchKernels:
+    """The interface of all backends, and the result of each pass.
+
+    Tensors are 1-D. GTC needs two passes because a step counts only if it is finite on all ranks:
+    between them the residual is unchanged. Nothing as large as the tensor is allocated.
+    """
+
+    def encode_(
+        self, values: Tensor, residual: Tensor, threshold: float, *, scale: float = 1.0
+    ) -> tuple[Tensor, bool]:
+        """Add the residual to the gradient, in place, and select the elements to send.
+
+        An element above T is sent as +T, one below -T as -T (two_tiered_bmuf_gtc 2.1).
+
+        Args:
+            values: gradient times ``scale``, at most 2**31 elements. Becomes residual plus
+                gradient.
+            residual: error feedback of the same length. Not changed.
+            threshold: T, above 0, in units of ``residual``.
+            scale: present factor of loss scaling.
+
+        Returns:
+            The selected elements as int32 words (:mod:`payload`), in ascending order of index, and
+            whether all values are finite. If they are not, the words have no meaning.
+
+        """
+        limit, integer = magnitude_bits(threshold, values.dtype), _INTEGER[values.itemsize]
+        found = [torch.empty(0, dtype=torch.int32, device=values.device)]
+        start, finite = 0, True
+        for chunk, kept in chunks(values, residual):
+            if scale != 1.0:
+                chunk.div_(scale)
+            chunk.add_(kept)
+            # In place: torch compares integers into integers many at a time, into bool one by one.
+            index = chunk.abs().view(integer).gt_(limit).nonzero().view(-1)
+            selected = chunk[index]
+            finite = finite and bool(selected.isfinite().all())
+            # index - 2**31 is the two's complement form of "sign bit set, then the index".
+            found.append(index.add_(start).sub_((selected < 0).long().mul_(SIGN_BIT)).int())
+            start += chunk.numel()
+        return torch.cat(found), finite
+
+    def decode_(
+        self,
+        values: Tensor,
+        residual: Tensor,
+        sent: Tensor,
+        threshold: float,
+        rows: Sequence[Tensor],
+        factors: Sequence[float],
+        *,
+        bitmaps: bool = False,
+    ) -> None:
+        """Update the residual, and overwrite the values with the mean over all workers.
+
+        Args:
+            values: residual plus gradient, from :meth:`encode_`. Becomes the mean: the sum of the
+                signs of all workers, times each of ``factors`` in this order. Sums of signs are
+                integers, so the mean has the same bits for every encoding and on every rank.
+            residual: becomes ``values`` minus the elements that this worker sent.
+            sent: words of this worker.
+            threshold: T.
+            rows: payload of each worker; if there is none, the values become zero.
+            factors: at most two.
+            bitmaps: whether the payloads are bitmaps instead of words.
+
+        """
+        for chunk, kept in chunks(values, residual):
+            kept.copy_(chunk)
+            chunk.zero_()
+        add_words_(residual, sent, -threshold)
+        add_payloads_(values, rows, factors, bitmaps=bitmaps)
+
+    def sum_of_squares(self, values: Tensor) -> float:
+        """Sum of the squared magnitudes in double precision; NaN or inf where a value is."""
+        flat = torch.view_as_real(values).flatten() if values.is_complex() else values
+        if flat.device.type != "cpu":
+            norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+            return norm * norm  # a power that overflows would raise
+        total = 0.0
+        # vector_norm would first widen the whole tensor, which takes longer than reading it.
+        for (chunk,) in chunks(flat):
+            wide = chunk.double()
+            total += float(torch.dot(wide, wide))
+        return total
+
+    def subtract_start_(
+        self, model: Tensor, global_model: Tensor, update: Tensor | None, eta: float
+    ) -> float:
+        """Subtract W + eta * Delta, or W where there is no Delta, from a model, in place.
+
+        Returns:
+            The sum of squares of the difference.
+
+        """
+        model.sub_(global_model)
+        if update is not None:
+            model.sub_(update, alpha=eta)
+        return self.sum_of_squares(model)
+
+    def advance_(
+        self, mean: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
+    ) -> tuple[float, float]:
+        """``BlockFilter.advance_``."""
+        of_mean = of_update = 0.0
+        for weights, model, delta in chunks(mean, global_model, update):
+            of_mean += self.sum_of_squares(weights)
+            start = model.add(delta, alpha=by.eta) if by.ahead else model
+            moved = weights - start
+            if by.zeta == 1.0:
+                model.copy_(weights)
+            else:
+                moved.mul_(by.zeta)
+                torch.lerp(start, weights, by.zeta, out=model)
+            if by.adds_update:
+                model.add_(delta, alpha=by.eta)
+            if delta is not None:
+                moved = torch.add(moved, delta, alpha=by.eta, out=delta)
+            _write_start(weights, model, delta, by)
+            of_update += self.sum_of_squares(moved)
+        return of_mean, of_update
+
+    def advance_by_(
+        self, gradient: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
+    ) -> tuple[float, float]:
+        """``BlockFilter.advance_by_``."""
+        of_gradient = of_update = 0.0
+        for values, model, delta in chunks(gradient, global_model, update):
+            of_gradient += self.sum_of_squares(values)
+            if by.zeta != 1.0:
+                values.mul_(by.zeta)
+            if by.adds_update:
+                model.add_(delta, alpha=by.eta)
+            if delta is None:
+                moved = values.clone()
+            else:
+                moved = torch.add(values, delta, alpha=by.eta, out=delta)
+            model.add_(moved)
+            _write_start(values, model, delta, by)
+            of_update += self.sum_of_squares(moved)
+        return of_gradient, of_update
+
+    def encode_int8_(
+        self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
+    ) -> None:
+        """``Int8Codec.encode_``, with a scale (float32) for each group of ``out`` (int8)."""
+        first = 0
+        for chunk, steps in _with_sum(values, plus, weight, out):
+            rows = chunk.view(-1, QUANTISATION_GROUP)
+            scale = scales[first : first + len(rows)]
+            first += len(rows)
+            rounded = torch.abs(rows)
+            scale.copy_(rounded.amax(dim=1).div_(_LARGEST_INT8))
+            # A group of zeros has scale 0, and so has one that is too small for float32.
+            scale.mul_(scale >= torch.finfo(torch.float32).tiny)
+            wide = scale.to(values.dtype).unsqueeze(1)
+            torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
+            steps.copy_(rounded.view(-1))
+            rows.sub_(rounded.mul_(wide))  # the very product that decode_int8 computes
+
+    def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
+        """``Int8Codec.decode``."""
+        first = 0
+        for chunk, read in chunks(out, steps):
+            rows, read = (own.view(-1, QUANTISATION_GROUP) for own in (chunk, read))
+            scale = scales[first : first + len(rows)].to(out.dtype).unsqueeze(1)
+            first += len(rows)
+            if add:
+                rows.add_(read.to(out.dtype).mul_(scale))
+            else:
+                torch.mul(rows.copy_(read), scale, out=rows)
+
+    def encode_bfloat16_(
+        self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
+    ) -> None:
+        """``BFloat16Codec.encode_``."""
+        for chunk, rounded in _with_sum(values, plus, weight, out):
+            rounded.copy_(chunk)
+            chunk.sub_(rounded)
+
+
+def _write_start(
+    out: Tensor, global_model: Tensor, update: Tensor | None, by: BlockCoefficients
+) -> None:
+    if by.ahead and update is not None:
+        torch.add(global_model, update, alpha=by.eta, out=out)
+    else:
+        out.copy_(global_model)
+
+
+def _with_sum(
+    values: Tensor, plus: Tensor | None, weight: float, out: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Chunks of ``values``, after ``weight * plus`` has been added, and of ``out``."""
+    start = 0
+    for chunk, place in chunks(values, out):
+        if plus is not None:
+            summand = plus[start : start + chunk.numel()]
+            chunk[: summand.numel()].add_(summand, alpha=weight)
+        start += chunk.numel()
+        yield chunk, place

@@ -1,0 +1,165 @@
+"""The Triton backend: GTC's passes for tensors on CUDA devices; other passes are plain torch.
+
+Each pass goes through its tensors in device memory once. One program works on a block of elements::
+
+    add_and_select   v <- g + r; two bits for each element that is sent, the number of them in each
+                     block, and whether all are finite            reads g, r; writes v
+    (torch)          cumulative sum of the numbers: the end of the words of each block
+    write_words      the words of each block, in ascending order of index, from the two bits
+    find_begins      the first word of each block among those of one worker
+    decode           r <- v - sent; the mean of what all sent     reads v; writes r, v
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import import_module
+from itertools import accumulate
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.kernels.payload import add_payloads_
+from lightning_hier.algorithms.kernels.reference import TorchKernels, magnitude_bits
+
+# Elements for each program, by measurement; a multiple of those that make up a code.
+BLOCK = 1024
+
+# Codes whose words are written by one program: one for each lane of its four warps, by measurement.
+_CODES = 128
+
+# Words of one block and worker that are added at a time.
+_WORDS = 128
+
+# Blocks whose first words are found by one program.
+_LANES = 256
+
+
+@lru_cache
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels run on a device, from one trial; the reference gives the same bits.
+
+    Triton compiles part of itself at the first launch, which needs a C compiler, and more that
+    differs between versions and devices.
+    """
+    values, residual = torch.ones(2, 1, device=device)
+    try:
+        words, _ = _encode_(values, residual, 0.5)
+        _decode_(values, residual, 0.5, [words], [1.0])
+    except ImportError:
+        return False
+    except Exception as error:  # of many kinds
+        warnings.warn(
+            f"Triton's kernels can't run here ({type(error).__name__}: {error}), so GTC encodes by "
+            "plain torch, to the same bits and more slowly. Triton needs a C compiler (gcc, or the "
+            "one that CC names) on every host.",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+class TritonKernels(TorchKernels):
+    """GTC's passes by Triton where it runs, and the reference elsewhere."""
+
+    def encode_(
+        self, values: Tensor, residual: Tensor, threshold: float, *, scale: float = 1.0
+    ) -> tuple[Tensor, bool]:
+        """See :class:`TorchKernels`."""
+        if not runs_on(values.device):
+            return super().encode_(values, residual, threshold, scale=scale)
+        if scale != 1.0:
+            values.div_(scale)
+        return _encode_(values, residual, threshold)
+
+    def decode_(
+        self,
+        values: Tensor,
+        residual: Tensor,
+        sent: Tensor,
+        threshold: float,
+        rows: Sequence[Tensor],
+        factors: Sequence[float],
+        *,
+        bitmaps: bool = False,
+    ) -> None:
+        """See :class:`TorchKernels`."""
+        if not runs_on(values.device):
+            super().decode_(values, residual, sent, threshold, rows, factors, bitmaps=bitmaps)
+            return
+        _decode_(values, residual, threshold, [] if bitmaps else rows, factors)
+        if bitmaps:
+            add_payloads_(values, rows, factors, bitmaps=True)
+
+
+def _jit() -> ModuleType:
+    """The kernels, imported at the first use: not every host has Triton."""
+    return import_module("lightning_hier.algorithms.kernels.triton_kernels")
+
+
+def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor, bool]:
+    kernels, numel = _jit(), values.numel()
+    limit = magnitude_bits(threshold, values.dtype)
+    infinity = magnitude_bits(torch.inf, values.dtype) + 1
+    blocks = -(-numel // BLOCK)
+    if blocks == 0:
+        return values.new_empty(0, dtype=torch.int32), True
+    codes = values.new_empty(blocks * (BLOCK // kernels.PER_CODE), dtype=torch.int32)
+    counts = values.new_empty(blocks, dtype=torch.int64)
+    kernels.add_and_select[(blocks,)](
+        values, residual, codes, counts, numel, limit, infinity, BLOCK=BLOCK
+    )
+    ends = counts.cumsum(0)
+    found = int(ends[-1])
+    if found >= kernels.UNSOUND:
+        return values.new_empty(0, dtype=torch.int32), False
+    words = values.new_empty(found, dtype=torch.int32)
+    if found:
+        size = max(_CODES, BLOCK // kernels.PER_CODE)
+        kernels.write_words[(-(-codes.numel() // size),)](
+            codes, counts, ends, words, codes.numel(), BLOCK=BLOCK, CODES=size
+        )
+    return words, True
+
+
+def _decode_(
+    values: Tensor,
+    residual: Tensor,
+    threshold: float,
+    rows: Sequence[Tensor],
+    factors: Sequence[float],
+) -> None:
+    """What is subtracted follows from ``values`` and the threshold, without the words."""
+    blocks = -(-values.numel() // BLOCK)
+    if blocks == 0:
+        return
+    words, begins = _by_block(rows, values, blocks)
+    first, second = (_bits64(factor) for factor in (*factors, 1.0, 1.0)[:2])
+    _jit().decode[(blocks,)](
+        values, residual, words, begins, values.numel(), magnitude_bits(threshold, values.dtype),
+        len(rows), first, second, BLOCK=BLOCK, WORDS=_WORDS,
+    )  # fmt: skip
+
+
+def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """All words, and the first of each worker and block, (workers, blocks + 1)."""
+    begins = like.new_empty((len(rows), blocks + 1), dtype=torch.int64)
+    if not rows:
+        return like.new_empty(0, dtype=torch.int32), begins
+    words = torch.cat(list(rows))
+    lengths = [row.numel() for row in rows]
+    offsets = torch.tensor([0, *accumulate(lengths)]).to(like.device, non_blocking=True)
+    grid = (-(-(blocks + 1) // _LANES), len(rows))
+    halvings = max(lengths).bit_length()
+    _jit().find_begins[grid](words, offsets, begins, blocks, halvings, BLOCK=BLOCK, LANES=_LANES)
+    return words, begins
+
+
+def _bits64(number: float) -> int:
+    """The bits of a float64, as an integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits

@@ -1,0 +1,121 @@
+"""The Triton backend gives the bits of the reference, here by Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.kernels import triton_backend
+from lightning_hier.algorithms.kernels.payload import words_to_bitmap
+from lightning_hier.algorithms.kernels.reference import TorchKernels
+from lightning_hier.algorithms.kernels.triton_backend import TritonKernels
+
+pytest.importorskip("triton")
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def _gradients(numel: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    gradient, residual = torch.randn(2, numel, generator=generator).to(dtype)
+    for place, value in enumerate([0.0, -0.0, 1e-45, 0.5, -0.5, 1.0, -1.0]):
+        gradient[place::11], residual[place::11] = value, -0.0
+    return gradient, residual
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or len(one) != len(other):
+        return False
+    return not len(one) or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def _compare(numel: int, dtype: torch.dtype, threshold: float, device: str = "cpu") -> None:
+    gradient, residual = _gradients(numel, dtype, seed=numel)
+    values, kept = gradient.to(device, copy=True), residual.to(device, copy=True)
+    words, finite = TritonKernels().encode_(values, kept, threshold, scale=2.0)
+    torch_kernels, expected, expected_kept = TorchKernels(), gradient.clone(), residual.clone()
+    expected_words, _ = torch_kernels.encode_(expected, residual, threshold, scale=2.0)
+    assert finite
+    assert _same_bits(words.cpu(), expected_words)
+    assert _same_bits(values.cpu(), expected)
+    other, _ = torch_kernels.encode_(-gradient, residual, threshold)
+    rows = [expected_words, other, expected_words]
+    factors = [threshold / len(rows), 1024.0]
+    for bitmaps in (False, True):
+        sent = [words_to_bitmap(row, numel) for row in rows] if bitmaps else rows
+        arguments = threshold, [row.to(device) for row in sent], factors
+        mean, expected_mean = values.clone(), expected.clone()
+        TritonKernels().decode_(mean, kept, words, *arguments, bitmaps=bitmaps)
+        arguments = threshold, sent, factors
+        torch_kernels.decode_(
+            expected_mean, expected_kept, expected_words, *arguments, bitmaps=bitmaps
+        )
+        assert _same_bits(kept.cpu(), expected_kept)
+        assert _same_bits(mean.cpu(), expected_mean)
+    TritonKernels().decode_(values, kept, words, threshold, [], [])
+    assert not values.any()
+
+
+def by_interpreter() -> None:
+    triton_backend.BLOCK = 64
+    assert triton_backend.runs_on(torch.device("cpu"))
+    for dtype in DTYPES[:3]:  # the interpreter cuts off where a device rounds to bfloat16
+        for numel in (0, 1, 63, 64, 65, 200):
+            for threshold in (1e-3, 0.5, 100.0):
+                _compare(numel, dtype, threshold)
+        for bad in (math.nan, math.inf, -math.inf):
+            for threshold in (0.5, 1e300):
+                values, ones = torch.ones(2, 130, dtype=dtype)
+                values[100] = bad
+                assert not TritonKernels().encode_(values, ones, threshold)[1]
+
+
+def test_kernels_give_the_bits_of_plain_torch() -> None:
+    """In a process of its own: Triton reads the environment when it is imported."""
+    call = "from tests.unit.test_triton_kernels import by_interpreter; by_interpreter()"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_on_a_device_give_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
+    for numel in (1, 1023, 1025, 300_001):
+        _compare(numel, dtype, 0.7, "cuda")
+
+
+def test_kernels_that_do_not_run_on_this_host_are_replaced_by_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stand-in for Triton, which compiles its driver at the first launch."""
+    tries = []
+
+    def broken() -> Any:
+        tries.append(1)
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(triton_backend, "_jit", broken)
+    triton_backend.runs_on.cache_clear()
+    values, residual = torch.tensor([1.0, -3.0]), torch.zeros(2)
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*plain torch.*needs a C comp"):
+        words, _ = TritonKernels().encode_(values, residual, 2.0)
+    TritonKernels().decode_(values, residual, words, 2.0, [words], [2.0])
+    assert values.tolist() == [0.0, -2.0] and residual.tolist() == [1.0, -1.0]
+    assert len(tries) == 1
+    triton_backend.runs_on.cache_clear()
