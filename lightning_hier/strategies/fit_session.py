@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -27,9 +26,8 @@ from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
 from lightning_hier.strategies.checkpoints.run_state import RunState, State
 from lightning_hier.strategies.data_position import DataPosition
-from lightning_hier.strategies.discarded_gradients import DiscardedGradients
 from lightning_hier.strategies.loss_scale import LossScale
-from lightning_hier.strategies.raw_steps import RawSteps
+from lightning_hier.strategies.misuse import RawSteps, WorkerWrites
 from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.training import Training
@@ -199,13 +197,12 @@ class FitSession:
         if len(self.workers) > 1:
             # Here, so that nobody else needs the names of Lightning that these need.
             from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
-            from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
             from lightning_hier.strategies.virtual_workers.turns import Turns
 
             buffers = FirstBuffers(local.buffers, self._communicators.group)
-            stray = StrayWrites(module, local)
+            writes = WorkerWrites(module, local)
             before = synchroniser.before_step
-            self._change(Turns(trainer, played, self.reduction, buffers, stray, before))
+            self._change(Turns(trainer, played, self.reduction, buffers, writes, before))
         self._training = Training(
             communicators=self._communicators,
             worker=self.worker,
@@ -239,11 +236,6 @@ class FitSession:
             return
         with self.reduction.in_turns.of(number):
             yield
-
-    def last_callbacks(self, optimizers: int) -> list[Callback]:
-        """Callbacks that run after all others: checks of several optimizers, and of signals."""
-        discarded = [DiscardedGradients(self.reduction)] if optimizers > 1 else []
-        return [*discarded, self.training.termination]
 
     def at_end(self, take_back: Callable[[], None]) -> None:
         """Have :meth:`close` call this too."""

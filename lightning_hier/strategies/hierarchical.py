@@ -153,7 +153,7 @@ class HierarchicalStrategy(PlayingStrategy):
             )
             session.training.synchroniser.on_warm = self._wrap
             first = session.training.callbacks(join=self.uneven_batches == "join")
-            last = [*self._watching(), *session.last_callbacks(len(self.optimizers))]
+            last = [*self._watching(), session.training.termination]
             session.at_end(surround_callbacks(trainer, first, last))
             session.at_end(show_in_progress_bar(trainer, self.traffic, self._place_in_block))
 

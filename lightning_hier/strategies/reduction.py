@@ -117,11 +117,6 @@ class Reduction:
             and all(own in self._reduced for own in parameters if own.requires_grad)
         )
 
-    def take_compressed(self) -> set[Parameter]:
-        """Parameters of the last pass that have a residual; nothing where none can be unused."""
-        reached = set() if self._reached is None else self._reached.take_last()
-        return reached & self._workers[0].memory.tensors.keys()
-
     def rehearse(self, model: DistributedDataParallel, order: list[Parameter]) -> None:
         """Have DDP form its buckets as a run had them whose gradients came in ``order``.
 

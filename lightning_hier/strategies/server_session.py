@@ -21,8 +21,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Servant
 from lightning_hier.strategies.global_buffers import GlobalBuffers
-from lightning_hier.strategies.raw_steps import RawSteps
-from lightning_hier.strategies.served_parameters import ServedParameters
+from lightning_hier.strategies.misuse import RawSteps, ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
 from lightning_hier.strategies.validation import IsolatedValidation

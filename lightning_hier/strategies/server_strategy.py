@@ -31,7 +31,6 @@ from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
 from lightning_hier.strategies.live_strategy import LiveStrategy
-from lightning_hier.strategies.parameter_order import require_same_order
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
@@ -111,7 +110,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             self._states, self._steps = None, server_checks.saved_steps(trainer, self.optimizers)
             settings = checks.optimizer_settings(self.optimizers)
             require_same(settings | {"steps so far": self._steps}, self.root_device)
-            require_same_order(self._module, self.optimizers, self.root_device)
+            server_checks.require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
             self._session.begin(trainer, self.optimizers)
             first = [EpochWithoutSteps(self._session), GlobalModelLifecycle(self._session)]

@@ -19,7 +19,7 @@ from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.end_of_data import EndOfData
 from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
-from lightning_hier.strategies.raw_steps import RawSteps
+from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.virtual_workers.played import Played
 

@@ -13,13 +13,13 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.strategies.misuse import WorkerWrites
 from lightning_hier.strategies.private_names import require_names
 from lightning_hier.strategies.reduction import Reduction
 from lightning_hier.strategies.virtual_workers.by_hand import RoundByHand
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
 from lightning_hier.strategies.virtual_workers.played import Played
-from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
 
 _Kwargs = OrderedDict[str, Any]
 
@@ -40,7 +40,7 @@ class Turns:
         played: what the workers are played with.
         reduction: of their gradients.
         buffers: of workers that share a model.
-        stray: looks for writes that would not reach each worker as its own.
+        writes: finds writes that do not reach each worker as its own.
         before: called before each round.
 
     """
@@ -51,7 +51,7 @@ class Turns:
         played: Played,
         reduction: Reduction,
         buffers: FirstBuffers,
-        stray: StrayWrites,
+        writes: WorkerWrites,
         before: Callable[[], None],
     ) -> None:
         self._trainer: Any = trainer
@@ -61,7 +61,7 @@ class Turns:
         self._reduction = reduction
         self._buffers = buffers
         self._workers = range(1)
-        self._stray = stray
+        self._writes = writes
         self._before = before
 
     def install(self) -> None:
@@ -87,7 +87,7 @@ class Turns:
             return self._round(manual, kwargs, RoundByHand(self._trainer, step_by_hand).turn)
 
         def on_advance_end(fetcher: Any) -> None:
-            self._stray.end_batch()
+            self._writes.end_batch()
             advance_end(fetcher)
 
         loop.on_advance_end = on_advance_end
@@ -106,7 +106,7 @@ class Turns:
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
         self._before()
-        self._stray.begin_round()
+        self._writes.begin_step()
         output = None
         for workers in self._played.each():
             self._workers = workers
@@ -121,7 +121,7 @@ class Turns:
             with self._random.of(workers[0]):
                 output = step(OrderedDict(kwargs, batch=batch))
             setattr(optimization, self._progress(optimization), progress)
-        self._stray.end_round()
+        self._writes.end_step()
         return output
 
     def _make_gradients(self, batch: WorkerBatches, closures: Sequence[Closure]) -> ClosureResult:
