@@ -8,7 +8,7 @@ from inspect import currentframe
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_hier.algorithms.arguments import did_you_mean
-from lightning_hier.strategies.placement import PlacedStrategy
+from lightning_hier.strategies.tiered import TieredStrategy
 
 
 def explain_mistakes(names: Collection[str]) -> None:
@@ -43,7 +43,7 @@ class _Names(list[str]):
         self._own = own
 
     def __contains__(self, given: object) -> bool:
-        if isinstance(given, PlacedStrategy):
+        if isinstance(given, TieredStrategy):
             _require_new(given)
         found = super().__contains__(given)
         if not found and isinstance(given, str):
@@ -56,7 +56,7 @@ class _Names(list[str]):
         return found
 
 
-def _require_new(strategy: PlacedStrategy) -> None:
+def _require_new(strategy: TieredStrategy) -> None:
     if strategy.has_trainer:
         raise ValueError(
             f"this {type(strategy).__name__} belongs to another Trainer already: a strategy serves "

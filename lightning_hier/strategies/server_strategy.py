@@ -27,10 +27,12 @@ from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.comm.traffic import Tier
 from lightning_hier.strategies import checks, server_checks
 from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
+from lightning_hier.strategies.collectives import LiveRankCollectives, WorldCollectives
 from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.initial_model import share_initial_model
 from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
-from lightning_hier.strategies.live_strategy import LiveStrategy
+from lightning_hier.strategies.optimizer_checks import optimizer_settings
+from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
@@ -44,7 +46,7 @@ _AGENTS_WAIT = (
 )
 
 
-class ParameterServerStrategy(LiveStrategy, ABC):
+class ParameterServerStrategy(TieredStrategy, ABC):
     """Training where updates are made by servers inside the ranks.
 
     The user's optimizer is the servers' Updater: it is copied for them, and finds no gradients
@@ -77,6 +79,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
+        self._session: ServerSession | None = None
         super().__init__(
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
@@ -108,7 +111,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             problem = server_checks.optimizer_problem(self.optimizers)
             raise_everywhere(problem, self.root_device)
             self._states, self._steps = None, server_checks.saved_steps(trainer, self.optimizers)
-            settings = checks.optimizer_settings(self.optimizers)
+            settings = optimizer_settings(self.optimizers)
             require_same(settings | {"steps so far": self._steps}, self.root_device)
             server_checks.require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
@@ -128,6 +131,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         super().on_train_start()
         self._states = None  # what was restored is the servers' now, and moves on there
         self._running.start(self._module)
+        self._collectives = LiveRankCollectives(self._running.collectives)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -214,12 +218,12 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self._failed = True
-        stay_at_exit()
 
     @override
     def teardown(self) -> None:
         self.metrics()  # what has been counted outlives the session
         session, self._session = self._session, None
+        self._collectives = WorldCollectives(self)
         if session is not None:
             if session.lost():
                 stay_at_exit()
@@ -234,6 +238,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         """Drop every reference to a process group, at the end of the process."""
         super().forget_groups()
         self._session = None
+        self._collectives = WorldCollectives(self)
 
     @override
     def metrics(self) -> dict[str, float]:
@@ -246,7 +251,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         from lightning_hier.parameter_server.ports import open_ports
         from lightning_hier.strategies.server_session import ServerSession
 
-        size = self._group_size()
+        size = self._groups.size
 
         def tier_of(rank: int) -> Tier:
             return "group" if rank // size == self.global_rank // size else "across"
@@ -268,6 +273,19 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             traffic=self.traffic,
             world_tier="across" if size < self.world_size else "group",
         )
+
+    @property
+    @override
+    def is_global_zero(self) -> bool:
+        """Whether this is the lowest rank that is not lost: it writes checkpoints."""
+        if self._live is None:
+            return super().is_global_zero
+        return self.global_rank == self._live.living()[0]
+
+    @property
+    def _live(self) -> ServerSession | None:
+        """The session once it serves. Collectives of the process group are over then."""
+        return self._session if self._session is not None and self._session.started else None
 
     @property
     def _leaves_out(self) -> bool:

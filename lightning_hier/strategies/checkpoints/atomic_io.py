@@ -109,6 +109,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             _log.warning("the checkpoint %s could not be removed: %s", path, error)
 
 
+def atomic(io: CheckpointIO | None) -> CheckpointIO:
+    """Return ``io`` if the user has set one, and otherwise a new :class:`AtomicCheckpointIO`.
+
+    A wrapper such as ``AsyncCheckpointIO`` gets an :class:`AtomicCheckpointIO` to wrap.
+    """
+    if io is None:
+        return AtomicCheckpointIO()
+    wrapper: Any = io
+    if hasattr(type(io), "checkpoint_io"):
+        wrapper.checkpoint_io = AtomicCheckpointIO()
+    return io
+
+
 def base_io(io: CheckpointIO) -> CheckpointIO:
     """What writes files in the end, below wrappers such as ``AsyncCheckpointIO``."""
     while (below := getattr(io, "checkpoint_io", None)) is not None:

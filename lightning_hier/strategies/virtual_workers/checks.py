@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
@@ -136,20 +135,3 @@ def loaders_problem(trainer: pl.Trainer) -> str | None:
         "virtual_workers above 1 needs one DataLoader of training data, got a "
         f"{type(data).__name__} of {number}: {together if number > 1 else 'pass it by itself'}"
     )
-
-
-def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
-    """Check how many optimizers there are.
-
-    With several, the block of one may end while the workers that have had their turn have stepped
-    the others too, with a model that was not synchronised in between.
-
-    Raises:
-        ValueError: several.
-
-    """
-    if len(optimizers) > 1:
-        raise ValueError(
-            f"virtual_workers above 1 can't be combined with {len(optimizers)} optimizers: start a "
-            "rank for each worker"
-        )

@@ -1,4 +1,4 @@
-"""Manual optimization: a ``training_step`` that steps by itself, once for each worker of a rank."""
+"""Manual optimization: ``training_step`` steps the optimizer, once for each worker of a rank."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from copy import deepcopy
 from typing import Any
 
 
-class RoundByHand:
-    """One round of such steps, each by a worker with a model of its own.
+class ManualStep:
+    """One step of all workers of a rank, each with a model of its own.
 
-    Schedulers are stepped in ``training_step`` too, so every worker finds them as the round did.
+    ``training_step`` steps schedulers too, so every worker starts from the same scheduler state.
 
     Args:
         trainer: that fits.
-        run: Lightning's loop over one of them.
+        run: Lightning's method for one of them.
 
     """
 
@@ -26,8 +26,8 @@ class RoundByHand:
         self._begun = [deepcopy(own.state_dict()) for own in self._schedulers]
         self._of_first: int | None = None
 
-    def turn(self, kwargs: OrderedDict[str, Any]) -> Any:
-        """Have the next worker take its step.
+    def of_next_worker(self, kwargs: OrderedDict[str, Any]) -> Any:
+        """Run the step of the next worker.
 
         Raises:
             ValueError: a worker steps more than once, or not as often as the first: blocks end

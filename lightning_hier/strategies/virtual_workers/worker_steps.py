@@ -1,4 +1,4 @@
-"""Has the workers of one rank take their steps in turns, where Lightning takes one."""
+"""Steps of all virtual workers of a rank, where Lightning makes one."""
 
 from __future__ import annotations
 
@@ -8,71 +8,61 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
 
-import lightning.pytorch as pl
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from lightning_hier.comm.blocks.synchroniser import Synchroniser
+from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.misuse import WorkerWrites
 from lightning_hier.strategies.private_names import require_names
-from lightning_hier.strategies.reduction import Reduction
-from lightning_hier.strategies.virtual_workers.by_hand import RoundByHand
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
-from lightning_hier.strategies.virtual_workers.played import Played
+from lightning_hier.strategies.virtual_workers.manual_optimization import ManualStep
+from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
 
 _Kwargs = OrderedDict[str, Any]
 
 
-class Turns:
+class WorkerSteps:
     """Runs Lightning's optimization of a batch once for each local model of the rank.
 
-    Lightning counts the round as one step, so that steps, epochs, schedules, and when it validates,
-    logs and saves, are those of a run with a rank for each worker. What is logged for an epoch is
-    the mean over the workers of this rank; what is logged for a step (``on_step``) is the last
-    one's.
+    Lightning counts all of them as one step, so that steps, epochs, schedules, validation, logging
+    and saving are those of a run with a rank for each worker. A value logged for an epoch is the
+    mean over the workers of this rank; a value logged for a step (``on_step``) is the last one's.
 
-    Where several workers share a model, the closure that Lightning hands to the optimizer has each
-    of them make its gradients, and then their mean.
+    Where several workers share a model, the closure of the optimizer computes the gradients of each
+    of them, and then their mean.
 
     Args:
-        trainer: about to fit.
-        played: what the workers are played with.
-        reduction: of their gradients.
-        buffers: of workers that share a model.
-        writes: finds writes that do not reach each worker as its own.
-        before: called before each round.
+        session: of the fit.
+        schedule: the order of the workers.
+        synchroniser: synchronises the models of the workers.
 
     """
 
     def __init__(
-        self,
-        trainer: pl.Trainer,
-        played: Played,
-        reduction: Reduction,
-        buffers: FirstBuffers,
-        writes: WorkerWrites,
-        before: Callable[[], None],
+        self, session: FitSession, schedule: WorkerSchedule, synchroniser: Synchroniser
     ) -> None:
-        self._trainer: Any = trainer
-        self._models = played.models
-        self._played = played
-        self._random = played.random
-        self._reduction = reduction
-        self._buffers = buffers
+        self._trainer: Any = session.trainer
+        self._schedule = schedule
+        self._models = schedule.models
+        self._random = schedule.random
+        self._reduction = session.reduction
+        self._before = synchroniser.before_step
+        self._buffers = FirstBuffers(schedule.models.buffers, session.communicators.group)
+        self._writes = WorkerWrites(session.trainer.lightning_module, schedule.models)
         self._workers = range(1)
-        self._writes = writes
-        self._before = before
 
     def install(self) -> None:
-        """Wrap the methods that train on a batch, and what comes after its hooks."""
+        """Wrap the methods that train on a batch, and the method after its hooks."""
         loop = self._trainer.fit_loop.epoch_loop
         automatic, manual = loop.automatic_optimization, loop.manual_optimization
-        step, step_by_hand, make = automatic.run, manual.run, automatic._make_closure
+        step, manual_step, make = automatic.run, manual.run, automatic._make_closure
         advance_end = loop.on_advance_end
 
         def run(optimizer: Optimizer, batch_idx: int, kwargs: _Kwargs) -> Any:
-            return self._round(automatic, kwargs, lambda own: step(optimizer, batch_idx, own))
+            return self._step_all(automatic, kwargs, lambda own: step(optimizer, batch_idx, own))
 
         def make_closure(kwargs: _Kwargs, optimizer: Optimizer, batch_idx: int) -> Closure:
             batch = kwargs["batch"]
@@ -83,8 +73,10 @@ class Turns:
             closures = [make(own, optimizer, batch_idx) for own in every]
             return SharedClosure(closures, lambda: self._make_gradients(batch, closures))
 
-        def run_by_hand(kwargs: _Kwargs) -> Any:
-            return self._round(manual, kwargs, RoundByHand(self._trainer, step_by_hand).turn)
+        def run_manual(kwargs: _Kwargs) -> Any:
+            return self._step_all(
+                manual, kwargs, ManualStep(self._trainer, manual_step).of_next_worker
+            )
 
         def on_advance_end(fetcher: Any) -> None:
             self._writes.end_batch()
@@ -92,7 +84,7 @@ class Turns:
 
         loop.on_advance_end = on_advance_end
         automatic.run, automatic._make_closure = run, make_closure
-        manual.run = run_by_hand
+        manual.run = run_manual
 
     def remove(self) -> None:
         """Give the loops their own methods back."""
@@ -102,13 +94,13 @@ class Turns:
             for name in ("run", "_make_closure"):
                 optimization.__dict__.pop(name, None)
 
-    def _round(self, optimization: Any, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]) -> Any:
+    def _step_all(self, optimization: Any, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]) -> Any:
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
         self._before()
         self._writes.begin_step()
         output = None
-        for workers in self._played.each():
+        for workers in self._schedule.each():
             self._workers = workers
             if len(workers) > 1:
                 batch: Any = batches.of(workers)
@@ -125,7 +117,7 @@ class Turns:
         return output
 
     def _make_gradients(self, batch: WorkerBatches, closures: Sequence[Closure]) -> ClosureResult:
-        """Have each worker of the present model make its own; at a step's end have their mean."""
+        """Compute the gradients of each worker of a model, and at a step's end their mean."""
         gradients = self._reduction.in_turns
         self._buffers.begin()
         for worker, own, closure in zip(self._workers, batch.batches, closures, strict=True):
@@ -145,23 +137,23 @@ class Turns:
             yield
 
     def _log_for(self, batch: Any) -> None:
-        """Have Lightning read off this batch how much what is logged counts."""
+        """Have Lightning weight logged values by the size of this batch."""
         self._trainer._results.batch, self._trainer._results.batch_size = batch, None
 
     @staticmethod
     def _progress(optimization: Any) -> str:
-        """Under which name the loop counts steps."""
+        """Return the name of the attribute in which the loop counts steps."""
         return (
             "optim_progress" if hasattr(optimization, "optim_progress") else "optim_step_progress"
         )
 
 
 class SharedClosure(Closure):
-    """What an optimizer calls for the gradients of all workers that share its model.
+    """The closure of an optimizer for the gradients of all workers that share its model.
 
     Args:
         closures: of Lightning, one for each worker.
-        make_gradients: has each of them called as its worker.
+        make_gradients: calls each of them as its worker.
 
     """
 
@@ -174,5 +166,5 @@ class SharedClosure(Closure):
 
     @override
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
-        """The last worker's result; gradients are those of all."""
+        """Return the result of the last worker; the gradients are those of all."""
         return self._make_gradients()
