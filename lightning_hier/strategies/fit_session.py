@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,10 +21,10 @@ from lightning_hier.strategies.automatic import Synchronisation
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
 from lightning_hier.strategies.checkpoints.run_state import State
 from lightning_hier.strategies.data_position import DataPosition
-from lightning_hier.strategies.lifecycle import surround_callbacks
 from lightning_hier.strategies.optimizer_checks import check_optimizers
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.reduction import Reduction
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 from lightning_hier.strategies.training import Training, build_training
 from lightning_hier.strategies.validation import IsolatedValidation
 
@@ -42,6 +42,7 @@ class FitSession:
 
     Attributes:
         trainer: that fits.
+        changes: to the Trainer.
         communicators: channels of this rank.
         worker_layout: which worker is in which group.
         numbers: of this rank's workers among all.
@@ -64,16 +65,17 @@ class FitSession:
         self._settings: Synchronisation | None = None
         self._reduction: Reduction | None = None
         self._training: Training | None = None
-        self._at_end = ExitStack()
+        self.changes = TrainerChanges(trainer)
         self.on_start: list[Callable[[], None]] = []
         self.waiting: Sequence[State] = ()
         self.saved_under: defaultdict[str, list[RankFiles]] = defaultdict(list)
         self.closed = False
         device = self.communicators.device
         self.random = WorkerRandom(len(self.numbers), device)
-        validation = IsolatedValidation(trainer, device)
-        self.position = DataPosition(trainer, self.random, validation)
-        self.change(validation, self.position)
+        validation = IsolatedValidation(self.changes, device)
+        self.position = DataPosition(self.changes, self.random, validation)
+        validation.install()
+        self.position.install()
 
     def reduce(
         self,
@@ -191,18 +193,13 @@ class FitSession:
         self._training = training = build_training(
             self, optimizers, one_host=one_host, on_nonfinite=on_nonfinite
         )
-        self.change(training.termination, training.raw_steps)
+        training.termination.install()
+        training.raw_steps.install()
+        self.changes.on_close(training.raw_steps.remove)
         last = [*watching, training.termination]
-        trainer = self.trainer
-        self._at_end.callback(surround_callbacks(trainer, training.callbacks(join=join), last))
+        self.changes.surround_callbacks(training.callbacks(join=join), last)
         traffic = self.communicators.traffic
-        self._at_end.callback(show_in_progress_bar(trainer, traffic, self._place_in_block))
-
-    def change(self, *changes: Any) -> None:
-        """Make changes to the Trainer, which :meth:`close` takes back."""
-        for change in changes:
-            change.install()
-            self._at_end.callback(change.remove)
+        self.changes.on_close(show_in_progress_bar(self.trainer, traffic, self._place_in_block))
 
     @contextmanager
     def accumulated(self, workers: Sequence[int], number: int) -> Iterator[None]:
@@ -242,6 +239,6 @@ class FitSession:
     def close(self) -> None:
         """Take back changes to the Trainer, and hooks of parameters."""
         self.closed = True
-        self._at_end.close()
+        self.changes.close()
         if self._reduction is not None:
             self._reduction.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -52,16 +51,3 @@ class GlobalModelLifecycle(Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
         self._model.finish()
-
-
-def surround_callbacks(
-    trainer: pl.Trainer, first: Sequence[Callback], last: Sequence[Callback]
-) -> Callable[[], None]:
-    """Put callbacks around a Trainer's own; what is returned takes them away again."""
-    trainer.callbacks = [*first, *trainer.callbacks, *last]  # type: ignore[attr-defined]
-
-    def restore() -> None:
-        own = [callback for callback in trainer.callbacks if callback not in (*first, *last)]  # type: ignore[attr-defined]
-        trainer.callbacks = own  # type: ignore[attr-defined]
-
-    return restore

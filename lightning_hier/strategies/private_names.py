@@ -126,6 +126,13 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
 """Of objects that the user or Lightning makes; strategies check their own when they are made."""
 
 
+def private(module: str, name: str) -> Any:
+    """Return a name of :data:`OF_MODULES`. Imported where it is used: no import needs it."""
+    if name not in OF_MODULES[module]:
+        raise ValueError(f"{module}.{name} is not listed")
+    return getattr(import_module(module), name)
+
+
 def private_names_problem(
     module: pl.LightningModule | None, virtual_workers: int = 1
 ) -> str | None:

@@ -20,7 +20,6 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.callbacks.progress import show_in_progress_bar
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.leaving import stay_at_exit
 from lightning_hier.comm.tiers import GroupSize
@@ -28,9 +27,7 @@ from lightning_hier.comm.traffic import Tier
 from lightning_hier.strategies import checks, server_checks
 from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
 from lightning_hier.strategies.collectives import LiveRankCollectives, WorldCollectives
-from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.initial_model import share_initial_model
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
 from lightning_hier.strategies.optimizer_checks import optimizer_settings
 from lightning_hier.strategies.tiered import TieredStrategy
 
@@ -115,11 +112,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
             require_same(settings | {"steps so far": self._steps}, self.root_device)
             server_checks.require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
-            self._session.begin(trainer, self.optimizers)
-            first = [EpochWithoutSteps(self._session), GlobalModelLifecycle(self._session)]
-            last = [*self._watching(), self._session.termination]
-            self._session.at_end(surround_callbacks(trainer, first, last))
-            self._session.at_end(show_in_progress_bar(trainer, self.traffic))
+            self._session.begin(trainer, self.optimizers, self._watching())
 
     @override
     def configure_ddp(self) -> None:

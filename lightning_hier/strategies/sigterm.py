@@ -22,11 +22,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.strategies.requeue import requeue
-
-_LOOP_METHOD = "_broadcast_sigterm_tensor"
-_ON_SIGTERM = "_sigterm_notifier_fn"
-_ON_REQUEUE = "_slurm_sigusr_handler_fn"
-_HANDLERS = (_ON_SIGTERM, _ON_REQUEUE)
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 
 class _Told(IntEnum):
@@ -40,31 +36,26 @@ class QuietTermination(Callback):
     """Replaces the broadcasts and handlers of one Trainer, and acts at the end of a batch.
 
     Args:
-        trainer: about to fit.
+        changes: to the Trainer that is about to fit.
         on_signal: called in the signal handler when this process is told to stop or to requeue.
 
     """
 
-    def __init__(self, trainer: pl.Trainer, on_signal: Callable[[], None]) -> None:
-        self._trainer = trainer
+    def __init__(self, changes: TrainerChanges, on_signal: Callable[[], None]) -> None:
+        self._changes = changes
+        self._trainer = trainer = changes.trainer
         self._on_signal = on_signal
         self._connector: Any = trainer._signal_connector
-        self._loop: Any = trainer.fit_loop.epoch_loop
         # Sets, because a handler may run between any two operations and adds in one.
         self._received: set[_Told] = set()
         self._to_do: set[_Told] = set()
 
     def install(self) -> None:
         """Replace them. Lightning registers its signal handlers later, so it takes ours."""
-        setattr(self._loop, _LOOP_METHOD, lambda: None)
-        setattr(self._connector, _ON_SIGTERM, self._note_sigterm)
-        setattr(self._connector, _ON_REQUEUE, self._note_requeue)
-
-    def remove(self) -> None:
-        """Give the Trainer its own methods back."""
-        self._loop.__dict__.pop(_LOOP_METHOD, None)
-        for name in _HANDLERS:
-            self._connector.__dict__.pop(name, None)
+        replace = self._changes.replace
+        replace("fit_loop.epoch_loop._broadcast_sigterm_tensor", lambda _: lambda: None)
+        replace("_signal_connector._sigterm_notifier_fn", lambda _: self._note_sigterm)
+        replace("_signal_connector._slurm_sigusr_handler_fn", lambda _: self._note_requeue)
 
     def agree(self, device: torch.device) -> None:
         """Learn what any rank has been told, to act on it at the end of this batch.

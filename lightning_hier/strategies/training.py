@@ -27,6 +27,7 @@ from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
+from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -140,16 +141,13 @@ def build_training(
         synchroniser.on_block = LossScale(session.scaler, worker).after_block
     synchroniser.on_warm = session.wrap
     if schedule.is_virtual:
-        # Here, so that nothing else needs the names of Lightning that these need.
-        from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
-
-        session.change(WorkerSteps(session, schedule, synchroniser))
+        WorkerSteps(session, schedule, synchroniser).install()
     return Training(
         communicators=communicators,
         worker=worker,
         schedule=schedule,
         synchroniser=synchroniser,
-        termination=QuietTermination(trainer, synchroniser.statuses.note_signal),
+        termination=QuietTermination(session.changes, synchroniser.statuses.note_signal),
         raw_steps=RawSteps(
             lambda: synchroniser.trained.parameters,
             lambda: synchroniser.shown or communicators.world.size == 1,

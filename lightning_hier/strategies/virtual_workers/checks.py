@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
 from lightning_hier.comm.tiers import Casting
+from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 
 _WAY_OUT = "leave that out, or start a rank for each worker"
 
@@ -123,9 +124,6 @@ def needs_own_model(trainer: pl.Trainer) -> list[str]:
 
 def loaders_problem(trainer: pl.Trainer) -> str | None:
     """What about the training data, which have begun, workers can't share, or None."""
-    # Here, as strategies without virtual workers import this module, and do not need its names.
-    from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-
     data = trainer.train_dataloader
     if isinstance(data, WorkerLoaders):
         return None

@@ -11,16 +11,22 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_hier.comm.agreement import raise_everywhere
+from lightning_hier.strategies.private_names import private
+from lightning_hier.strategies.virtual_workers.division import (
+    NotDividedError,
+    divide_among_workers,
+)
+from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, WorkerLoaders
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
 
+_CONNECTOR = "lightning.pytorch.trainer.connectors.data_connector"
+
+
 class WorkerData:
     """Divides training data among all workers, as Lightning does among ranks.
-
-    Modules that need private names of Lightning are imported where there are several workers: a
-    release that lacks one of them affects nothing else.
 
     Attributes:
         requested: the worker for which ``train_dataloader`` makes a loader now, or None.
@@ -38,11 +44,6 @@ class WorkerData:
             ValueError: on every rank, if a loader does not tell how it is divided.
 
         """
-        from lightning_hier.strategies.virtual_workers.division import (
-            NotDividedError,
-            divide_among_workers,
-        )
-
         trainer = session.trainer
         source = trainer.fit_loop._data_source
 
@@ -75,29 +76,23 @@ class WorkerData:
 
 def _request_loader(trainer: pl.Trainer) -> object:
     """Have the user's ``train_dataloader`` make one loader, or None if it makes several."""
-    from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
-
-    made = CombinedLoader(_request_dataloader(trainer.fit_loop._data_source)).flattened
+    request = private(_CONNECTOR, "_request_dataloader")
+    made = CombinedLoader(request(trainer.fit_loop._data_source)).flattened
     return made[0] if len(made) == 1 else None
 
 
 def batch_counts(trainer: pl.Trainer) -> list[float]:
     """Return the number of training batches of each worker of this rank."""
-    from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-
-    from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-
+    count = private(_CONNECTOR, "_parse_num_batches")
     data = trainer.train_dataloader
     if not isinstance(data, WorkerLoaders):
         return [trainer.num_training_batches]
     limit = trainer.limit_train_batches
-    return [_parse_num_batches(RunningStage.TRAINING, own, limit) for own in data.lengths]
+    return [count(RunningStage.TRAINING, own, limit) for own in data.lengths]
 
 
 def move_batches(batch: Any, move: Callable[[Any], Any], session: FitSession | None) -> Any:
     """Move a batch to the rank's device; if it has one of each worker, each as its worker."""
-    from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
-
     if session is None or not isinstance(batch, WorkerBatches):
         return move(batch)
     # Lightning converts the precision of tensors, and does not look into WorkerBatches.

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning.fabric.utilities.data import _auto_add_worker_init_fn, sized_len
-from lightning.fabric.utilities.distributed import (
-    DistributedSamplerWrapper,
-    _DatasetSamplerWrapper,
-)
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.private_names import require_names
+from lightning_hier.strategies.private_names import private, require_names
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 from lightning_hier.strategies.virtual_workers.own_generators import OwnGenerators
 
@@ -97,8 +94,13 @@ def _requested(
             "number of ranks from trainer.global_rank and trainer.world_size"
         )
     assert isinstance(loader, DataLoader)
-    _auto_add_worker_init_fn(loader, number)
+    _seed_loader(loader, number)
     return loader
+
+
+def _seed_loader(loader: DataLoader[Any], worker: int) -> None:
+    """Seed the processes of a loader as Lightning does those of a rank."""
+    private("lightning.fabric.utilities.data", "_auto_add_worker_init_fn")(loader, worker)
 
 
 def _divided_by(loader: DataLoader[Any]) -> Any:
@@ -123,7 +125,7 @@ def _for_worker(
         if loader.batch_sampler is not None:
             made.__dict__["batch_sampler"] = generators.copied(loader.batch_sampler)
             made.batch_sampler.__dict__["sampler"] = own
-    _auto_add_worker_init_fn(made, worker)
+    _seed_loader(made, worker)
     return made
 
 
@@ -137,7 +139,8 @@ def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) ->
     if isinstance(sampler, DistributedSamplerWrapper):
         # Keeps the order of an epoch, which its own sampler draws.
         require_names(data)
-        data = _DatasetSamplerWrapper(generators.copied(data._sampler))
+        wrapper = private("lightning.fabric.utilities.distributed", "_DatasetSamplerWrapper")
+        data = wrapper(generators.copied(data._sampler))
     DistributedSampler.__init__(
         own, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
     )

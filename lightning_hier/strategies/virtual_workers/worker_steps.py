@@ -6,20 +6,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.comm.blocks.synchroniser import Synchroniser
-from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.misuse import WorkerWrites
 from lightning_hier.strategies.private_names import require_names
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
 from lightning_hier.strategies.virtual_workers.manual_optimization import ManualStep
 from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
 
 _Kwargs = OrderedDict[str, Any]
 
@@ -45,6 +48,7 @@ class WorkerSteps:
         self, session: FitSession, schedule: WorkerSchedule, synchroniser: Synchroniser
     ) -> None:
         self._trainer: Any = session.trainer
+        self._changes = session.changes
         self._schedule = schedule
         self._models = schedule.models
         self._random = schedule.random
@@ -58,41 +62,42 @@ class WorkerSteps:
         """Wrap the methods that train on a batch, and the method after its hooks."""
         loop = self._trainer.fit_loop.epoch_loop
         automatic, manual = loop.automatic_optimization, loop.manual_optimization
-        step, manual_step, make = automatic.run, manual.run, automatic._make_closure
-        advance_end = loop.on_advance_end
+        replace, path = self._changes.replace, "fit_loop.epoch_loop."
+        replace(path + "automatic_optimization.run", partial(self._run, automatic))
+        replace(path + "automatic_optimization._make_closure", self._make_closure)
+        replace(path + "manual_optimization.run", partial(self._run_manual, manual))
+        replace(path + "on_advance_end", self._on_advance_end)
 
+    def _run(self, optimization: Any, step: Callable[..., Any]) -> Callable[..., Any]:
         def run(optimizer: Optimizer, batch_idx: int, kwargs: _Kwargs) -> Any:
-            return self._step_all(automatic, kwargs, lambda own: step(optimizer, batch_idx, own))
+            return self._step_all(optimization, kwargs, partial(step, optimizer, batch_idx))
 
+        return run
+
+    def _make_closure(self, make: Callable[..., Closure]) -> Callable[..., Closure]:
         def make_closure(kwargs: _Kwargs, optimizer: Optimizer, batch_idx: int) -> Closure:
             batch = kwargs["batch"]
             if not isinstance(batch, WorkerBatches):
-                alone: Closure = make(kwargs, optimizer, batch_idx)
-                return alone
+                return make(kwargs, optimizer, batch_idx)
             every = [OrderedDict(kwargs, batch=own) for own in batch.batches]
             closures = [make(own, optimizer, batch_idx) for own in every]
             return SharedClosure(closures, lambda: self._make_gradients(batch, closures))
 
-        def run_manual(kwargs: _Kwargs) -> Any:
-            return self._step_all(
-                manual, kwargs, ManualStep(self._trainer, manual_step).of_next_worker
-            )
+        return make_closure
 
+    def _run_manual(self, optimization: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(kwargs: _Kwargs) -> Any:
+            one_step = ManualStep(self._trainer, step)
+            return self._step_all(optimization, kwargs, one_step.of_next_worker)
+
+        return run
+
+    def _on_advance_end(self, advance_end: Callable[[Any], None]) -> Callable[[Any], None]:
         def on_advance_end(fetcher: Any) -> None:
             self._writes.end_batch()
             advance_end(fetcher)
 
-        loop.on_advance_end = on_advance_end
-        automatic.run, automatic._make_closure = run, make_closure
-        manual.run = run_manual
-
-    def remove(self) -> None:
-        """Give the loops their own methods back."""
-        loop = self._trainer.fit_loop.epoch_loop
-        loop.__dict__.pop("on_advance_end", None)
-        for optimization in (loop.automatic_optimization, loop.manual_optimization):
-            for name in ("run", "_make_closure"):
-                optimization.__dict__.pop(name, None)
+        return on_advance_end
 
     def _step_all(self, optimization: Any, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]) -> Any:
         batches = kwargs["batch"]
