@@ -37,7 +37,7 @@ class Reduction:
 
     Args:
         communicators: channels of this rank.
-        workers: that this rank plays.
+        workers: of this rank.
         config: how gradients are averaged in a group.
         grad_scale: the present factor of fp16 loss scaling.
         wrap: wraps the module by DDP over a channel, or leaves it unwrapped for None.
@@ -61,7 +61,6 @@ class Reduction:
         self._config = config
         self._grad_scale = grad_scale
         self._wrap = wrap
-        self._model: Module | None = None
         self.warming = False
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
@@ -90,8 +89,8 @@ class Reduction:
 
         """
         self._over = self._ranks_of_ddp(warming=warming)
-        self._model = self._wrap(self._over)
-        self._attach(self._model, warming=warming)
+        # Not kept: a wrapper has buckets as large as the gradients.
+        self._attach(self._wrap(self._over), warming=warming)
 
     def _ranks_of_ddp(self, *, warming: bool) -> Channel | None:
         """The ranks over which DDP has to wrap the module, or None: it stays as it is.
@@ -122,19 +121,18 @@ class Reduction:
             self._in_turns = WorkerGradients(reduced, self._hook, self._in_turns)
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
-        """Whether what was attached reduces what is trainable of ``parameters``, over the ranks."""
+        """Whether the wrapping averages all trainable ``parameters``, over the right ranks."""
         return (
             self.warming == warming
             and self._over is self._ranks_of_ddp(warming=warming)
             and all(own in self._reduced for own in parameters if own.requires_grad)
         )
 
-    def rehearse(self, order: list[Parameter]) -> None:
+    def rehearse(self, model: Module | None, order: list[Parameter]) -> None:
         """Have DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
 
         With ``find_unused_parameters`` DDP keeps the buckets that it has made at first.
         """
-        model = self._model
         if self._hook is None or not isinstance(model, DistributedDataParallel):
             return
         if model.find_unused_parameters or self._device.type != "cpu":
@@ -151,7 +149,7 @@ class Reduction:
         return {} if self._in_group is None else self._in_group.metrics()
 
     def close(self) -> None:
-        """Take back what was attached to parameters, and a group that a hook's state was given."""
+        """Remove hooks of parameters, and the process group from the state of a user's hook."""
         if isinstance(self._in_group, HookReducer):
             self._in_group.close()
         if self._hook is not None:

@@ -48,7 +48,8 @@ def _resume_exactly(saved: SavedRun, session: FitSession, own: Mapping[str, Any]
     _wrap_trained(saved, session)
     group = _group(session, 0)
     first, of_group = saved.of_rank(session.numbers[0]), saved.of_group(group)
-    session.reduction.rehearse([state.parameters[name] for name in saved.section["ready_order"]])
+    order = [state.parameters[name] for name in saved.section["ready_order"]]
+    session.reduction.rehearse(session.trainer.strategy.model, order)
     state.load(saved.section, of_group, first, saved.shares_for(group, own))
     training.averaged_weights.load(of_group["averages"], first["averages"])
     if first["precision"]:
