@@ -14,7 +14,7 @@ from lightning_hier.algorithms.arguments import did_you_mean, is_number
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
-# Arguments of DDPStrategy whose work the hierarchy does itself, and what to use instead.
+# Arguments of DDPStrategy that the strategies replace, and what to use instead.
 _TAKEN: Mapping[str, str] = {
     "process_group": "group_size decides which ranks share a group",
     "ddp_comm_hook": "pass gradient_sync=CommHook(hook, state)",
@@ -43,7 +43,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     The command line spells out every argument, with None for those that nobody set.
 
     Args:
-        strategy: whose constructor has been called, for what it takes itself.
+        strategy: the class, for the arguments that its constructor takes itself.
         ddp_kwargs: the arguments that are left for DDPStrategy.
 
     Raises:
@@ -69,7 +69,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
 def check_synchronisations(
     gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
 ) -> None:
-    """Check what is to happen inside groups and across them.
+    """Check the synchronisation inside groups and across them.
 
     Args:
         gradient_sync: inside groups.
@@ -77,7 +77,7 @@ def check_synchronisations(
         ddp_kwargs: arguments for DDP.
 
     Raises:
-        ValueError: it is nothing that a strategy can do.
+        ValueError: a value of another type, or a combination that can't work.
 
     """
     if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
@@ -102,7 +102,7 @@ def check_group_size(group_size: object) -> None:
     """Check the size of a group.
 
     Raises:
-        ValueError: it is none.
+        ValueError: another value.
 
     """
     sizes = ("node", "world")

@@ -1,4 +1,4 @@
-"""What a strategy was told, and what it uses in a run: each ``"auto"`` gets its number here."""
+"""Settings of a strategy, and those of a run, with a number in the place of each ``"auto"``."""
 
 from __future__ import annotations
 

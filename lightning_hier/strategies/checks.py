@@ -138,14 +138,3 @@ def trainer_settings(trainer: pl.Trainer) -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": lightning.__version__,
     }
-
-
-def model_settings(module: Module) -> dict[str, Any]:
-    """What must not differ between ranks about the model, before anything of it is sent."""
-    settings: dict[str, Any] = {}
-    for name, parameter in module.named_parameters():
-        frozen = "" if parameter.requires_grad else " frozen"
-        settings[f"parameter {name}"] = f"{tuple(parameter.shape)} {parameter.dtype}{frozen}"
-    for name, buffer in module.named_buffers():
-        settings[f"buffer {name}"] = f"{tuple(buffer.shape)} {buffer.dtype}"
-    return settings

@@ -77,7 +77,7 @@ class DataPosition:
     def _reset(self, reset: Callable[[], None]) -> Callable[[], None]:
         def reset_quietly() -> None:
             with warnings.catch_warnings():
-                # What it says of loaders without a state does not hold here.
+                # Its warning of loaders without a state does not hold here.
                 warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
                 reset()
 
@@ -127,7 +127,7 @@ class DataPosition:
             self._fit_loop.reset_restart_stage()
 
     def _iterator(self) -> Any:
-        # A CombinedLoader is its own iterator; what it iterates over is new each time.
+        # A CombinedLoader is its own iterator; the iterator below is new each time.
         loader = self._fit_loop._combined_loader
         if loader is None:
             return None

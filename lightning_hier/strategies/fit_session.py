@@ -153,7 +153,7 @@ class FitSession:
             self.wrap_if_changed()
 
     def start(self) -> None:
-        """Restore what was resumed, when training starts."""
+        """Restore random numbers and gradients of a resumed run, when training starts."""
         for act in self.on_start:
             act()
         self.on_start.clear()

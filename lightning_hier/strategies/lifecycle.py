@@ -1,4 +1,4 @@
-"""Shows the global model whenever Lightning looks at the model outside training steps."""
+"""Callbacks that decide which model is in the module: the global one in evaluation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lightning.pytorch.callbacks import Callback
 
 
 class ShowsGlobalModel(Protocol):
-    """The part of a synchroniser that decides which model the module holds."""
+    """Writes the global model into the module, and the local model back."""
 
     def show(self) -> None:
-        """Put the local model aside and write the global one."""
+        """Save the local model and write the global one."""
 
     def hide(self) -> None:
         """Put the local model back."""
@@ -30,7 +30,7 @@ class GlobalModelLifecycle(Callback):
     """
 
     def __init__(self, model: ShowsGlobalModel) -> None:
-        """Drive ``model``."""
+        """Act on ``model``."""
         self._model = model
 
     def on_train_batch_start(
@@ -45,9 +45,35 @@ class GlobalModelLifecycle(Callback):
             self._model.show()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show callbacks and the module the global model at an epoch's end."""
+        """Evaluate the global model at an epoch's end."""
         self._model.show()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave the global model in the module."""
         self._model.finish()
+
+
+class Settles(Protocol):
+    """Gives up the local model for the one in the module."""
+
+    def settle(self) -> None:
+        """Keep the present model for good; only the buffers of BatchNorm still change."""
+
+
+class EpochWithoutSteps(Callback):
+    """Keeps the average that ``StochasticWeightAveraging`` writes into the module at its end.
+
+    Its average is followed by one more epoch without steps, only for the statistics of BatchNorm;
+    then the local model must not come back.
+    """
+
+    def __init__(self, model: Settles) -> None:
+        """Act on ``model``. This callback must precede :class:`GlobalModelLifecycle`."""
+        self._model = model
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the model that is in the module."""
+        if trainer.fit_loop._skip_backward:
+            self._model.settle()

@@ -50,7 +50,7 @@ def saved_steps(trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> list[in
 
 
 def check_workers(virtual_workers: int) -> None:
-    """Check the number of workers that a rank plays.
+    """Check the number of virtual workers.
 
     Raises:
         ValueError: several.

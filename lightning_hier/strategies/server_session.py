@@ -22,9 +22,8 @@ from lightning_hier.parameter_server.meeting import MeetingDuty, Meetings
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Ports
 from lightning_hier.parameter_server.servant import Servant
-from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
 from lightning_hier.strategies.global_buffers import GlobalBuffers
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
+from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
 from lightning_hier.strategies.misuse import RawSteps, ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients

@@ -122,7 +122,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._states = None  # what was restored is the servers' now, and moves on there
+        self._states = None  # the servers have the restored state now, and change it
         self._running.start(self._module)
         self._collectives = LiveRankCollectives(self._running.collectives)
 

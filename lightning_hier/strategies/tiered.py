@@ -97,7 +97,7 @@ class TieredStrategy(DDPStrategy, ABC):
     @property
     @abstractmethod
     def _families(self) -> Sequence[str]:
-        """What is logged besides the tiers, as in ``callbacks.tensorboard_layout``."""
+        """Families of metrics besides the tiers, as in ``callbacks.tensorboard_layout``."""
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:

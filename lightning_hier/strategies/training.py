@@ -21,8 +21,7 @@ from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.end_of_data import EndOfData
-from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
+from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
 from lightning_hier.strategies.loss_scale import LossScale
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination

@@ -86,7 +86,7 @@ def _models(
 def _whole(shares: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, BlockFilter]:
     """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept.
 
-    What was on its way while the next block was trained has arrived.
+    The update in flight of an overlapped block is applied.
     """
     block_filter = BlockFilter(**shares[0]["filter"])
     model = torch.cat([share["global_model"] for share in shares])
@@ -112,7 +112,7 @@ def take_residuals(
     Args:
         saved: the run.
         state: of this rank's run.
-        memories: of the workers that this rank plays, by their numbers.
+        memories: of the workers of this rank, by their numbers.
         total: number of all present workers.
 
     """

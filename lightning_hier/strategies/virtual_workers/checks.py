@@ -1,4 +1,4 @@
-"""What can't be combined with several workers on a rank."""
+"""Settings that can't be combined with virtual workers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def combination_problem(strategy: Settings, casting: Casting) -> str | None:
 
     Args:
         strategy: has the settings.
-        casting: how its ranks play workers.
+        casting: how the workers of a group are divided among ranks.
 
     """
     found = []
@@ -83,7 +83,7 @@ def virtual_problem(trainer: pl.Trainer, casting: Casting, *, warms_up: bool) ->
 
     Args:
         trainer: about to fit.
-        casting: how ranks play workers.
+        casting: how the workers of a group are divided among ranks.
         warms_up: whether there is a warm-up, in which all workers share a model.
 
     """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, DistributedSampler
@@ -12,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies.private_names import private, require_names
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-from lightning_hier.strategies.virtual_workers.own_generators import OwnGenerators
 
 
 class NotDividedError(ValueError):
@@ -145,3 +148,29 @@ def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) ->
         own, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
     )
     return own
+
+
+_Thing = TypeVar("_Thing")
+
+
+class OwnGenerators:
+    """Makes copies with other generators in the same state; shared ones stay shared."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, object] = {}
+
+    def copied(self, thing: _Thing) -> _Thing:
+        """A shallow copy, but for the generators among its attributes."""
+        made = copy(thing)
+        for name, value in list(getattr(made, "__dict__", {}).items()):
+            made.__dict__[name] = self._of(value)
+        return made
+
+    def _of(self, value: object) -> object:
+        if isinstance(value, torch.Generator):
+            other = torch.Generator(value.device)
+            other.set_state(value.get_state())
+            return self._copies.setdefault(id(value), other)
+        if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+            return self._copies.setdefault(id(value), deepcopy(value))
+        return value

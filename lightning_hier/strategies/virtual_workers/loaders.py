@@ -1,4 +1,4 @@
-"""The data of the workers that one rank plays: a loader for each, read side by side."""
+"""The data of the virtual workers of one rank: a loader for each, read side by side."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerLoaders:
 
     Args:
         loaders: one for each worker.
-        random: what they draw from.
+        random: the random states of the workers.
 
     Attributes:
         dataset: of all of them.
