@@ -1,11 +1,11 @@
-"""What a strategy was told, and what it uses in a run: each ``"auto"`` gets its number here."""
+"""Settings of a strategy, and those of a run, with a number in the place of each ``"auto"``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -15,6 +15,10 @@ from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+from lightning_hier.strategies.virtual_workers.checks import needs_own_model
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,14 @@ def numbers(
         "density": getattr(gradient_sync, "density", None),
         "block_size": getattr(block_sync, "block_size", None),
     }
+
+
+def can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
+    """Return whether a warm-up has an effect, and is possible with the Trainer's settings."""
+    workers, groups = session.worker_layout.world_size, session.worker_layout.sizes[1]
+    if workers == 1 or (groups == 1 and not isinstance(asked.gradient_sync, GTC)):
+        return False
+    return len(session.workers) == 1 or not needs_own_model(session.trainer)
 
 
 def resolved_for_run(

@@ -1,4 +1,4 @@
-"""Averages of weights (EMA) that Lightning's callbacks keep, one for all ranks when somebody looks.
+"""Averages of weights (EMA) that Lightning's callbacks keep, one for all ranks in evaluation.
 
 After a step such a callback sees the local model, so every group has an average of its own. An
 average over steps is linear in the models, so the mean of these averages over the groups is the
@@ -118,7 +118,7 @@ class AveragedWeights(Callback):
         tensors = [t for m in models for t in chain(m.parameters(), m.buffers())]
         with self._own.overwriting(tensors):
             if tensors:
-                place = "a look at averaged weights"
+                place = "the evaluation of averaged weights"
                 finite = all(self._is_finite(averaged) for averaged in models)
                 with self._communicators.progress.at(place), torch.no_grad():
                     _average_(tensors, self._communicators, takes_part=finite)
@@ -137,8 +137,8 @@ class AveragedWeights(Callback):
 def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:
     """Mean over the groups that take part, in place; whole numbers become those of rank 0.
 
-    If none does, all do: what is finite everywhere stays so. The groups' first ranks average and
-    tell the others. The tensors may lie on another device than the one of collectives.
+    If none does, all do: values that are finite everywhere stay finite. The first ranks of the
+    groups average and broadcast. The tensors may lie on another device than that of collectives.
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
     if communicators.group.position == 0:

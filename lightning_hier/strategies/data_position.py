@@ -10,13 +10,12 @@ left to Lightning, which restores it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import lightning.pytorch as pl
-
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.private_names import require_names
+from lightning_hier.strategies.private_names import private, require_names
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 from lightning_hier.strategies.validation import IsolatedValidation
 
 RandomState = dict[str, Any]
@@ -27,17 +26,17 @@ class DataPosition:
     """Follows one Trainer's epochs while it fits, and puts them back where they were.
 
     Args:
-        trainer: about to fit.
+        changes: to the Trainer that is about to fit.
         generators: of the workers of this rank.
         validation: knows the random state of training while it validates.
 
     """
 
     def __init__(
-        self, trainer: pl.Trainer, generators: WorkerRandom, validation: IsolatedValidation
+        self, changes: TrainerChanges, generators: WorkerRandom, validation: IsolatedValidation
     ) -> None:
-        self._trainer = trainer
-        self._fit_loop: Any = trainer.fit_loop
+        self._changes = changes
+        self._fit_loop: Any = changes.trainer.fit_loop
         self._generators = generators
         self._validation = validation
         self._begun: RandomStates = []
@@ -46,10 +45,13 @@ class DataPosition:
         self._ended: RandomStates | None = None
 
     def install(self) -> None:
-        """Wrap the two methods in which Lightning begins the data of an epoch."""
-        set_up, start = self._fit_loop.setup_data, self._fit_loop.epoch_loop.on_run_start
-        reset = self._fit_loop.epoch_loop.reset
+        """Wrap the methods in which Lightning starts the data of an epoch."""
+        self._changes.replace("fit_loop.setup_data", self._setup_data)
+        self._changes.replace("fit_loop.epoch_loop.on_run_start", self._on_run_start)
+        self._changes.replace("fit_loop.epoch_loop.reset", self._reset)
+        self._changes.on_close(self._end)
 
+    def _setup_data(self, set_up: Callable[[], None]) -> Callable[[], None]:
         def setup_data() -> None:
             self._leave_epoch_that_ended()
             # The first epoch's data begin here, and those of a loader that is made anew.
@@ -58,6 +60,9 @@ class DataPosition:
             if self._iterator() is not before:
                 self._begun = random
 
+        return setup_data
+
+    def _on_run_start(self, start: Callable[[Any], None]) -> Callable[[Any], None]:
         def on_run_start(fetcher: Any) -> None:
             before, random = self._iterator(), self._generators.states()
             start(fetcher)
@@ -67,22 +72,19 @@ class DataPosition:
             elif renewed:
                 self._begun = random
 
+        return on_run_start
+
+    def _reset(self, reset: Callable[[], None]) -> Callable[[], None]:
         def reset_quietly() -> None:
             with warnings.catch_warnings():
-                # What it says of loaders without a state does not hold here.
+                # Its warning of loaders without a state does not hold here.
                 warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
                 reset()
 
-        self._fit_loop.setup_data = setup_data
-        self._fit_loop.epoch_loop.on_run_start = on_run_start
-        self._fit_loop.epoch_loop.reset = reset_quietly
+        return reset_quietly
 
-    def remove(self) -> None:
-        """Give the loops their own methods back."""
+    def _end(self) -> None:
         self._ended = [self._now(worker) for worker in range(self._generators.number)]
-        self._fit_loop.__dict__.pop("setup_data", None)
-        self._fit_loop.epoch_loop.__dict__.pop("on_run_start", None)
-        self._fit_loop.epoch_loop.__dict__.pop("reset", None)
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:
         """A worker's random states, of this moment and of the begin of the epoch's data."""
@@ -125,7 +127,7 @@ class DataPosition:
             self._fit_loop.reset_restart_stage()
 
     def _iterator(self) -> Any:
-        # A CombinedLoader is its own iterator; what it iterates over is new each time.
+        # A CombinedLoader is its own iterator; the iterator below is new each time.
         loader = self._fit_loop._combined_loader
         if loader is None:
             return None
@@ -156,6 +158,5 @@ class DataPosition:
 
 def _step_draws(fetcher: Any) -> bool:
     """Whether ``training_step`` takes the iterator itself, and draws its batches."""
-    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
-
-    return isinstance(fetcher, _DataLoaderIterDataFetcher)
+    kind = private("lightning.pytorch.loops.fetchers", "_DataLoaderIterDataFetcher")
+    return isinstance(fetcher, kind)

@@ -51,7 +51,7 @@ class EndOfData(Callback):
         while not self._joining.run():
             self._obey()
             if trainer.received_sigterm:
-                # The others leave in the middle of their epoch, where Lightning looks for it.
+                # The others leave in the middle of their epoch, where Lightning checks for it.
                 raise SIGTERMException
         if self._health.signalled:
             self._obey()

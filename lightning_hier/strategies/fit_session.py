@@ -1,10 +1,10 @@
-"""What exists on one rank while one Trainer fits."""
+"""The objects of one rank while one Trainer fits with a synchronous strategy."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,116 +12,148 @@ from lightning.pytorch.callbacks import Callback
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import raise_everywhere, require_same
-from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.callbacks.progress import place_in_block, show_in_progress_bar
 from lightning_hier.comm.blocks.health import OnNonfinite
-from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.shard_placement import fewest_nics
-from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.gradient_sync import GradientSync
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies import checks
-from lightning_hier.strategies.averaged_weights import AveragedWeights
+from lightning_hier.strategies.automatic import Synchronisation
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
-from lightning_hier.strategies.checkpoints.run_state import RunState, State
+from lightning_hier.strategies.checkpoints.run_state import State
 from lightning_hier.strategies.data_position import DataPosition
-from lightning_hier.strategies.discarded_gradients import DiscardedGradients
-from lightning_hier.strategies.loss_scale import LossScale
-from lightning_hier.strategies.raw_steps import RawSteps
+from lightning_hier.strategies.optimizer_checks import check_optimizers
+from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.reduction import Reduction
-from lightning_hier.strategies.sigterm import QuietTermination
-from lightning_hier.strategies.training import Training
+from lightning_hier.strategies.trainer_changes import TrainerChanges
+from lightning_hier.strategies.training import Training, build_training
 from lightning_hier.strategies.validation import IsolatedValidation
-from lightning_hier.strategies.virtual_workers.played import Played
 
 
 class FitSession:
-    """The workers that this rank plays, the synchroniser, and changes to a Trainer.
+    """Workers, gradient reduction, block synchronisation, and changes to the Trainer.
 
     Made when DDP is about to wrap the module and closed at teardown, so that nothing of one ``fit``
     reaches the next.
 
     Args:
         trainer: about to fit. Its data are followed from here on: a module may ask for their length
-            when it makes its optimizers, and have them begun by that.
-        communicators: channels of this rank.
-        virtual_workers: that this rank plays in turns.
+            when it makes its optimizers, which creates the data loaders.
+        groups: of the strategy.
 
     Attributes:
-        workers: that this rank plays.
-        random: what each worker draws from.
-        position: where training stands in its data.
-        on_start: to be called when training starts.
+        trainer: that fits.
+        changes: to the Trainer.
+        communicators: channels of this rank.
+        worker_layout: which worker is in which group.
+        numbers: of this rank's workers among all.
+        workers: of this rank.
+        random: the random states of the workers.
+        position: the position in the training data.
+        on_start: called when training starts.
         waiting: gradients of each worker of a step that is accumulated, until training starts.
-        saved_under: saves of this job by what this rank calls the checkpoint, the oldest first.
+        saved_under: saves of this job by the path of the checkpoint on this rank, oldest first.
+        closed: whether training has ended.
 
     """
 
-    def __init__(
-        self,
-        trainer: pl.Trainer,
-        communicators: Communicators,
-        virtual_workers: int,
-    ) -> None:
-        self._communicators = communicators
-        self._warmup_steps = 0
-        self.workers = Worker.several(virtual_workers)
+    def __init__(self, trainer: pl.Trainer, groups: RankGroups) -> None:
+        self.trainer = trainer
+        self.communicators = groups.communicators
+        self.worker_layout = groups.worker_layout
+        self.numbers = groups.own_workers
+        self.workers = Worker.several(len(self.numbers))
+        self._settings: Synchronisation | None = None
         self._reduction: Reduction | None = None
-        self._compressed: GradientSync | None = None
         self._training: Training | None = None
-        self._at_end = ExitStack()
+        self.changes = TrainerChanges(trainer)
         self.on_start: list[Callable[[], None]] = []
         self.waiting: Sequence[State] = ()
         self.saved_under: defaultdict[str, list[RankFiles]] = defaultdict(list)
-        self.random = WorkerRandom(virtual_workers, communicators.device)
-        validation = IsolatedValidation(trainer, communicators.device)
-        self.position = DataPosition(trainer, self.random, validation)
-        self._change(validation, self.position)
+        self.closed = False
+        device = self.communicators.device
+        self.random = WorkerRandom(len(self.numbers), device)
+        validation = IsolatedValidation(self.changes, device)
+        self.position = DataPosition(self.changes, self.random, validation)
+        validation.install()
+        self.position.install()
 
     def reduce(
-        self, warmup_steps: int, gradient_sync: GradientSync, grad_scale: Callable[[], float]
+        self,
+        settings: Synchronisation,
+        wrap: Callable[[Channel | None], Module],
     ) -> None:
-        """Say how gradients are averaged; not known before the run's length may be asked for.
+        """Set how gradients are averaged, once the length of the run is known.
 
         Args:
-            warmup_steps: first steps, with averages over the whole world.
-            gradient_sync: how gradients are averaged in a group.
-            grad_scale: the present factor of fp16 loss scaling.
+            settings: with numbers in the place of ``"auto"``.
+            wrap: wraps the module by DDP over a channel, or leaves it unwrapped for None.
 
         """
-        self._warmup_steps = warmup_steps
-        workers = self._communicators.world.size * len(self.workers)
-        self._compressed = None if workers == self._communicators.models else gradient_sync
-        self._reduction = Reduction(self._communicators, self.workers, gradient_sync, grad_scale)
+        self._settings = settings
+        sync = settings.gradient_sync
+        self._reduction = Reduction(self.communicators, self.workers, sync, self._grad_scale, wrap)
+
+    @property
+    def settings(self) -> Synchronisation:
+        """How this run synchronises; set by :meth:`reduce`."""
+        if self._settings is None:
+            raise RuntimeError("a session has settings once the length of the run is known")
+        return self._settings
 
     @property
     def reduction(self) -> Reduction:
-        """Of the workers' gradients; there once :meth:`reduce` has been called."""
+        """Averages gradients; set by :meth:`reduce`."""
         if self._reduction is None:
-            raise RuntimeError("a session reduces gradients from the moment when it is told how")
+            raise RuntimeError("a session reduces gradients once the length of the run is known")
         return self._reduction
 
     @property
     def training(self) -> Training:
-        """What trains; there once :meth:`begin` has been called."""
+        """Block synchronisation and its surroundings; set by :meth:`begin`."""
         if self._training is None:
             raise RuntimeError("a session trains from the moment when optimizers are set up")
         return self._training
 
     @property
     def begun(self) -> bool:
-        """Whether :meth:`begin` has come to its end."""
+        """Whether :meth:`begin` has been called."""
         return self._training is not None
 
     @property
     def worker(self) -> Worker:
-        """The first that this rank plays, often the only one."""
+        """The first worker of this rank, often the only one."""
         return self.workers[0]
 
+    @property
+    def warming(self) -> bool:
+        """Whether gradients are averaged over the whole world at present."""
+        if self._training is None:
+            return int(self.settings.warmup_steps) > 0
+        return self._training.synchroniser.warming
+
+    def wrap(self) -> None:
+        """Wrap the module over the ranks that average gradients now. A collective of them."""
+        self.reduction.wrap(warming=self.warming)
+
+    def wrap_if_changed(self) -> None:
+        """Wrap the module again if these ranks, or the trainable parameters, have changed.
+
+        DDP ignores parameters that were frozen when it was made.
+        """
+        parameters = self.trainer.lightning_module.parameters()
+        if not self.reduction.suits(parameters, warming=self.warming):
+            self.wrap()
+
+    def before_batch(self) -> None:
+        """Include parameters that have been unfrozen. May be a collective of the group."""
+        self.training.synchroniser.admit_trainable()
+        # A set is gone through faster than a module, which may have lost some of it.
+        trained = self.training.synchroniser.trained.parameters
+        if not self.reduction.suits(trained, warming=self.warming):
+            self.wrap_if_changed()
+
     def start(self) -> None:
-        """Training starts now."""
+        """Restore random numbers and gradients of a resumed run, when training starts."""
         for act in self.on_start:
             act()
         self.on_start.clear()
@@ -129,105 +161,49 @@ class FitSession:
         self.position.start()
 
     def rewind(self) -> None:
-        """Forget what this session has trained, before a state is loaded."""
+        """Forget the state of training, before another one is loaded."""
         self.training.synchroniser.rewind()
         for worker in self.workers:
             worker.memory.tensors.clear()
         self.position.rewind()
 
-    @property
-    def warming(self) -> bool:
-        """Whether gradients are averaged over the whole world at present."""
-        if self._training is None:
-            return self._warmup_steps > 0
-        return self._training.synchroniser.warming
-
     def begin(
         self,
-        trainer: pl.Trainer,
-        module: Module,
         optimizers: Sequence[Optimizer],
-        block_sync: BlockSync | None,
         *,
         one_host: bool,
         on_nonfinite: OnNonfinite = "error",
-        scaler: Any = None,
+        join: bool = False,
+        watching: Sequence[Callback] = (),
     ) -> None:
-        """Start counting steps and quieten the Trainer. A collective of the world.
+        """Start counting steps and change the Trainer. A collective of the world.
 
         Args:
-            trainer: about to fit ``module`` with ``optimizers``.
-            module: the model.
-            optimizers: each has its own block.
-            block_sync: how models are synchronised.
+            optimizers: of the module; each has its own block.
             one_host: whether all ranks are on one host.
             on_nonfinite: what becomes of groups whose models are not finite.
-            scaler: the GradScaler of this rank, if it scales gradients.
+            join: whether ranks that have run out of batches join the others.
+            watching: callbacks that log metrics.
 
         Raises:
-            ValueError: on every rank, if optimizers differ or do not suit ``block_sync``.
+            ValueError: on every rank, if optimizers differ or do not suit the settings.
 
         """
-        device = self._communicators.device
-        raise_everywhere(checks.optimizer_problem(optimizers, block_sync), device)
-        require_same(checks.optimizer_settings(optimizers), device)
-        models = self._communicators.models
-        checks.warn_of_optimizers(optimizers, self._compressed, block_sync, models)
-        checks.log_choices(optimizers, block_sync, models)
-        self.worker.count_optimizers(len(optimizers))
-        local = LocalModels(module, optimizers, self._communicators.models_per_rank)
-        played = Played(local, self.random)
-        synchroniser = BlockSynchroniser(
-            module,
-            optimizers,
-            block_sync,
-            communicators=self._communicators,
-            worker=self.worker,
-            models=local,
-            warmup_steps=self._warmup_steps,
-            nics=None if one_host else fewest_nics(device),
-            on_nonfinite=on_nonfinite,
+        check_optimizers(optimizers, self.settings, self.communicators, len(self.workers))
+        self._training = training = build_training(
+            self, optimizers, one_host=one_host, on_nonfinite=on_nonfinite
         )
-        if scaler is not None:
-            synchroniser.on_block = LossScale(scaler, self.worker).after_block
-        termination = QuietTermination(trainer, synchroniser.health.note_signal)
-        raw_steps = RawSteps(
-            lambda: synchroniser.trained.parameters,
-            lambda: synchroniser.evaluation.active or self._communicators.world.size == 1,
-        )
-        self._change(termination, raw_steps)
-        if len(self.workers) > 1:
-            # Here, so that nobody else needs the names of Lightning that these need.
-            from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
-            from lightning_hier.strategies.virtual_workers.stray_writes import StrayWrites
-            from lightning_hier.strategies.virtual_workers.turns import Turns
-
-            buffers = FirstBuffers(local.buffers, self._communicators.group)
-            stray = StrayWrites(module, local)
-            before = synchroniser.before_step
-            self._change(Turns(trainer, played, self.reduction, buffers, stray, before))
-        self._training = Training(
-            communicators=self._communicators,
-            worker=self.worker,
-            played=played,
-            synchroniser=synchroniser,
-            termination=termination,
-            raw_steps=raw_steps,
-            state=RunState(module, optimizers, synchroniser, self.workers),
-            averaged_weights=AveragedWeights(
-                trainer, self._communicators, lambda: synchroniser.trained.kept_equal
-            ),
-        )
-
-    def _change(self, *changes: Any) -> None:
-        """Make changes to the Trainer, and have :meth:`close` take them back."""
-        for change in changes:
-            change.install()
-            self._at_end.callback(change.remove)
+        training.termination.install()
+        training.raw_steps.install()
+        self.changes.on_close(training.raw_steps.remove)
+        last = [*watching, training.termination]
+        self.changes.surround_callbacks(training.callbacks(join=join), last)
+        traffic = self.communicators.traffic
+        self.changes.on_close(show_in_progress_bar(self.trainer, traffic, self._place_in_block))
 
     @contextmanager
     def accumulated(self, workers: Sequence[int], number: int) -> Iterator[None]:
-        """Have ``.grad`` hold what a worker has of a step that is still accumulated.
+        """Have ``.grad`` hold the gradients of one worker in a step that is accumulated.
 
         Args:
             workers: of this rank, whose model is in the module.
@@ -235,29 +211,34 @@ class FitSession:
 
         """
         if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
-            yield  # its gradients are put away with its model
+            yield  # its gradients are saved with its model
             return
         with self.reduction.in_turns.of(number):
             yield
 
-    def last_callbacks(self, optimizers: int) -> list[Callback]:
-        """Callbacks that run after all others: checks of several optimizers, and of signals."""
-        discarded = [DiscardedGradients(self.reduction)] if optimizers > 1 else []
-        return [*discarded, self.training.termination]
-
-    def at_end(self, take_back: Callable[[], None]) -> None:
-        """Have :meth:`close` call this too."""
-        self._at_end.callback(take_back)
-
     def metrics(self) -> dict[str, float]:
-        """What hook and blocks have to log, by name."""
+        """Return metrics of gradients and blocks, by name."""
         found = {} if self._reduction is None else self._reduction.metrics()
         if self._training is not None:
             found |= self._training.synchroniser.log.metrics(self.worker.steps)
         return found
 
+    @property
+    def scaler(self) -> Any:
+        """The GradScaler of fp16 loss scaling, or None."""
+        return getattr(self.trainer.precision_plugin, "scaler", None)
+
+    def _grad_scale(self) -> float:
+        return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+
+    def _place_in_block(self) -> str:
+        block_sync = self.settings.block_sync
+        steps = None if block_sync is None else block_sync.steps
+        return place_in_block(self.worker, steps, int(self.settings.warmup_steps))
+
     def close(self) -> None:
-        """Take back what was changed about the Trainer and attached to parameters."""
-        self._at_end.close()
+        """Take back changes to the Trainer, and hooks of parameters."""
+        self.closed = True
+        self.changes.close()
         if self._reduction is not None:
             self._reduction.close()

@@ -1,8 +1,7 @@
-"""Swaps the global model into the module whenever Lightning evaluates it."""
+"""Callbacks that decide which model is in the module: the global one in evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -12,7 +11,7 @@ from lightning_hier.comm.profiling import profiler_range
 
 
 class SwapsGlobalModel(Protocol):
-    """Decides which model the module holds."""
+    """Writes the global model into the module, and the local model back."""
 
     def swap_in_global_model(self) -> None:
         """Save the local model and write the global one into the module."""
@@ -27,12 +26,13 @@ class SwapsGlobalModel(Protocol):
 class GlobalModelLifecycle(Callback):
     """First of all callbacks, so that the others see the global model.
 
-    It is swapped in when validation starts and when an epoch ends, and stays until the next batch:
-    at an epoch's end validation, checkpoints and callbacks share one exchange.
+    It is written when validation starts and when an epoch ends, and stays until the next batch: at
+    an epoch's end validation, checkpoints and callbacks follow each other, and one exchange serves
+    them all.
     """
 
     def __init__(self, model: SwapsGlobalModel) -> None:
-        """Drive ``model``."""
+        """Act on ``model``."""
         self._model = model
 
     def on_train_batch_start(
@@ -48,7 +48,7 @@ class GlobalModelLifecycle(Callback):
                 self._model.swap_in_global_model()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show callbacks and the module the global model at an epoch's end."""
+        """Evaluate the global model at an epoch's end."""
         with profiler_range("hier/global_model/swap_in"):
             self._model.swap_in_global_model()
 
@@ -58,14 +58,27 @@ class GlobalModelLifecycle(Callback):
             self._model.end_training()
 
 
-def surround_callbacks(
-    trainer: pl.Trainer, first: Sequence[Callback], last: Sequence[Callback]
-) -> Callable[[], None]:
-    """Put callbacks around a Trainer's own; what is returned takes them away again."""
-    trainer.callbacks = [*first, *trainer.callbacks, *last]  # type: ignore[attr-defined]
+class KeepsModule(Protocol):
+    """Gives up the local model for the one in the module."""
 
-    def restore() -> None:
-        own = [callback for callback in trainer.callbacks if callback not in (*first, *last)]  # type: ignore[attr-defined]
-        trainer.callbacks = own  # type: ignore[attr-defined]
+    def keep_module(self) -> None:
+        """Keep the present model for good; only the buffers of BatchNorm still change."""
 
-    return restore
+
+class EpochWithoutSteps(Callback):
+    """Keeps the average that ``StochasticWeightAveraging`` writes into the module at its end.
+
+    Its average is followed by one more epoch without steps, only for the statistics of BatchNorm;
+    then the local model must not come back.
+    """
+
+    def __init__(self, model: KeepsModule) -> None:
+        """Act on ``model``. This callback must precede :class:`GlobalModelLifecycle`."""
+        self._model = model
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep the model that is in the module."""
+        if trainer.fit_loop._skip_backward:
+            self._model.keep_module()

@@ -9,14 +9,14 @@ from lightning_hier.comm.worker import Worker
 
 
 class LossScale:
-    """Takes the scale of fp16 gradients back to what it was when the model was last healthy.
+    """Resets the scale of fp16 gradients to its value when the model was last healthy.
 
     Every step with a non-finite gradient halves the scale. A model with NaN has such steps until
     its block ends, and at the scale that is left then, gradients would vanish for a long time.
 
     Args:
         scaler: the GradScaler of this rank.
-        worker: the worker that this rank plays; it keeps the scale.
+        worker: the worker of this rank, which keeps the scale.
 
     """
 

@@ -16,7 +16,7 @@ from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.strategies.batch_counts import UnevenBatches
+from lightning_hier.strategies.data_checks import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 

@@ -1,10 +1,10 @@
 """Names of Lightning and torch that neither documents, and that this package uses all the same.
 
-A release may take any of them away. All of them stand here, with what each is needed for, so that
-one look tells what a new release breaks: tests compare this list with the source, with the
-installed versions and with ``docs/compatibility.md``. A Trainer that lacks one gets one error
-before training, in place of an ``AttributeError`` in the middle of it; what is only made in
-training is checked where it is used. None of them is needed to import the package.
+A release may remove any of them. All of them are listed here, each with its use, so that a new
+release is checked in one place: tests compare this list with the source, with the installed
+versions and with ``docs/compatibility.md``. A Trainer that lacks one gets one error before
+training, in place of an ``AttributeError`` in the middle of it; objects that are only made in
+training are checked where they are used. None of them is needed to import the package.
 """
 
 from __future__ import annotations
@@ -127,6 +127,13 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Of objects that the user or Lightning makes; strategies check their own when they are made."""
+
+
+def private(module: str, name: str) -> Any:
+    """Return a name of :data:`OF_MODULES`. Imported where it is used: no import needs it."""
+    if name not in OF_MODULES[module]:
+        raise ValueError(f"{module}.{name} is not listed")
+    return getattr(import_module(module), name)
 
 
 def private_names_problem(

@@ -1,12 +1,16 @@
-"""How the gradients of one rank are reduced while one Trainer fits."""
+"""Averages the gradients of one rank while one Trainer fits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_hier.comm.broadcast import ddp_problem
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import (
@@ -33,9 +37,10 @@ class Reduction:
 
     Args:
         communicators: channels of this rank.
-        workers: that this rank plays.
+        workers: of this rank.
         config: how gradients are averaged in a group.
         grad_scale: the present factor of fp16 loss scaling.
+        wrap: wraps the module by DDP over a channel, or leaves it unwrapped for None.
 
     Attributes:
         warming: whether the module was last wrapped for the warm-up.
@@ -48,11 +53,14 @@ class Reduction:
         workers: Sequence[Worker],
         config: GradientSync,
         grad_scale: Callable[[], float],
+        wrap: Callable[[Channel | None], Module],
     ) -> None:
         self._group, self._world = communicators.group, communicators.world
+        self._device = communicators.device
         self._workers = workers
         self._config = config
         self._grad_scale = grad_scale
+        self._wrap = wrap
         self.warming = False
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
@@ -73,7 +81,18 @@ class Reduction:
             raise RuntimeError("gradients are reduced from the moment when the module is set up")
         return self._in_turns
 
-    def ranks_of_ddp(self, *, warming: bool) -> Channel | None:
+    def wrap(self, *, warming: bool) -> None:
+        """Wrap the module over the ranks that average gradients now. A collective of these ranks.
+
+        Args:
+            warming: whether the world averages, as in the warm-up, and not the group.
+
+        """
+        self._over = self._ranks_of_ddp(warming=warming)
+        # Not kept: a wrapper has buckets as large as the gradients.
+        self._attach(self._wrap(self._over), warming=warming)
+
+    def _ranks_of_ddp(self, *, warming: bool) -> Channel | None:
         """The ranks over which DDP has to wrap the module, or None: it stays as it is.
 
         In a group of one rank DDP's reducer would copy every gradient twice at every step for
@@ -86,18 +105,10 @@ class Reduction:
         used = isinstance(self._config, CommHook) or bool(self._workers[0].memory.tensors)
         return ranks if ranks.size > 1 or used else None
 
-    def attach(self, model: Module, *, warming: bool) -> None:
-        """Reduce the gradients of a module from now on.
-
-        Args:
-            model: wrapped by DDP over :meth:`ranks_of_ddp`, or the module itself.
-            warming: whether over the world.
-
-        """
+    def _attach(self, model: Module, *, warming: bool) -> None:
         self.close()
         reduced = [own for own in model.parameters() if own.requires_grad]
         self._reduced, self.warming = set(reduced), warming
-        self._over = self.ranks_of_ddp(warming=warming)
         self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
         reducer = AllReducer(self._world) if warming else self._in_group
         self._hook = self._reached = None
@@ -110,24 +121,21 @@ class Reduction:
             self._in_turns = WorkerGradients(reduced, self._hook, self._in_turns)
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
-        """Whether what was attached reduces what is trainable of ``parameters``, over the ranks."""
+        """Whether the wrapping averages all trainable ``parameters``, over the right ranks."""
         return (
             self.warming == warming
-            and self._over is self.ranks_of_ddp(warming=warming)
+            and self._over is self._ranks_of_ddp(warming=warming)
             and all(own in self._reduced for own in parameters if own.requires_grad)
         )
 
-    def take_compressed(self) -> set[Parameter]:
-        """Parameters of the last pass that have a residual; nothing where none can be unused."""
-        reached = set() if self._reached is None else self._reached.take_last()
-        return reached & self._workers[0].memory.tensors.keys()
+    def rehearse(self, model: Module | None, order: list[Parameter]) -> None:
+        """Have DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
 
-    def rehearse(self, model: DistributedDataParallel, order: list[Parameter]) -> None:
-        """Have DDP form its buckets as a run had them whose gradients came in ``order``.
-
-        Where parameters may be unused, it keeps those that it has made at first.
+        With ``find_unused_parameters`` DDP keeps the buckets that it has made at first.
         """
-        if self._hook is None or model.find_unused_parameters:
+        if self._hook is None or not isinstance(model, DistributedDataParallel):
+            return
+        if model.find_unused_parameters or self._device.type != "cpu":
             return
         if not order or set(order) != self._reduced:
             return
@@ -141,8 +149,37 @@ class Reduction:
         return {} if self._in_group is None else self._in_group.metrics()
 
     def close(self) -> None:
-        """Take back what was attached to parameters, and a group that a hook's state was given."""
+        """Remove hooks of parameters, and the process group from the state of a user's hook."""
         if isinstance(self._in_group, HookReducer):
             self._in_group.close()
         if self._hook is not None:
             self._hook.close()
+
+
+def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
+    """Set the strategy's model: its module, wrapped by DDP over ``ranks`` if there are any.
+
+    A collective of these ranks.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    strategy.model = module
+    if ranks is None:
+        return module
+    if problem := ddp_problem(module, dist.get_backend()):
+        raise ValueError(problem)
+    # DDP copies the model in a stream of its own: after the optimizer's kernels, and before the
+    # next step.
+    _wait_for_kernels(strategy.root_device)
+    strategy._ddp_kwargs["process_group"] = ranks.group
+    try:
+        strategy.model = wrapped = strategy._setup_model(module)
+    finally:
+        del strategy._ddp_kwargs["process_group"]
+    _wait_for_kernels(strategy.root_device)
+    return wrapped
+
+
+def _wait_for_kernels(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,11 +1,14 @@
-"""The names by which a Trainer, and the command line, find the strategies."""
+"""The names of the strategies, for the Trainer and the command line."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from inspect import currentframe
+
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_hier.algorithms.arguments import did_you_mean
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
-from lightning_hier.strategies.lookup import explain_mistakes
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
     BMUFGTCStrategy,
@@ -15,6 +18,7 @@ from lightning_hier.strategies.presets import (
 )
 from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
+from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
 
 Preset = type[HierarchicalStrategy] | type[ParameterServerStrategy]
@@ -44,3 +48,55 @@ def register() -> None:
         if name not in StrategyRegistry:
             StrategyRegistry.register(name, preset, description=summary(preset))
     explain_mistakes(PRESETS)
+
+
+def explain_mistakes(names: Collection[str]) -> None:
+    """Have a Trainer raise an error that lists all strategies for an unknown name.
+
+    Lightning's own error for an unknown name lists a few of its own names, and that for a strategy
+    of another Trainer is about the accelerator. A Trainer searches the list of registered names
+    before anything else. This replaces the list of the registry, a public object, and no method of
+    the Trainer. Registered names, and other callers, are not affected.
+
+    Args:
+        names: of our strategies.
+
+    """
+
+    def available_strategies() -> list[str]:
+        frame = currentframe()
+        caller = frame.f_back.f_globals.get("__name__", "") if frame and frame.f_back else ""
+        if caller.startswith("lightning.pytorch."):
+            return _Names(StrategyRegistry, names)
+        return list(StrategyRegistry)
+
+    StrategyRegistry.available_strategies = available_strategies  # type: ignore[method-assign]
+
+
+class _Names(list[str]):
+    """Registered names. Looking up any other is an error with the nearest, and with all."""
+
+    def __init__(self, registered: Collection[str], own: Collection[str]) -> None:
+        super().__init__(registered)
+        self._own = own
+
+    def __contains__(self, given: object) -> bool:
+        if isinstance(given, TieredStrategy):
+            _require_new(given)
+        found = super().__contains__(given)
+        if not found and isinstance(given, str):
+            others = sorted({"auto", *self} - set(self._own))
+            raise ValueError(
+                f"no strategy has the name {given!r}{did_you_mean(given, [*self._own, *others])} "
+                f"lightning_hier has {', '.join(self._own)}, and HierarchicalStrategy(...) for "
+                f"other combinations; Lightning and other packages have {', '.join(others)}"
+            )
+        return found
+
+
+def _require_new(strategy: TieredStrategy) -> None:
+    if strategy.has_trainer:
+        raise ValueError(
+            f"this {type(strategy).__name__} belongs to another Trainer already: a strategy serves "
+            "one Trainer. Make a new one for each"
+        )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback, LearningRateFinder
 from lightning.pytorch.strategies import ParallelStrategy
+from torch.nn import Module
 from torch.optim import Optimizer
 
+from lightning_hier.comm.agreement import gather_where_different
 from lightning_hier.parameter_server.updater import objection
+
+Place = tuple[int, int, str]
+"""A parameter: index of its optimizer, of its group there, and its name in the module."""
 
 # What parameter servers add to a checkpoint.
 SECTION = "lightning_hier_servers"
@@ -43,7 +50,7 @@ def saved_steps(trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> list[in
 
 
 def check_workers(virtual_workers: int) -> None:
-    """Check the number of workers that a rank plays.
+    """Check the number of virtual workers.
 
     Raises:
         ValueError: several.
@@ -106,3 +113,54 @@ def optimizer_problem(optimizers: Sequence[Optimizer]) -> str | None:
             )
         seen |= own
     return None
+
+
+def require_same_order(
+    module: Module, optimizers: Sequence[Optimizer], device: torch.device
+) -> None:
+    """Check that optimizers list the same parameters in the same order on all ranks.
+
+    A collective of the world: every rank must call it.
+
+    Raises:
+        ValueError: on every rank, naming the first place that differs.
+
+    """
+    names = {own: name for name, own in module.named_parameters()}
+    places = [
+        (index, number, names.get(own, f"a tensor of shape {tuple(own.shape)}"))
+        for index, optimizer in enumerate(optimizers)
+        for number, group in enumerate(optimizer.param_groups)
+        for own in group["params"]
+    ]
+    rows = gather_where_different(places, device, place="the comparison of optimizers") or ()
+    problem = order_problem([[(one, group, name) for one, group, name in row] for row in rows])
+    if problem is not None:
+        raise ValueError(problem)
+
+
+def order_problem(rows: Sequence[Sequence[Place]]) -> str | None:
+    """Name the first place at which the optimizers of two ranks differ, or None.
+
+    Args:
+        rows: for each rank, all parameters of its optimizers in their order.
+
+    """
+    for rank, row in enumerate(rows):
+        for number, (first, own) in enumerate(zip_longest(rows[0], row)):
+            if own != first:
+                return (
+                    "optimizers must list the same parameters in the same order on all ranks, "
+                    "since servers identify a parameter by its place. "
+                    f"At place {number} is {_named(first)} on rank 0, and {_named(own)} on rank "
+                    f"{rank}. A set has another order in every process: take "
+                    "`[p for p in self.parameters() if p in chosen]`, the order of the module"
+                )
+    return None
+
+
+def _named(place: Place | None) -> str:
+    if place is None:
+        return "nothing more"
+    optimizer, group, name = place
+    return f"{name} (optimizer {optimizer}, group {group})"

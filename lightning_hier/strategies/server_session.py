@@ -10,8 +10,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
+from lightning_hier.callbacks.progress import show_in_progress_bar
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collective_leader import CollectiveLeader
@@ -21,10 +23,11 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.strategies.global_buffers import GlobalBuffers
-from lightning_hier.strategies.raw_steps import RawSteps
-from lightning_hier.strategies.served_parameters import ServedParameters
+from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
+from lightning_hier.strategies.misuse import RawSteps, ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 from lightning_hier.strategies.validation import IsolatedValidation
 
 BuildEngine = Callable[[Ports, Client], Engine]
@@ -86,6 +89,7 @@ class ServerSession:
             on_waiting=self.engine.wait_in_collective,
             on_done=self.engine.leave_collective,
         )
+        self._traffic = traffic
         self._buffers: GlobalBuffers | None = None
         self._parameters: ServedParameters | None = None
         self._gradients: list[StepGradients] = []
@@ -103,8 +107,20 @@ class ServerSession:
             raise RuntimeError("signals are noted from the moment when optimizers are set up")
         return self._termination
 
-    def begin(self, trainer: pl.Trainer, optimizers: Sequence[Optimizer]) -> None:
-        """Take gradients away from the optimizers and quieten the Trainer."""
+    def begin(
+        self,
+        trainer: pl.Trainer,
+        optimizers: Sequence[Optimizer],
+        watching: Sequence[Callback] = (),
+    ) -> None:
+        """Take the gradients of the optimizers, and change the Trainer.
+
+        Args:
+            trainer: about to fit.
+            optimizers: of its module.
+            watching: callbacks that log metrics.
+
+        """
         module = trainer.lightning_module
         self._buffers = GlobalBuffers(module, self.collectives)
         self._parameters = ServedParameters(module, optimizers)
@@ -117,10 +133,16 @@ class ServerSession:
             self._gradients.append(taking)
             self._at_end.callback(taking.remove)
         device = trainer.strategy.root_device
-        self._termination = QuietTermination(trainer, self._note_termination)
-        for change in (self._raw_steps, self._termination, IsolatedValidation(trainer, device)):
-            change.install()
-            self._at_end.callback(change.remove)
+        changes = TrainerChanges(trainer)
+        self._termination = QuietTermination(changes, self._note_termination)
+        self._raw_steps.install()
+        self._at_end.callback(self._raw_steps.remove)
+        self._termination.install()
+        IsolatedValidation(changes, device).install()
+        first = [EpochWithoutSteps(self), GlobalModelLifecycle(self)]
+        changes.surround_callbacks(first, [*watching, self._termination])
+        changes.on_close(show_in_progress_bar(trainer, self._traffic))
+        self._at_end.callback(changes.close)
 
     def start(self, module: torch.nn.Module) -> None:
         """Serve and train ``module``. From now on nothing waits for the process group."""
@@ -178,10 +200,6 @@ class ServerSession:
         if self._buffers is not None and self._parameters is not None:
             self._buffers.keep()
             self._parameters.forget()
-
-    def at_end(self, take_back: Callable[[], None]) -> None:
-        """Have :meth:`close` call this too."""
-        self._at_end.callback(take_back)
 
     def living(self) -> list[int]:
         """Ranks that are still there."""

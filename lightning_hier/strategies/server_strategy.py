@@ -20,18 +20,16 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.callbacks.progress import show_in_progress_bar
 from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
 from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.comm.traffic import Tier
 from lightning_hier.strategies import checks, server_checks
 from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
-from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
+from lightning_hier.strategies.collectives import LiveRankCollectives, WorldCollectives
 from lightning_hier.strategies.initial_model import share_initial_model
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle, surround_callbacks
-from lightning_hier.strategies.live_strategy import LiveStrategy
-from lightning_hier.strategies.parameter_order import require_same_order
+from lightning_hier.strategies.optimizer_checks import optimizer_settings
+from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
@@ -45,7 +43,7 @@ _AGENTS_WAIT = (
 )
 
 
-class ParameterServerStrategy(LiveStrategy, ABC):
+class ParameterServerStrategy(TieredStrategy, ABC):
     """Training where updates are made by servers inside the ranks.
 
     The user's optimizer is the servers' Updater: it is copied for them, and finds no gradients
@@ -78,6 +76,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
+        self._session: ServerSession | None = None
         super().__init__(
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
@@ -109,15 +108,11 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             problem = server_checks.optimizer_problem(self.optimizers)
             raise_everywhere(problem, self.root_device)
             self._states, self._steps = None, server_checks.saved_steps(trainer, self.optimizers)
-            settings = checks.optimizer_settings(self.optimizers)
+            settings = optimizer_settings(self.optimizers)
             require_same(settings | {"steps so far": self._steps}, self.root_device)
-            require_same_order(self._module, self.optimizers, self.root_device)
+            server_checks.require_same_order(self._module, self.optimizers, self.root_device)
             self._session = self._open_session(trainer)
-            self._session.begin(trainer, self.optimizers)
-            first = [EpochWithoutSteps(self._session), GlobalModelLifecycle(self._session)]
-            last = [*self._watching(), self._session.termination]
-            self._session.at_end(surround_callbacks(trainer, first, last))
-            self._session.at_end(show_in_progress_bar(trainer, self.traffic))
+            self._session.begin(trainer, self.optimizers, self._watching())
 
     @override
     def configure_ddp(self) -> None:
@@ -127,8 +122,9 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._states = None  # what was restored is the servers' now, and moves on there
+        self._states = None  # the servers have the restored state now, and change it
         self._running.start(self._module)
+        self._collectives = LiveRankCollectives(self._running.collectives)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -215,12 +211,12 @@ class ParameterServerStrategy(LiveStrategy, ABC):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         self._failed = True
-        keep_groups_at_exit()
 
     @override
     def teardown(self) -> None:
         self.metrics()  # what has been counted outlives the session
         session, self._session = self._session, None
+        self._collectives = WorldCollectives(self)
         if session is not None:
             if session.lost():
                 keep_groups_at_exit()
@@ -235,6 +231,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         """Drop every reference to a process group, at the end of the process."""
         super().forget_groups()
         self._session = None
+        self._collectives = WorldCollectives(self)
 
     @override
     def metrics(self) -> dict[str, float]:
@@ -247,7 +244,7 @@ class ParameterServerStrategy(LiveStrategy, ABC):
         from lightning_hier.parameter_server.open_ports import open_ports
         from lightning_hier.strategies.server_session import ServerSession
 
-        size = self._group_size()
+        size = self._groups.size
 
         def tier_of(rank: int) -> Tier:
             return "group" if rank // size == self.global_rank // size else "across"
@@ -269,6 +266,19 @@ class ParameterServerStrategy(LiveStrategy, ABC):
             traffic=self.traffic,
             world_tier="across" if size < self.world_size else "group",
         )
+
+    @property
+    @override
+    def is_global_zero(self) -> bool:
+        """Whether this is the lowest rank that is not lost: it writes checkpoints."""
+        if self._live is None:
+            return super().is_global_zero
+        return self.global_rank == self._live.living()[0]
+
+    @property
+    def _live(self) -> ServerSession | None:
+        """The session once it serves. Collectives of the process group are over then."""
+        return self._session if self._session is not None and self._session.started else None
 
     @property
     def _leaves_out(self) -> bool:

@@ -9,24 +9,24 @@ handler either, which is where Lightning makes the one that precedes a requeue.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.strategies.requeue import requeue
-
-_LOOP_METHOD = "_broadcast_sigterm_tensor"
-_ON_SIGTERM = "_sigterm_notifier_fn"
-_ON_REQUEUE = "_slurm_sigusr_handler_fn"
-_HANDLERS = (_ON_SIGTERM, _ON_REQUEUE)
+from lightning_hier.strategies.checkpoints.saving import finish_writing
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 
 class _Told(IntEnum):
@@ -40,31 +40,26 @@ class QuietTermination(Callback):
     """Replaces the broadcasts and handlers of one Trainer, and acts at the end of a batch.
 
     Args:
-        trainer: about to fit.
+        changes: to the Trainer that is about to fit.
         on_signal: called in the signal handler when this process is told to stop or to requeue.
 
     """
 
-    def __init__(self, trainer: pl.Trainer, on_signal: Callable[[], None]) -> None:
-        self._trainer = trainer
+    def __init__(self, changes: TrainerChanges, on_signal: Callable[[], None]) -> None:
+        self._changes = changes
+        self._trainer = trainer = changes.trainer
         self._on_signal = on_signal
         self._connector: Any = trainer._signal_connector
-        self._loop: Any = trainer.fit_loop.epoch_loop
         # Sets, because a handler may run between any two operations and adds in one.
         self._received: set[_Told] = set()
         self._to_do: set[_Told] = set()
 
     def install(self) -> None:
         """Replace them. Lightning registers its signal handlers later, so it takes ours."""
-        setattr(self._loop, _LOOP_METHOD, lambda: None)
-        setattr(self._connector, _ON_SIGTERM, self._note_sigterm)
-        setattr(self._connector, _ON_REQUEUE, self._note_requeue)
-
-    def remove(self) -> None:
-        """Give the Trainer its own methods back."""
-        self._loop.__dict__.pop(_LOOP_METHOD, None)
-        for name in _HANDLERS:
-            self._connector.__dict__.pop(name, None)
+        replace = self._changes.replace
+        replace("fit_loop.epoch_loop._broadcast_sigterm_tensor", lambda _: lambda: None)
+        replace("_signal_connector._sigterm_notifier_fn", lambda _: self._note_sigterm)
+        replace("_signal_connector._slurm_sigusr_handler_fn", lambda _: self._note_requeue)
 
     def agree(self, device: torch.device) -> None:
         """Learn what any rank has been told, to act on it at the end of this batch.
@@ -127,3 +122,46 @@ def _save_before_stop(trainer: pl.Trainer) -> None:
             saver.on_exception(trainer, trainer.lightning_module, SIGTERMException("SIGTERM"))
         finally:
             saver.save_on_exception = chosen
+
+
+_LIGHTNINGS = "hpc_ckpt_"
+_OURS = "requeue_"
+
+
+def requeue(trainer: pl.Trainer) -> None:
+    """Save where Lightning resumes the job from, and ask SLURM to requeue the job.
+
+    A collective of the world: every rank must call it at the same place.
+
+    Lightning resumes from the file ``hpc_ckpt_N.ckpt`` with the highest number in
+    ``default_root_dir``, and takes a number from any file of such a name. The remains of
+    a save that was cut off would then end the resumed job with an error. So the save has a name of
+    its own, and gets Lightning's, as a link, once it is complete.
+    """
+    save = trainer.save_checkpoint
+
+    def save_and_link(path: str | Path, *args: Any, **kwargs: Any) -> None:
+        filesystem, local = url_to_fs(str(path))
+        if not isinstance(filesystem, LocalFileSystem):
+            save(path, *args, **kwargs)
+            return
+        link = Path(local)
+        own = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
+        save(own, *args, **kwargs)
+        finish_writing(trainer.strategy.checkpoint_io)
+        # Part of the save: parameter servers' ranks save by themselves, and skip it.
+        trainer.strategy.barrier("Trainer.save_checkpoint")
+        if trainer.is_global_zero and own.exists():  # else its writer says at the end what failed
+            os.symlink(own.name, link)
+
+    connector: Any = trainer._signal_connector
+    trainer.save_checkpoint = save_and_link  # type: ignore[method-assign, assignment]
+    try:
+        type(connector)._slurm_sigusr_handler_fn(connector, _requeue_signal(trainer), None)
+    finally:
+        del trainer.save_checkpoint
+
+
+def _requeue_signal(trainer: pl.Trainer) -> Any:
+    environment = trainer._accelerator_connector.cluster_environment
+    return getattr(environment, "requeue_signal", None)

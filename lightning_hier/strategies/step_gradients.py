@@ -1,4 +1,4 @@
-"""Takes the gradients of a step away from the user's optimizer, without wrapping it.
+"""Takes the gradients of a step before the user's optimizer uses them, without wrapping it.
 
 Under a parameter server the update happens elsewhere. The optimizer is still stepped as always, so
 that its hooks run, schedulers see it step and gradient scaling works; it only finds no gradients.

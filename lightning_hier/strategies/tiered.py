@@ -1,17 +1,21 @@
-"""What all strategies share: ranks in groups, and settings on which all ranks agree."""
+"""The base of all strategies: groups of ranks, and settings that are the same on all ranks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import DoublePrecision
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -19,33 +23,37 @@ from typing_extensions import override
 from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
-from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
+from lightning_hier.comm.agreement import raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit
-from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
+from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
+from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.strategies import checks
-from lightning_hier.strategies.batch_counts import uneven_problem
-from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
+from lightning_hier.strategies import arguments, placement, ray_train
+from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.same_checkpoint import read_nothing, read_same
+from lightning_hier.strategies.collectives import Collectives, WorldCollectives, naming_missing
+from lightning_hier.strategies.data_checks import check_data
 from lightning_hier.strategies.description import comparable, described
-from lightning_hier.strategies.placement import PlacedStrategy
 from lightning_hier.strategies.private_names import private_names_problem, require_names
-from lightning_hier.strategies.restarts import warn_of_shared_store
-from lightning_hier.strategies.shuffle_seeds import require_same_shuffle
+from lightning_hier.strategies.rank_groups import RankGroups
 
 
-class TieredStrategy(PlacedStrategy, ABC):
+class TieredStrategy(DDPStrategy, ABC):
     """A strategy whose ranks make up groups.
+
+    In a worker of Ray Train the Trainer's ``devices`` and ``num_nodes`` have no effect.
 
     Args:
         group_size: workers of one group: a number, ``"node"`` (those of one host) or ``"world"``.
             It must divide the number of workers.
         warmup_steps: first so many steps of every optimizer average gradients exactly over all
             ranks.
-        virtual_workers: workers that every rank plays in turns.
+        virtual_workers: workers of every rank.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
+
+    Attributes:
+        has_trainer: whether a Trainer has taken the strategy.
 
     Raises:
         ValueError: a value outside its range, or a combination that can't work.
@@ -53,6 +61,7 @@ class TieredStrategy(PlacedStrategy, ABC):
     """
 
     strategy_name = "tiered"
+    has_trainer = False
 
     def __init__(
         self,
@@ -64,20 +73,20 @@ class TieredStrategy(PlacedStrategy, ABC):
         **ddp_kwargs: Any,
     ) -> None:
         # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
-        ddp_kwargs = checks.without_taken(type(self), ddp_kwargs)
-        checks.check_timeout(timeout)
+        ddp_kwargs = arguments.without_taken(type(self), ddp_kwargs)
+        arguments.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
         require_names(self)
-        checks.check_group_size(group_size)
+        arguments.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
         check_whole("virtual_workers", virtual_workers)
         self.group_size: GroupSize = group_size
         self.warmup_steps = warmup_steps
         self.virtual_workers = virtual_workers
         self.traffic = Traffic()
+        self._groups = RankGroups(self, group_size, virtual_workers)
+        self._collectives: Collectives = WorldCollectives(self)
         self._layout: TensorBoardLayout | None = None
-        self._communicators: Communicators | None = None
-        self._generation = 0
         self._start_compared = False
 
     @abstractmethod
@@ -87,7 +96,7 @@ class TieredStrategy(PlacedStrategy, ABC):
     @property
     @abstractmethod
     def _families(self) -> Sequence[str]:
-        """What is logged besides the tiers, as in ``callbacks.tensorboard_layout``."""
+        """Families of metrics besides the tiers, as in ``callbacks.tensorboard_layout``."""
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
@@ -96,8 +105,12 @@ class TieredStrategy(PlacedStrategy, ABC):
         Of this rank; no communication.
         """
 
+    def _problem(self) -> str | None:
+        """Return what can't work with this number of ranks, which groups divide, or None."""
+        return None
+
     def describe(self) -> dict[str, Any]:
-        """Name, ranks and settings, as JSON can say them; there once the environment is set up."""
+        """Return name, ranks and settings as JSON. Needs the environment to be set up."""
         return {
             "strategy": self.strategy_name,
             "class": type(self).__name__,
@@ -111,21 +124,15 @@ class TieredStrategy(PlacedStrategy, ABC):
         }
 
     def _watching(self) -> list[Callback]:
-        """Callbacks that show what is counted, for one fit."""
+        """Return callbacks that log metrics during one fit."""
         if self._layout is None:
             self._layout = TensorBoardLayout(self._families)
         return [HierarchyMetrics(self), self._layout]
 
-    def _problem(self) -> str | None:
-        """What can't work with this number of ranks, which groups divide, or None."""
-        return None
-
     @property
     def communicators(self) -> Communicators:
         """Process groups and rank layout; there once the environment has been set up."""
-        if self._communicators is None:
-            raise RuntimeError("the process groups are made when the Trainer starts to run")
-        return self._communicators
+        return self._groups.communicators
 
     @property
     def layout(self) -> RankLayout:
@@ -134,61 +141,98 @@ class TieredStrategy(PlacedStrategy, ABC):
 
     @property
     def worker_layout(self) -> RankLayout:
-        """Which worker is in which group: that of the ranks, if each plays one."""
-        of = "ranks" if self.virtual_workers == 1 else "workers"
-        return RankLayout.two_tiers(self._group_size(), self._all_workers, of)
+        """Which worker is in which group: that of the ranks, without virtual workers."""
+        return self._groups.worker_layout
 
     @property
-    def _workers(self) -> range:
-        """Numbers of the workers that this rank plays."""
-        first = self.global_rank * self.virtual_workers
-        return range(first, first + self.virtual_workers)
+    @override
+    def root_device(self) -> torch.device:
+        return ray_train.worker_device() if placement.in_ray(self) else super().root_device
+
+    @property
+    @override
+    def num_processes(self) -> int:
+        """Ranks on this host."""
+        ray = placement.in_ray(self)
+        return ray_train.workers_on_this_host() if ray else super().num_processes
+
+    @property
+    def _on_one_host(self) -> bool:
+        return self.num_processes == self.world_size
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @override
+    def set_world_ranks(self) -> None:
+        self.has_trainer = True  # the first method that a Trainer calls
+        super().set_world_ranks()
+        ray_train.let_prepare_trainer_accept(TieredStrategy)
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        # Around all of the Trainer: metrics and hooks of the user may call collectives too.
+        launcher: Any = self.launcher
+        launcher.launch = partial(launcher.launch, naming_missing)
 
     @override
     def setup_environment(self) -> None:
         destroy_groups_at_exit(self)
-        warn_of_shared_store()
+        placement.warn_of_shared_store()
+        # Before the device is set up, which may be one that this process does not have.
+        placement.check_world(self.world_size)
         super().setup_environment()
+        placement.unbind_from_device()
         self._start_compared = False
         generation = SHARED.renew(self.root_device)
-        if self._communicators is not None and self._generation == generation:
+        if self._groups.are_built(generation):
             return  # a Trainer that validates or tests after fitting keeps its process groups
         raise_everywhere(
             private_names_problem(self.lightning_module, self.virtual_workers)
-            or self._division_problem()
+            or self._groups.division_problem()
             or self._problem(),
             self.root_device,
         )
         own = {
             "strategy": type(self).__name__,
-            "group_size": self._group_size(),
+            "group_size": self._groups.size,
             "warmup_steps": self.warmup_steps,
             "virtual_workers": self.virtual_workers,
             "timeout": str(self._limit),
         }
         require_same(own | comparable(self._settings()), self.root_device)
-        self._generation = generation
-        self._communicators = Communicators.build(
-            RankLayout.two_tiers(self._worker_counts.ranks_per_group, self.world_size),
-            device=self.root_device,
-            timeout=self._limit,
-            traffic=self.traffic,
-            host_of=self._host_of_ranks(),
-            models_per_rank=self._worker_counts.models_per_rank,
-            process_groups=SHARED,
-        )
+        self._groups.build(generation, timeout=self._limit, traffic=self.traffic)
+
+    @override
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        self._collectives.barrier(name)
+
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the value of rank ``src``: anything that JSON represents. Paths become text."""
+        return self._collectives.broadcast(obj, src)
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return self._collectives.reduce(tensor, group, reduce_op)
+
+    @override
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        return self._collectives.all_gather(tensor, group, sync_grads)
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return self._collectives.decide(decision, all)
 
     @property
     @override
     def checkpoint_io(self) -> CheckpointIO:
         """What writes checkpoints; a file is whole or absent unless the user has set another."""
-        io: Any = self._checkpoint_io
-        if io is None:
-            self._checkpoint_io = io = AtomicCheckpointIO()
-        elif hasattr(type(io), "checkpoint_io"):  # a wrapper of another one, as AsyncCheckpointIO
-            io.checkpoint_io = AtomicCheckpointIO()
-        made: CheckpointIO = io
-        return made
+        self._checkpoint_io = io = atomic(self._checkpoint_io)
+        return io
 
     @checkpoint_io.setter
     def checkpoint_io(self, io: CheckpointIO) -> None:
@@ -198,22 +242,11 @@ class TieredStrategy(PlacedStrategy, ABC):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, with ``weights_only=True`` unless the Trainer is told otherwise.
-
-        A collective of the world: every rank must call it.
-
-        Raises:
-            OSError: on every rank, if none can read it.
-            ValueError: on every rank, if the ranks resume from different checkpoints.
-
-        """
-        safe = True if weights_only is None else weights_only
+        """Read a checkpoint, by default with ``weights_only=True``. A collective of the world."""
         self._start_compared = True
-        return read_same(
-            lambda: super(TieredStrategy, self).load_checkpoint(checkpoint_path, safe),
-            checkpoint_path,
-            self.root_device,
-        )
+        safe = True if weights_only is None else weights_only
+        read = partial(super().load_checkpoint, checkpoint_path, safe)
+        return read_same(read, checkpoint_path, self.root_device)
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -224,7 +257,7 @@ class TieredStrategy(PlacedStrategy, ABC):
         super().load_model_state_dict(checkpoint, strict)
 
     def _require_same_start(self) -> None:
-        """Check, at the begin of ``setup``, that no rank resumes where this one begins anew."""
+        """Check that no rank resumes where this one starts from scratch, before ``setup``."""
         if not self._start_compared:
             self._start_compared = True
             read_nothing(self.root_device)
@@ -232,52 +265,23 @@ class TieredStrategy(PlacedStrategy, ABC):
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        require_same_shuffle(self._module.trainer)
-        place = "the comparison of batch counts"
-        counts = gather_json(self._batch_counts(), self.root_device, place=place)
-        problem = self._batches_problem([one for of_rank in counts for one in of_rank])
-        if problem is not None:
-            raise ValueError(problem)
+        self._check_data()
 
-    def _batch_counts(self) -> list[float]:
-        """Training batches of each worker of this rank."""
-        return [self._module.trainer.num_training_batches]
+    def _check_data(self) -> None:
+        """Check the training data of all ranks. A collective of the world."""
+        check_data(self._module.trainer)
 
-    def _batches_problem(self, counts: Sequence[float]) -> str | None:
-        """What about the numbers of batches of all workers can't be trained, or None."""
-        return uneven_problem(counts, "rank" if self.virtual_workers == 1 else "worker")
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        keep_groups_at_exit()
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""
-        self._communicators = None
-
-    def _division_problem(self) -> str | None:
-        # On every rank, before they are known to agree on the size: under Ray it is a collective.
-        uneven_hosts = self._node_groups_problem()
-        if self.group_size == "node" and uneven_hosts is not None:
-            return uneven_hosts
-        try:
-            _ = self.worker_layout, self._worker_counts
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def _group_size(self) -> int:
-        """Workers of one group."""
-        per_host = self.num_processes * self.virtual_workers
-        return workers_per_group(self.group_size, per_host, self._all_workers)
-
-    @property
-    def _all_workers(self) -> int:
-        return self.world_size * self.virtual_workers
-
-    @property
-    def _worker_counts(self) -> WorkerLayout:
-        """How ranks play the workers of groups."""
-        return WorkerLayout(self._group_size(), self.virtual_workers)
+        self._groups.forget()
 
     def _index(self, optimizer: Optimizer) -> int:
-        """Place of an optimizer, as the module or as Lightning holds it, among the strategy's."""
+        """Return the index of an optimizer, as the module or as Lightning holds it."""
         inner = getattr(optimizer, "_optimizer", optimizer)
         return next(i for i, own in enumerate(self.optimizers) if own in (inner, optimizer))
 

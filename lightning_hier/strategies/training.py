@@ -1,77 +1,89 @@
-"""What trains on one rank, from the moment when optimizers are set up."""
+"""Steps of one rank, and what happens around them, once optimizers are set up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.joining import Joining
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.end_of_data import EndOfData
-from lightning_hier.strategies.epoch_without_steps import EpochWithoutSteps
-from lightning_hier.strategies.lifecycle import GlobalModelLifecycle
-from lightning_hier.strategies.raw_steps import RawSteps
+from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
+from lightning_hier.strategies.loss_scale import LossScale
+from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
-from lightning_hier.strategies.virtual_workers.played import Played
+from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
+from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The synchroniser and what stands around it, made for the optimizers of one ``fit``.
+    """Block synchronisation and its surroundings, for the optimizers of one ``fit``.
 
     Attributes:
         communicators: channels of this rank.
-        worker: the first that this rank plays.
-        played: what it plays its workers with.
-        synchroniser: runs the blocks.
+        worker: the first worker of this rank.
+        schedule: the order in which its workers make a step.
+        synchroniser: synchronises models at the ends of blocks.
         termination: acts on signals.
-        raw_steps: knows which steps are counted.
-        state: what of this rank's run a checkpoint holds.
-        averaged_weights: what WeightAveraging callbacks keep.
+        raw_steps: raises an error for steps that are not counted.
+        state: the state of this rank in a checkpoint.
+        averaged_weights: the averages of WeightAveraging callbacks.
 
     """
 
     communicators: Communicators
     worker: Worker
-    played: Played
+    schedule: WorkerSchedule
     synchroniser: BlockSynchroniser
     termination: QuietTermination
     raw_steps: RawSteps
     state: RunState
     averaged_weights: AveragedWeights
 
-    def stepping(self, optimizer: int) -> AbstractContextManager[None]:
-        """What surrounds a step: as block synchronisation says, once blocks have begun."""
-        blocks = self.synchroniser.blocks
-        return nullcontext() if blocks is None else blocks[optimizer].stepping()
-
-    def after_step(self, optimizer: int) -> None:
-        """Count a step. A collective of the world at the end of a block."""
-        self.synchroniser.after_step(optimizer)
-        self.agree_on_signal()
+    @contextmanager
+    def step(self, optimizer: int) -> Iterator[None]:
+        """Surround a step of an optimizer, and count it. A collective at the end of a block."""
+        synchroniser = self.synchroniser
+        if not self.schedule.is_virtual:  # else once before the steps of all workers
+            synchroniser.before_step()
+        blocks = synchroniser.blocks
+        stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
+        with self.raw_steps.counted(), stepping:
+            yield
+        if self.schedule.models.is_last:
+            synchroniser.after_step(optimizer)
+            self.agree_on_signal()
 
     def agree_on_signal(self) -> None:
-        """If all ranks have learnt of a signal, learn which. A collective of the world then."""
+        """Exchange signals if a rank has received one. A collective of the world then."""
         if self.synchroniser.health.take_signal():
             self.termination.agree(self.communicators.device)
 
     def obey_signal(self) -> None:
-        """Act on a signal at once, while the others do at their batch's end. As a collective."""
+        """Act on a signal at once, while other ranks do at the end of their batch. A collective."""
         self.agree_on_signal()
         self.termination.act()
 
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What ``read`` finds in the module while it holds the global model. A collective."""
+        """Call ``read`` while the module holds the global model. A collective."""
         with profiler_range("hier/global_model/swap_in"):
             self.synchroniser.evaluation.swap_in_global_model()
         state = read()
@@ -85,7 +97,7 @@ class Training:
         return state
 
     def callbacks(self, *, join: bool) -> list[Callback]:
-        """What must come before the user's callbacks.
+        """Return the callbacks that precede those of the user.
 
         Args:
             join: whether ranks that have run out of batches join the others.
@@ -100,3 +112,49 @@ class Training:
             GlobalModelLifecycle(synchroniser.evaluation),
             self.averaged_weights,
         ]
+
+
+def build_training(
+    session: FitSession,
+    optimizers: Sequence[Optimizer],
+    *,
+    one_host: bool,
+    on_nonfinite: OnNonfinite,
+) -> Training:
+    """Make the objects of :class:`Training`; arguments are those of :meth:`FitSession.begin`."""
+    trainer, module = session.trainer, session.trainer.lightning_module
+    communicators, worker = session.communicators, session.worker
+    worker.count_optimizers(len(optimizers))
+    local = LocalModels(module, optimizers, communicators.models_per_rank)
+    schedule = WorkerSchedule(local, session.random)
+    synchroniser = BlockSynchroniser(
+        module,
+        optimizers,
+        session.settings.block_sync,
+        communicators=communicators,
+        worker=worker,
+        models=local,
+        warmup_steps=int(session.settings.warmup_steps),
+        nics=None if one_host else fewest_nics(communicators.device),
+        on_nonfinite=on_nonfinite,
+    )
+    if session.scaler is not None:
+        synchroniser.on_block = LossScale(session.scaler, worker).after_block
+    synchroniser.on_warm = session.wrap
+    if schedule.is_virtual:
+        WorkerSteps(session, schedule, synchroniser).install()
+    return Training(
+        communicators=communicators,
+        worker=worker,
+        schedule=schedule,
+        synchroniser=synchroniser,
+        termination=QuietTermination(session.changes, synchroniser.health.note_signal),
+        raw_steps=RawSteps(
+            lambda: synchroniser.trained.parameters,
+            lambda: synchroniser.evaluation.active or communicators.world.size == 1,
+        ),
+        state=RunState(module, optimizers, synchroniser, session.workers),
+        averaged_weights=AveragedWeights(
+            trainer, communicators, lambda: synchroniser.trained.kept_equal
+        ),
+    )

@@ -105,7 +105,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             trainer.strategy.optimizers,
             rank=self.global_rank,
             world_size=self.world_size,
-            group_size=self._group_size(),
+            group_size=self._groups.size,
             exchange=lambda value: gather_json(value, self.root_device),
             ports=ports,
             client=client,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 
 from lightning_hier.comm.worker_random import random_state, set_random_state
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 # The second one is called when a run is resumed, and makes an iterator that it does not use.
-_DRAWING = ("run", "increment_progress_to_evaluation_end")
+_DRAWING = (
+    "fit_loop.epoch_loop.val_loop.run",
+    "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end",
+)
 
 
 class IsolatedValidation:
@@ -26,21 +29,16 @@ class IsolatedValidation:
 
     """
 
-    def __init__(self, trainer: pl.Trainer, device: torch.device) -> None:
+    def __init__(self, changes: TrainerChanges, device: torch.device) -> None:
         """Isolate the validation within ``fit`` of a Trainer that trains on ``device``."""
-        self._loop: Any = trainer.fit_loop.epoch_loop.val_loop
+        self._changes = changes
         self._device = device
         self.outside: dict[str, Any] | None = None
 
     def install(self) -> None:
         """Wrap the loop's methods that draw."""
         for name in _DRAWING:
-            setattr(self._loop, name, self._isolated(getattr(self._loop, name)))
-
-    def remove(self) -> None:
-        """Give the loop its own methods back."""
-        for name in _DRAWING:
-            self._loop.__dict__.pop(name, None)
+            self._changes.replace(name, self._isolated)
 
     def _isolated(self, method: Callable[[], Any]) -> Callable[[], Any]:
         def isolated() -> Any:

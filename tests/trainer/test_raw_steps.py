@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_hier.strategies.raw_steps import RawSteps
+from lightning_hier.strategies.misuse import RawSteps
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, weights
 

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder
 
 import lightning_hier as lh
-from lightning_hier.strategies.parameter_order import Place, order_problem
+from lightning_hier.strategies.server_checks import Place, order_problem
 from tests.ranks import rank_outcomes, run_ranks
 from tests.trainer.fitting import Net, fit, loader, make_trainer
 from tests.trainer.mistakes import check_mistake

@@ -20,7 +20,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
-from lightning_hier.strategies.checks import warn_of_optimizers
+from lightning_hier.strategies.optimizer_checks import warn_of_optimizers
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
 TAUS = st.one_of(st.integers(1, 200).map(float), st.floats(0.25, 50.0))

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from lightning_hier.strategies.batch_counts import join_problem, uneven_problem
+from lightning_hier.strategies.data_checks import join_problem, uneven_problem
 
 
 def _join(counts: list[float], group_size: int = 1, warmup: int = 0, accumulated: int = 1) -> str:

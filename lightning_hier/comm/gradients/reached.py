@@ -21,7 +21,6 @@ class ReachedParameters:
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         """Watch ``parameters``, which must require gradient."""
         self._reached: set[Parameter] = set()
-        self._last: set[Parameter] = set()
         # These hooks run before DDP's own, hence before a bucket can be complete.
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._reached.add)
@@ -34,13 +33,7 @@ class ReachedParameters:
 
     def clear(self) -> None:
         """Begin the next step."""
-        self._last = set(self._reached)
         self._reached.clear()
-
-    def take_last(self) -> set[Parameter]:
-        """The parameters of the previous step; empty at the second call."""
-        last, self._last = self._last, set()
-        return last
 
     def remove(self) -> None:
         """Stop watching."""

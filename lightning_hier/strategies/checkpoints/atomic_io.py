@@ -41,8 +41,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     stores show a file only when it is complete, so there nothing differs from Lightning.
 
     NumPy's numbers are saved as Python's, since they could not be read back; what else could not is
-    named by one warning, at the first save. What is read is compared with the checksums that are in
-    the file.
+    named by one warning, at the first save. Values are compared with the checksums in
+    the file when they are read.
     """
 
     _warned = False
@@ -54,7 +54,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``.
 
         Raises:
-            OSError: it could not be written; what was there before is still there.
+            OSError: it could not be written; the older file is still there.
 
         """
         checkpoint = plain_numbers(checkpoint)
@@ -107,6 +107,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().remove_checkpoint(path)
         except Exception as error:  # file systems of fsspec have errors of their own
             _log.warning("the checkpoint %s could not be removed: %s", path, error)
+
+
+def atomic(io: CheckpointIO | None) -> CheckpointIO:
+    """Return ``io`` if the user has set one, and otherwise a new :class:`AtomicCheckpointIO`.
+
+    A wrapper such as ``AsyncCheckpointIO`` gets an :class:`AtomicCheckpointIO` to wrap.
+    """
+    if io is None:
+        return AtomicCheckpointIO()
+    wrapper: Any = io
+    if hasattr(type(io), "checkpoint_io"):
+        wrapper.checkpoint_io = AtomicCheckpointIO()
+    return io
 
 
 def base_io(io: CheckpointIO) -> CheckpointIO:

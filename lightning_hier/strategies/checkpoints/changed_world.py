@@ -86,13 +86,13 @@ def _models(
 def _whole(shares: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, BlockFilter]:
     """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept.
 
-    What was on its way while the next block was trained has arrived.
+    The update in flight of an overlapped block is applied.
     """
     block_filter = BlockFilter(**shares[0]["filter"])
     model = torch.cat([share["global_model"] for share in shares])
-    update, travelling = joined(shares, "update"), joined(shares, "in_flight")
-    if travelling is not None:
-        block_filter.advance_by_(travelling, model, update)
+    update, in_flight = joined(shares, "update"), joined(shares, "in_flight")
+    if in_flight is not None:
+        block_filter.advance_by_(in_flight, model, update)
     return model, torch.zeros_like(model) if update is None else update, block_filter
 
 
@@ -112,7 +112,7 @@ def take_residuals(
     Args:
         saved: the run.
         state: of this rank's run.
-        memories: of the workers that this rank plays, by their numbers.
+        memories: of the workers of this rank, by their numbers.
         total: number of all present workers.
 
     """

@@ -31,7 +31,7 @@ class DamagedFileError(OSError):
 
 
 def damage(path: str | Path, *, contents: bool = True) -> str | None:
-    """What is wrong with a file, or None.
+    """Return the damage of a file, or None.
 
     Args:
         path: of a file that ``torch.save`` has written, or its URL.
@@ -69,7 +69,7 @@ def refused_types(path: str | Path) -> list[str]:
 
 
 def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
-    """What is wrong with files that belong to a checkpoint, or None.
+    """Return the damage of files that belong to a checkpoint, or None.
 
     Args:
         paths: of files that should be there.

@@ -69,7 +69,7 @@ def _names(filesystem: Any, root: str) -> list[str]:
         if path.endswith(".ckpt"):
             try:
                 dated.append((filesystem.modified(path), path.rsplit("/", 1)[-1]))
-            except FileNotFoundError:  # removed since, or a link to what was removed
+            except FileNotFoundError:  # removed since, or a link to a removed file
                 continue
     return [name for _, name in sorted(dated, reverse=True)]
 
@@ -101,7 +101,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
 def _read(path: str | Path, weights_only: bool) -> Any:
     filesystem, place = url_to_fs(str(path))
     if isinstance(filesystem, LocalFileSystem):
-        # Tensors stay on the disk: nobody looks at them.
+        # Tensors stay on the disk: they are not needed.
         return torch.load(place, map_location="cpu", weights_only=weights_only, mmap=True)
     with filesystem.open(place, "rb") as file:
         return torch.load(file, map_location="cpu", weights_only=weights_only)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-# Key of a checkpoint under which this package keeps what is small and the same on all ranks.
+# Key of a checkpoint for the small state of this package that is the same on all ranks.
 SECTION = "lightning_hier"
 FORMAT = 1
 

@@ -57,7 +57,7 @@ class SavedRun:
     def blocks_of(self, group: int) -> Shares:
         """What each rank of a group has saved of its blocks, in order; empty where there are none.
 
-        Of the workers that a rank plays with one model the first has it.
+        Of several virtual workers with one model the first has saved them.
         """
         first = group * self.sizes[0]
         workers = range(first, first + self.sizes[0])
@@ -67,8 +67,8 @@ class SavedRun:
     def goes_on(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
         """Whether a run of such groups and kinds goes on exactly.
 
-        How many ranks play the workers of a group, and how they divide the model among them, does
-        not matter where their shares can be cut anew.
+        The number of ranks of a group, and the division of the model among them, may differ if
+        shares can be cut anew.
         """
         differ = self._differing(kinds)
         return self.sizes == sizes and (
@@ -89,8 +89,8 @@ class SavedRun:
         A collective of the world, of which each rank reads a part of the files.
 
         Raises:
-            FileNotFoundError: on every rank, naming what is missing.
-            DamagedFileError: on every rank, naming what was cut off or has changed.
+            FileNotFoundError: on every rank, naming a missing file.
+            DamagedFileError: on every rank, naming a file that was cut off or has changed.
 
         """
         paths, folder = self.files.paths(self.sizes), self.files.folder

@@ -24,10 +24,10 @@ class RunState:
     """Reads and writes the state of one rank's run. It communicates nothing.
 
     Args:
-        module: the model; what it names names the state.
+        module: the model, whose names are those of the state.
         optimizers: of the user.
         synchroniser: of the blocks.
-        workers: that this rank plays.
+        workers: of this rank.
 
     Attributes:
         parameters: of the module, by name.
@@ -52,7 +52,7 @@ class RunState:
         self._frozen_at_first = self._frozen()
 
     def shared(self) -> State:
-        """What is small and the same on all ranks; it goes into the checkpoint itself."""
+        """Return the small state that is the same on all ranks, for the checkpoint itself."""
         blocks = self._synchroniser.blocks
         local = self._synchroniser.local
         return {
@@ -127,7 +127,7 @@ class RunState:
         self._load_values(group, rank)
 
     def load_worker(self, number: int, rank: State) -> None:
-        """Give a worker of this rank what it has saved of its own."""
+        """Load the saved state of one worker of this rank."""
         worker = self._workers[number]
         worker.memory.load(rank["memory"], self.parameters)
         worker.loss_scale = rank["loss_scale"]
@@ -151,7 +151,7 @@ class RunState:
     def thaw(self, shared: Mapping[str, Any]) -> None:
         """Unfreeze what the run that was saved had unfrozen, as ``BaseFinetuning`` does.
 
-        What is frozen now and was trainable when that run began is frozen on purpose, and stays so.
+        A parameter that is frozen now and was trainable at the start of that run stays frozen.
         """
         unfrozen = set(shared["frozen_at_first"]) - set(shared["frozen"])
         for prefix, module in self._module.named_modules():

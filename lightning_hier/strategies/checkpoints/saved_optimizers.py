@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import raise_everywhere
 
-# What is in every parameter group, whatever the optimizer.
+# Entries of every parameter group, whatever the optimizer.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}
 
 # By the names of their arguments, which are those of the hyperparameters that they save.

@@ -39,9 +39,9 @@ def save_run(
         checkpoint: what Lightning saves; gets this package's section.
         path: of the checkpoint. That of rank 0 counts: a name with a metric that is not the same on
             all ranks differs from rank to rank.
-        shared: what is small and the same on all ranks.
-        states: what this rank saves: of each worker that it plays what differs from worker to
-            worker, and of each group whose first worker it plays what the group has in common.
+        shared: the small state that is the same on all ranks.
+        states: of this rank: one for each of its workers, and one for each group whose first
+            worker it has.
         layout: workers and groups.
         removes: whether this rank removes what a save has left that failed.
         io: writes files.
@@ -49,10 +49,10 @@ def save_run(
         device: of collectives.
 
     Returns:
-        What was saved beside the checkpoint.
+        The files that were saved beside the checkpoint.
 
     Raises:
-        OSError: on every rank, what any rank could not write. What was begun has been removed.
+        OSError: on every rank, if any rank could not write. Partial files have been removed.
 
     """
     devices, groups = layout.sizes
@@ -81,14 +81,14 @@ def write_everywhere(write: Callable[[], None], device: torch.device) -> None:
     A collective of the world: every rank must call it.
 
     Raises:
-        OSError: on every rank, what any rank could not write.
+        OSError: on every rank, if any rank could not write.
 
     """
     raise_everywhere(_problem(write), device, error=OSError, place=_SAVE)
 
 
 def finish_writing(io: CheckpointIO) -> None:
-    """Wait until this rank has written what it has saved so far.
+    """Wait until this rank has written all its saves so far.
 
     Before a save: once all ranks have, an older save may be removed, since nobody writes into its
     folder any more. It also bounds the copies that wait to be written, to those of one save.
@@ -103,6 +103,6 @@ def _problem(act: Callable[[], None]) -> str | None:
         act()
     except OSError as error:
         return str(error)
-    except Exception as error:  # whatever pickle says of what a callback has put there
+    except Exception as error:  # of pickle, about values of a callback
         return f"the checkpoint could not be written: {type(error).__name__}: {error}"
     return None

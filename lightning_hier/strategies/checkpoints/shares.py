@@ -38,7 +38,7 @@ def cut_for(blocks: Sequence[ModelBlock], shares: Shares) -> list[list[dict[str,
 
 
 def can_be_cut(kinds: Mapping[str, Any]) -> bool:
-    """Whether nothing is kept by share besides: leftovers of short forms, and what travels."""
+    """Whether no error feedback and no update in flight is kept by share besides."""
     return not kinds["overlap"] and kinds["across_dtype"] in (None, "same")
 
 

@@ -1,1 +1,1 @@
-"""Several workers on one rank, in turns."""
+"""Virtual workers: several workers on one rank."""

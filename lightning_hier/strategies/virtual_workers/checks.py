@@ -1,4 +1,4 @@
-"""What can't be combined with several workers on a rank."""
+"""Settings that can't be combined with virtual workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
 from lightning_hier.comm.tiers import WorkerLayout
+from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 
 _WAY_OUT = "leave that out, or start a rank for each worker"
 
@@ -56,7 +56,7 @@ def combination_problem(strategy: Settings, layout: WorkerLayout) -> str | None:
 
     Args:
         strategy: has the settings.
-        layout: how its ranks play workers.
+        worker_counts: how the workers of a group are divided among ranks.
 
     """
     found = []
@@ -83,7 +83,7 @@ def virtual_problem(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up: bool
 
     Args:
         trainer: about to fit.
-        layout: how ranks play workers.
+        worker_counts: how the workers of a group are divided among ranks.
         warms_up: whether there is a warm-up, in which all workers share a model.
 
     """
@@ -124,9 +124,6 @@ def needs_own_model(trainer: pl.Trainer) -> list[str]:
 
 def loaders_problem(trainer: pl.Trainer) -> str | None:
     """What about the training data, which have begun, workers can't share, or None."""
-    # Here, as strategies without virtual workers import this module, and do not need its names.
-    from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-
     data = trainer.train_dataloader
     if isinstance(data, WorkerLoaders):
         return None
@@ -136,20 +133,3 @@ def loaders_problem(trainer: pl.Trainer) -> str | None:
         "virtual_workers above 1 needs one DataLoader of training data, got a "
         f"{type(data).__name__} of {number}: {together if number > 1 else 'pass it by itself'}"
     )
-
-
-def check_optimizers(optimizers: Sequence[Optimizer]) -> None:
-    """Check how many optimizers there are.
-
-    With several, the block of one may end while the workers that have had their turn have stepped
-    the others too, with a model that was not synchronised in between.
-
-    Raises:
-        ValueError: several.
-
-    """
-    if len(optimizers) > 1:
-        raise ValueError(
-            f"virtual_workers above 1 can't be combined with {len(optimizers)} optimizers: start a "
-            "rank for each worker"
-        )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from typing import Any
+from copy import copy, deepcopy
+from typing import Any, TypeVar
 
-from lightning.fabric.utilities.data import _auto_add_worker_init_fn, sized_len
-from lightning.fabric.utilities.distributed import (
-    DistributedSamplerWrapper,
-    _DatasetSamplerWrapper,
-)
+import numpy as np
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.private_names import require_names
+from lightning_hier.strategies.private_names import private, require_names
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-from lightning_hier.strategies.virtual_workers.own_generators import OwnGenerators
 
 
 class NotDividedError(ValueError):
@@ -97,8 +97,13 @@ def _requested(
             "number of ranks from trainer.global_rank and trainer.world_size"
         )
     assert isinstance(loader, DataLoader)
-    _auto_add_worker_init_fn(loader, number)
+    _seed_loader(loader, number)
     return loader
+
+
+def _seed_loader(loader: DataLoader[Any], worker: int) -> None:
+    """Seed the processes of a loader as Lightning does those of a rank."""
+    private("lightning.fabric.utilities.data", "_auto_add_worker_init_fn")(loader, worker)
 
 
 def _divided_by(loader: DataLoader[Any]) -> Any:
@@ -123,7 +128,7 @@ def _for_worker(
         if loader.batch_sampler is not None:
             made.__dict__["batch_sampler"] = generators.copied(loader.batch_sampler)
             made.batch_sampler.__dict__["sampler"] = own
-    _auto_add_worker_init_fn(made, worker)
+    _seed_loader(made, worker)
     return made
 
 
@@ -137,8 +142,35 @@ def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) ->
     if isinstance(sampler, DistributedSamplerWrapper):
         # Keeps the order of an epoch, which its own sampler draws.
         require_names(data)
-        data = _DatasetSamplerWrapper(generators.copied(data._sampler))
+        wrapper = private("lightning.fabric.utilities.distributed", "_DatasetSamplerWrapper")
+        data = wrapper(generators.copied(data._sampler))
     DistributedSampler.__init__(
         own, data, workers, worker, sampler.shuffle, sampler.seed, sampler.drop_last
     )
     return own
+
+
+_Thing = TypeVar("_Thing")
+
+
+class OwnGenerators:
+    """Makes copies with other generators in the same state; shared ones stay shared."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, object] = {}
+
+    def copied(self, thing: _Thing) -> _Thing:
+        """A shallow copy, but for the generators among its attributes."""
+        made = copy(thing)
+        for name, value in list(getattr(made, "__dict__", {}).items()):
+            made.__dict__[name] = self._of(value)
+        return made
+
+    def _of(self, value: object) -> object:
+        if isinstance(value, torch.Generator):
+            other = torch.Generator(value.device)
+            other.set_state(value.get_state())
+            return self._copies.setdefault(id(value), other)
+        if isinstance(value, (random.Random, np.random.Generator, np.random.RandomState)):
+            return self._copies.setdefault(id(value), deepcopy(value))
+        return value

@@ -1,15 +1,17 @@
-"""The data of the workers that one rank plays: a loader for each, read side by side."""
+"""The data of the virtual workers of one rank: a loader for each, read side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len
-from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
+from lightning.fabric.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from lightning_hier.comm.worker_random import WorkerRandom
+from lightning_hier.strategies.private_names import private
+
+_COMBINED = "lightning.pytorch.utilities.combined_loader"
 
 
 class WorkerBatches:
@@ -37,7 +39,7 @@ class WorkerLoaders:
 
     Args:
         loaders: one for each worker.
-        random: what they draw from.
+        random: the random states of the workers.
 
     Attributes:
         dataset: of all of them.
@@ -103,7 +105,7 @@ class WorkerLoaders:
     @_iterator.setter
     def _iterator(self, nothing: None) -> None:
         for loader in self._loaders:
-            _shutdown_workers_and_reset_iterator(loader)
+            private(_COMBINED, "_shutdown_workers_and_reset_iterator")(loader)
 
 
 class _Samplers:
@@ -113,4 +115,4 @@ class _Samplers:
     def set_epoch(self, epoch: int) -> None:
         """Tell all of them what Lightning would tell the loader of a rank."""
         for loader in self._loaders:
-            _set_sampler_epoch(loader, epoch)
+            private("lightning.fabric.utilities.data", "_set_sampler_epoch")(loader, epoch)

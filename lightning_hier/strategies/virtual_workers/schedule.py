@@ -1,4 +1,4 @@
-"""What a rank plays its workers with."""
+"""The order in which the virtual workers of a rank make a step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lightning_hier.comm.worker_random import WorkerRandom
 
 
 @dataclass(frozen=True)
-class Played:
-    """What one rank plays its workers with; those of one group share a model.
+class WorkerSchedule:
+    """The workers of one rank, one model after the other. Workers of one group share a model.
 
     Attributes:
         models: one for each group, with the state of its optimizers.
-        random: what each worker draws from.
+        random: the random states of the workers.
 
     """
 
@@ -23,14 +23,19 @@ class Played:
     random: WorkerRandom
 
     @property
+    def is_virtual(self) -> bool:
+        """Whether this rank has several workers."""
+        return self.random.number > 1
+
+    @property
     def per_model(self) -> int:
         """Workers that share a model once the models are opened."""
         return self.random.number // self.models.number
 
     def each(self) -> Iterator[range]:
-        """The workers of every model in turn, which is in the module while they are given.
+        """Yield the workers of each model, with this model in the module.
 
-        In the warm-up there is one model, of all of them.
+        In the warm-up all of them share one model.
         """
         together = self.random.number // self.models.present
         for model in self.models.each():

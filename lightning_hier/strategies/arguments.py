@@ -1,0 +1,129 @@
+"""Checks of the arguments of a strategy, in its constructor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from lightning_hier.algorithms.arguments import did_you_mean, is_number
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
+
+# Arguments of DDPStrategy that the strategies replace, and what to use instead.
+_TAKEN: Mapping[str, str] = {
+    "process_group": "group_size decides which ranks share a group",
+    "ddp_comm_hook": "pass gradient_sync=CommHook(hook, state)",
+    "ddp_comm_state": "pass gradient_sync=CommHook(hook, state)",
+    "ddp_comm_wrapper": "wrap the hook that you pass as gradient_sync=CommHook(hook)",
+    "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
+    "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
+    "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
+    "mixed_precision": "use Trainer(precision=...)",
+    "static_graph": (
+        "DDP reduces the first step of such a graph in another way, which neither compression nor "
+        "groups of one rank nor an exact resume can follow. Leave it out; parameters that a step "
+        "does not use need find_unused_parameters=True, and activation checkpointing "
+        "use_reentrant=False"
+    ),
+    "skip_all_reduce_unused_params": (
+        "ranks of a group must all know when a step's last gradients come, and it leaves them out. "
+        "Leave it out; find_unused_parameters=True works without it"
+    ),
+}
+
+
+def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for DDPStrategy; those that the hierarchy decides must be absent, None or False.
+
+    The command line spells out every argument, with None for those that nobody set.
+
+    Args:
+        strategy: the class, for the arguments that its constructor takes itself.
+        ddp_kwargs: the arguments that are left for DDPStrategy.
+
+    Raises:
+        ValueError: one of them was set.
+        TypeError: nobody knows the argument.
+
+    """
+    known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
+    own = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
+    for name in ddp_kwargs:
+        if name not in known:
+            raise TypeError(
+                f"{strategy.__name__} has no argument {name!r}{did_you_mean(name, [*own, *known])} "
+                f"It takes {', '.join(own)}, and those of DDPStrategy and DistributedDataParallel"
+            )
+    for name, way_out in _TAKEN.items():
+        value = ddp_kwargs.get(name)
+        if value is not None and value is not False:
+            raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
+    return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
+
+
+def check_synchronisations(
+    gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
+) -> None:
+    """Check the synchronisation inside groups and across them.
+
+    Args:
+        gradient_sync: inside groups.
+        block_sync: across them.
+        ddp_kwargs: arguments for DDP.
+
+    Raises:
+        ValueError: a value of another type, or a combination that can't work.
+
+    """
+    if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
+        raise ValueError(
+            f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
+        )
+    views = ddp_kwargs.get("gradient_as_bucket_view") and ddp_kwargs.get("find_unused_parameters")
+    if views and isinstance(gradient_sync, GTC):
+        raise ValueError(
+            "gradient_as_bucket_view=True can't be combined with GTC and "
+            "find_unused_parameters=True: GTC works in DDP's buckets, where the gradients of "
+            "another optimizer would lie. Leave out gradient_as_bucket_view."
+        )
+    if block_sync is not None and not isinstance(block_sync, BlockSync):
+        raise ValueError(
+            "block_sync must be None, ModelAveraging(...), BMUF(...) or BMUFAdam(...), got "
+            f"{block_sync!r}"
+        )
+
+
+def check_group_size(group_size: object) -> None:
+    """Check the size of a group.
+
+    Raises:
+        ValueError: another value.
+
+    """
+    sizes = ("node", "world")
+    if group_size not in sizes and not (
+        is_number(group_size) and isinstance(group_size, int) and group_size >= 1
+    ):
+        raise ValueError(
+            f"group_size must be 'node', 'world' or a whole number of at least 1, got "
+            f"{group_size!r}"
+        )
+
+
+def check_timeout(timeout: object) -> None:
+    """Check the limit of every wait.
+
+    Raises:
+        ValueError: it is no length of time above 0, nor None.
+
+    """
+    if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
+        raise ValueError(
+            "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "
+            f"torch's default, got {timeout!r}"
+        )

@@ -1,0 +1,105 @@
+"""The groups of a strategy's ranks, and the virtual workers of each rank."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.process_groups import SHARED
+from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.strategies import placement
+
+
+class RankGroups:
+    """Sizes and process groups. Properties need the environment to be set up.
+
+    Args:
+        strategy: of this rank.
+        group_size: workers of one group: a number, ``"node"`` or ``"world"``.
+        virtual_workers: workers of each rank.
+
+    """
+
+    def __init__(self, strategy: DDPStrategy, group_size: GroupSize, virtual_workers: int) -> None:
+        self._strategy = strategy
+        self._group_size = group_size
+        self._virtual_workers = virtual_workers
+        self._communicators: Communicators | None = None
+        self._generation = 0
+
+    @property
+    def size(self) -> int:
+        """Workers of one group."""
+        per_host = self._strategy.num_processes * self._virtual_workers
+        return workers_per_group(self._group_size, per_host, self.all_workers)
+
+    @property
+    def all_workers(self) -> int:
+        """Workers of all ranks."""
+        return self._strategy.world_size * self._virtual_workers
+
+    @property
+    def own_workers(self) -> range:
+        """Numbers of the workers of this rank."""
+        first = self._strategy.global_rank * self._virtual_workers
+        return range(first, first + self._virtual_workers)
+
+    @property
+    def worker_layout(self) -> RankLayout:
+        """Which worker is in which group."""
+        of = "ranks" if self._virtual_workers == 1 else "workers"
+        return RankLayout.two_tiers(self.size, self.all_workers, of)
+
+    @property
+    def worker_counts(self) -> WorkerLayout:
+        """How the workers of a group are divided among ranks."""
+        return WorkerLayout(self.size, self._virtual_workers)
+
+    @property
+    def communicators(self) -> Communicators:
+        """Process groups and rank layout.
+
+        Raises:
+            RuntimeError: before :meth:`build`.
+
+        """
+        if self._communicators is None:
+            raise RuntimeError("the process groups are made when the Trainer starts to run")
+        return self._communicators
+
+    def division_problem(self) -> str | None:
+        """Return why the ranks can't be divided into such groups, or None."""
+        # On every rank, before they are known to agree on the size: under Ray it is a collective.
+        hosts = placement.node_groups_problem(self._strategy, self._strategy.num_processes)
+        if self._group_size == "node" and hosts is not None:
+            return hosts
+        try:
+            _ = self.worker_layout, self.worker_counts
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def are_built(self, generation: int) -> bool:
+        """Whether the process groups of ``generation`` are there."""
+        return self._communicators is not None and self._generation == generation
+
+    def build(self, generation: int, *, timeout: timedelta, traffic: Traffic) -> None:
+        """Make the process groups. A collective of the world: every rank must call it."""
+        strategy, worker_counts = self._strategy, self.worker_counts
+        self._generation = generation
+        self._communicators = Communicators.build(
+            RankLayout.two_tiers(worker_counts.ranks_per_group, strategy.world_size),
+            device=strategy.root_device,
+            timeout=timeout,
+            traffic=traffic,
+            host_of=placement.host_of_ranks(strategy, strategy.num_processes),
+            models_per_rank=worker_counts.models_per_rank,
+            process_groups=SHARED,
+        )
+
+    def forget(self) -> None:
+        """Drop all references to process groups."""
+        self._communicators = None
