@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.parameter_server.served import served
+from lightning_hier.parameter_server.user_optimizer import trainable
 
 
 class RawSteps:
@@ -165,7 +165,7 @@ class ServedParameters:
 
     def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
         self._module = module
-        self._parameters = [own for optimizer in optimizers for own in served(optimizer)]
+        self._parameters = [own for optimizer in optimizers for own in trainable(optimizer)]
         self._noted: list[int] | None = None
 
     def note(self) -> None:

@@ -14,6 +14,7 @@ from lightning_hier.comm.blocks.bucket_mean import BucketSettings
 from lightning_hier.comm.blocks.dtype_bucket import DtypeBucket
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.shard import Chunk
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline, QueuedPipeline, Stages, side_by_side
 
 # Chunks that begin together: enough to keep a link busy from one step to the next.
@@ -91,7 +92,8 @@ class OverlappedBucket(DtypeBucket):
         local_update, arrived = self._shard.values[place], self._in_flight[place]
         own, update = self._state_at(place)
         if self._has_update:
-            mean, squares = self._filter.advance_by_(arrived, own, update)
+            with profiler_range("hier/block/outer_step"):
+                mean, squares = self._filter.advance_by_(arrived, own, update)
             found.mean += mean
             found.update += squares
         else:
