@@ -29,10 +29,10 @@ DDP = Settings(
     epochs=16,
     decay_epochs=6,
     batch_frames=256,
-    learning_rate=1.0,
+    learning_rate=0.7,
     log_dir=LOG_DIR,
 )
-OURS = replace(DDP, system="bmuf_groups", learning_rate=0.5, block_size=10, warmup_steps=55)
+OURS = replace(DDP, system="bmuf_groups", learning_rate=0.35, block_size=10, warmup_steps=55)
 LABELS = {"bmuf_groups": "bmuf, 2 groups of 2", "ddp": "ddp, 4 ranks"}
 
 

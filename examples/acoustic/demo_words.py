@@ -40,7 +40,7 @@ def row(label: str, result: Result, times: LinkTimes) -> tuple[str, ...]:
 def verdict(ours: Result, ddp: Result, times: LinkTimes) -> str:
     """One sentence: who wins by how much over each link, and where DDP is the better choice."""
     compared = {link: (times.seconds_of(link, ours), times.seconds_of(link, ddp)) for link in RATES}
-    won = ", ".join(_over(link, *seconds) for link, seconds in compared.items())
+    won = " and ".join(_over(link, *seconds) for link, seconds in compared.items())
     errors = f"{percent(ours.frame_error_rate)} and {percent(ddp.frame_error_rate)} frame errors"
     slower = [link for link, (own, theirs) in compared.items() if _is_faster(theirs, own)]
     equal = [link for link, (own, theirs) in compared.items() if not _is_faster(own, theirs)]
@@ -50,7 +50,7 @@ def verdict(ours: Result, ddp: Result, times: LinkTimes) -> str:
     elif equal:
         here = f", as here at {' and '.join(equal)}, where it is as fast and has fewer settings"
     return (
-        f"At {errors} of bmuf and DDP after equal epochs, {won} ({times.how} times); DDP is the "
+        f"At {errors} of bmuf and DDP after equal epochs, {won} ({times.how}); DDP is the "
         "better choice on one host and wherever the network sends a gradient in a small part of a "
         f"step{here}."
     )

@@ -39,9 +39,9 @@ def plot_errors(results: Mapping[str, Result], times: LinkTimes, file: Path, *, 
             axes.plot(seconds, errors, color=colour, marker=mark, markersize=4, label=label)
             axes.axvline(seconds[-1], color=colour, linestyle=":", linewidth=1)
         axes.set(title=f"links of {link}", xlabel=f"seconds of training ({times.how})")
-        axes.set_xlim(left=0)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_xlim(left=0)  # after all is drawn, since it fixes the right end of all panels
     panels[0].set_ylabel("frame errors on the valid split, %")
     panels[-1].legend(loc="upper right", frameon=False)
     figure.suptitle(title)

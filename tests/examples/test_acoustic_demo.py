@@ -76,7 +76,7 @@ def test_a_sentence_says_who_wins_by_how_much_and_where_ddp_is_better() -> None:
     assert sentence.count(".") == sentence.count("24.") + 2  # one sentence; a factor of 3.2
     assert "24.1% and 24.0% frame errors of bmuf and DDP" in sentence
     assert "bmuf is 3.2 times as fast as DDP over 100 Mbit/s (80 s and 260 s)" in sentence
-    assert "neither is faster by 5% over 1 Gbit/s" in sentence and "(measured times)" in sentence
+    assert "neither is faster by 5% over 1 Gbit/s" in sentence and "(measured);" in sentence
     assert sentence.endswith("as here at 1 Gbit/s, where it is as fast and has fewer settings.")
 
 
