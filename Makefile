@@ -1,5 +1,6 @@
 # `make demo` and `make test` need python3 (3.10 or newer, with venv) and nothing else: the first run
-# makes .venv and installs into it. `make test VENV=/path/to/venv` uses an environment of yours.
+# makes .venv and installs into it what the command needs. `make test VENV=/path/to/venv` uses an
+# environment of yours.
 
 PYTHON ?= python3
 EXTRAS := cli,examples,bench,docs,dev
@@ -15,8 +16,13 @@ MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390e
 ifeq ($(origin VENV),undefined)
 VENV := .venv
 ENVIRONMENT := $(VENV)/.installed
+# Of what the extra named demo installs, and of the extra named examples.
+DEMO_ENVIRONMENT := $(VENV)/.installed-demo
+EXAMPLES_ENVIRONMENT := $(VENV)/.installed-examples
 else
 ENVIRONMENT := named-environment
+DEMO_ENVIRONMENT := named-environment-demo
+EXAMPLES_ENVIRONMENT := named-environment-examples
 endif
 BIN := $(VENV)/bin
 
@@ -27,23 +33,23 @@ export PYTHONUNBUFFERED := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-language demo-ocr demo-stragglers bench bench-short fuzz test lint types format build docs docs-serve clean named-environment
+.PHONY: help install demo demo-language demo-ocr demo-stragglers bench bench-short fuzz test lint types format build docs docs-serve clean named-environment named-environment-demo named-environment-examples
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(ENVIRONMENT)  ## make the virtual environment and install the package with its extras
 
-demo: $(ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
+demo: $(DEMO_ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.acoustic.demo $(DEMO_ARGS)
 
-demo-language: $(ENVIRONMENT)  ## train a transformer on Python's source by BMUF-Adam, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
+demo-language: $(DEMO_ENVIRONMENT)  ## train a transformer on Python's source by BMUF-Adam, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.language.demo $(DEMO_ARGS)
 
-demo-ocr: $(ENVIRONMENT)  ## train on rendered lines of text by BMUF-Adam, 4 ranks, and compare (DEMO_ARGS=--short)
+demo-ocr: $(EXAMPLES_ENVIRONMENT)  ## train on rendered lines of text by BMUF-Adam, 4 ranks, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.ocr.demo $(DEMO_ARGS)
 
-demo-stragglers: $(ENVIRONMENT)  ## train on digits with one slow rank by PSP-SGD, 4 ranks, and compare (DEMO_ARGS=--short)
+demo-stragglers: $(EXAMPLES_ENVIRONMENT)  ## train on digits with one slow rank by PSP-SGD, 4 ranks, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.image.demo $(DEMO_ARGS)
 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow', TEST_WORKERS=0)
@@ -92,14 +98,36 @@ clean:  ## remove what was built and cached (the environment and outputs stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-# The stamp is written last, so an install that was cut short is taken up again.
+# A stamp is written last, so an install that was cut short is taken up again. All extras include
+# those of the demos, and the extra named examples includes the one named demo.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-input -c constraints.txt -e '.[$(EXTRAS)]'
+	$(call install_extras,$(EXTRAS))
+	touch $@ $@-examples $@-demo
+
+$(VENV)/.installed-examples: pyproject.toml constraints.txt
+	$(call install_extras,examples)
+	touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-demo: pyproject.toml constraints.txt
+	$(call install_extras,demo)
 	touch $@
 
-# A named environment that has what the commands need is left as it is.
-NEEDED := lightning mypy pillow pytest pytest-xdist pyzmq ruff scikit-learn tokenizers torch torchaudio torchvision
+define install_extras
+$(PYTHON) -m venv $(VENV)
+$(BIN)/python -m pip install --no-input -c constraints.txt -e '.[$(1)]'
+endef
+
+# A named environment that has what the command needs is left as it is.
+NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst kaldiio lightning matplotlib pyzmq soundfile tensorboard torch torchaudio
+NEEDED_EXAMPLES := $(NEEDED_DEMO) pillow scikit-learn tokenizers torchvision
+NEEDED := $(NEEDED_EXAMPLES) mypy pytest pytest-xdist ruff
 named-environment:
-	@$(BIN)/python -c 'import sys, importlib.metadata as m; [m.version(p) for p in sys.argv[1:]]' \
-		$(NEEDED) 2>/dev/null || $(MAKE) --no-print-directory $(VENV)/.installed
+	@$(call has,$(NEEDED)) || $(MAKE) --no-print-directory $(VENV)/.installed
+named-environment-examples:
+	@$(call has,$(NEEDED_EXAMPLES)) || $(MAKE) --no-print-directory $(VENV)/.installed-examples
+named-environment-demo:
+	@$(call has,$(NEEDED_DEMO)) || $(MAKE) --no-print-directory $(VENV)/.installed-demo
+
+define has
+$(BIN)/python -c 'import sys, importlib.metadata as m; [m.version(p) for p in sys.argv[1:]]' $(1) 2>/dev/null
+endef

@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.trainer.states import TrainerFn
 
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.decode_words import DecodeWords
@@ -85,6 +86,8 @@ class Result:
         across_bytes: payload of all ranks between groups.
         train_seconds: of ``fit``, validation included.
         steps: steps of each rank.
+        curve: of the valid split at the end of each epoch, the steps before it and the frame
+            error rate.
 
     """
 
@@ -95,13 +98,24 @@ class Result:
     across_bytes: int
     train_seconds: float
     steps: int
+    curve: list[tuple[int, float]] = field(default_factory=list)
 
 
-def run(settings: Settings) -> Result:
-    """Train and score. Every rank must call it."""
+class LearningCurve(pl.Callback):
+    """Keeps the frame error rate of every validation within training, with the steps before it."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # not the score of the trained model
+            errors = float(trainer.callback_metrics["valid/frame_error_rate"])
+            self.points.append((trainer.global_step, errors))
+
+
+def data_and_model(settings: Settings) -> tuple[AcousticDataModule, FixedScheduleLSTM]:
+    """What is trained on, and the untrained model, both by the seed of the settings."""
     pl.seed_everything(settings.seed, verbose=False)
-    torch.set_num_threads(1)
-    system = ALL[settings.system]
     data = AcousticDataModule(
         corpus=settings.corpus,  # type: ignore[arg-type]
         corpus_args=settings.corpus_args,
@@ -116,26 +130,42 @@ def run(settings: Settings) -> Result:
         learning_rate=settings.learning_rate,
     )
     model.schedule_epochs = (settings.epochs, settings.decay_epochs)
-    ranks = system.ranks(settings.ranks)
+    return data, model
+
+
+def trainer_for(settings: Settings, **further: Any) -> pl.Trainer:
+    """A Trainer on the CPU with the strategy of the settings; ``further`` are its arguments."""
+    system = ALL[settings.system]
     strategy = system.strategy(
         group_size=settings.group_size,
         block_size=settings.block_size,
         density=settings.density,
         warmup_steps=settings.warmup_steps,
     )
-    trainer = pl.Trainer(
+    return pl.Trainer(
         accelerator="cpu",
-        devices=ranks,
         strategy=strategy,
-        max_epochs=settings.epochs,
         gradient_clip_val=1.0,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
         enable_checkpointing=False,
         enable_model_summary=False,
+        **further,
+    )
+
+
+def run(settings: Settings) -> Result:
+    """Train and score. Every rank must call it."""
+    torch.set_num_threads(1)
+    data, model = data_and_model(settings)
+    curve = LearningCurve()
+    trainer = trainer_for(
+        settings,
+        devices=ALL[settings.system].ranks(settings.ranks),
+        max_epochs=settings.epochs,
         log_every_n_steps=5,
         logger=TensorBoardLogger(settings.log_dir, name=settings.system, version=settings.seed),
-        callbacks=[DecodeWords(), progress()],
+        callbacks=[DecodeWords(), curve, progress()],
     )
     begun = time.perf_counter()
     trainer.fit(model, data)
@@ -153,6 +183,7 @@ def run(settings: Settings) -> Result:
         across_bytes=across_bytes,
         train_seconds=seconds,
         steps=trainer.global_step,
+        curve=curve.points,
     )
 
 

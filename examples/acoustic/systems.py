@@ -82,6 +82,10 @@ def _nesterov(block_size: int) -> BlockSync:
     return BMUF(block_size=block_size)
 
 
+def _nesterov_with_momentum(block_size: int) -> BlockSync:
+    return BMUF(block_size=block_size, local_momentum="average")
+
+
 def _averaging_overlapped(block_size: int) -> BlockSync:
     return ModelAveraging(block_size=block_size, overlap=True)
 
@@ -109,8 +113,10 @@ SYSTEMS: dict[str, System] = {
     "bmuf_gtc": System("BMUF_GTC", _compressed, _nesterov, "run"),
 }
 
-# The same with models that travel in a short form, or while the next block is trained.
+# The same with the momentum of SGD averaged, with models that travel in a short form, or while the
+# next block is trained.
 VARIANTS: dict[str, System] = {
+    "bmuf_groups": System("BMUF, groups", _exact, _nesterov_with_momentum, "run"),
     "model_averaging_overlap": System("MA, overlap", _exact, _averaging_overlapped, "rank"),
     "bmuf_nbm_overlap": System("BMUF-NBM, overlap", _exact, _nesterov_overlapped, "rank"),
     "bmuf_nbm_int8": System("BMUF-NBM, int8", _exact, _nesterov_int8, "rank"),

@@ -1,0 +1,170 @@
+"""The demo of the speech example: its table, its sentence, its picture, times over links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("espeakng_loader", reason="the example needs the extra 'demo'")
+
+from examples.acoustic import demo, link_times  # noqa: E402
+from examples.acoustic.demo_words import header, row, verdict  # noqa: E402
+from examples.acoustic.error_plot import plot_errors  # noqa: E402
+from examples.acoustic.link_times import LinkTimes, times_over_links  # noqa: E402
+from examples.acoustic.run_system import Result, Settings  # noqa: E402
+from examples.acoustic.step_times import StepTimes, time_steps, window  # noqa: E402
+
+PNG = b"\x89PNG"
+RUNS = [demo.OURS, demo.DDP]
+ALONE = StepTimes(seconds={"one_worker": 0.03}, parameters=270_000, tensors=10)
+
+
+def outcome(settings: Settings, errors: float, steps: int = 1000) -> Result:
+    is_ddp = settings.system == "ddp"
+    return Result(
+        settings=asdict(settings),
+        frame_error_rate=errors,
+        word_error_rate=errors / 10,
+        group_bytes=6_000_000_000 if is_ddp else 1_000_000_000,
+        across_bytes=0 if is_ddp else 300_000_000,
+        train_seconds=60.0,
+        steps=steps,
+        curve=[(steps // 2, 0.4), (steps, 0.25)],
+    )
+
+
+OURS = outcome(replace(demo.OURS, warmup_steps=100), 0.241)
+DDP = outcome(demo.DDP, 0.24)
+
+
+def link_times_of(gigabit: Sequence[float], slow: Sequence[float]) -> LinkTimes:
+    """Seconds of a step of the blocks and of DDP."""
+    names = (demo.OURS.system, "ddp")
+    pairs = zip(link_times.RATES, (gigabit, slow), strict=True)
+    return LinkTimes(
+        how="measured",
+        seconds={link: dict(zip(names, own, strict=True)) for link, own in pairs},
+    )
+
+
+TIMES = link_times_of((0.05, 0.05), (0.06, 0.26))
+
+
+def test_the_warm_up_of_a_run_takes_steps_of_ddp() -> None:
+    seconds = TIMES.seconds_of("100 Mbit/s", OURS)
+    assert seconds == pytest.approx(100 * 0.26 + 900 * 0.06)
+    settings = Settings(**OURS.settings)
+    assert TIMES.run_seconds("100 Mbit/s", settings, 50) == pytest.approx(50 * 0.26)
+    assert TIMES.seconds_of("100 Mbit/s", DDP) == pytest.approx(260)
+
+
+def test_rows_show_errors_bytes_and_times_over_links() -> None:
+    assert header(TIMES)[-1] == "s over 100 Mbit/s (measured)"
+    assert header(replace(TIMES, how="predicted"))[-2] == "s over 1 Gbit/s (predicted)"
+    assert row("ours", OURS, TIMES) == ("ours", "24.1%", "2.4%", "1000.0", "300.0", "50", "80")
+    # All bytes of DDP count as sent across groups.
+    assert row("ddp", DDP, TIMES) == ("ddp", "24.0%", "2.4%", "-", "6000.0", "50", "260")
+
+
+def test_a_sentence_says_who_wins_by_how_much_and_where_ddp_is_better() -> None:
+    sentence = verdict(OURS, DDP, TIMES)
+    assert sentence.count(".") == sentence.count("24.") + 2  # one sentence; a factor of 3.2
+    assert "24.1% and 24.0% frame errors of bmuf and DDP" in sentence
+    assert "bmuf is 3.2 times as fast as DDP over 100 Mbit/s (80 s and 260 s)" in sentence
+    assert "neither is faster by 5% over 1 Gbit/s" in sentence and "(measured);" in sentence
+    assert sentence.endswith("as here at 1 Gbit/s, where it is as fast and has fewer settings.")
+
+
+def test_a_sentence_says_where_ddp_was_faster_or_nowhere() -> None:
+    faster = verdict(OURS, DDP, link_times_of((0.1, 0.05), (0.06, 0.26)))
+    assert "DDP is 1.9 times as fast as bmuf" in faster and "(95 s and 50 s)" in faster
+    assert faster.endswith("a small part of a step, as here at 1 Gbit/s.")
+    nowhere = verdict(OURS, DDP, link_times_of((0.05, 0.1), (0.06, 0.26)))
+    assert nowhere.endswith("a small part of a step.")
+
+
+def test_the_picture_has_a_panel_for_each_link(tmp_path: Path) -> None:
+    file = tmp_path / "plots" / "demo.png"
+    plot_errors({"ours": OURS, "ddp": DDP}, TIMES, file, title="errors")
+    assert file.read_bytes().startswith(PNG)
+
+
+def test_without_namespaces_the_planner_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_times, "missing_means", lambda: "network namespaces need root")
+    monkeypatch.setattr(link_times, "_alone", lambda settings: ALONE)
+    found = times_over_links(RUNS)
+    assert (found.how, found.why) == ("predicted", "network namespaces need root")
+    ours, ddp = (found.seconds["100 Mbit/s"][run.system] for run in RUNS)
+    # 1.5 times the gradient of 1.08 MB over a link of 11.95 MB/s is 0.136 s.
+    assert ddp - ALONE.seconds["one_worker"] > 0.1
+    assert ours < ddp / 2
+    assert found.seconds["1 Gbit/s"]["ddp"] < ddp
+
+
+@pytest.mark.parametrize(
+    "error", [subprocess.CalledProcessError(1, ["tc"]), RuntimeError("a\nno memory"), TimeoutError]
+)
+def test_where_the_emulated_hosts_fail_the_planner_predicts(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(link_times, "missing_means", lambda: None)
+    monkeypatch.setattr(link_times, "_measured", fail)
+    monkeypatch.setattr(link_times, "_alone", lambda settings: ALONE)
+    found = times_over_links(RUNS)
+    assert found.how == "predicted" and found.why.startswith("the emulated hosts failed")
+
+
+def test_the_timed_steps_are_whole_blocks() -> None:
+    assert window(replace(demo.OURS, block_size=7)) == (7, 14)
+    assert window(demo.DDP)[1] >= 20
+
+
+def test_steps_of_one_rank_are_timed() -> None:
+    small = Settings(
+        system="one_worker", corpus_args={"sentences": 40}, hidden_dim=8, batch_frames=256
+    )
+    found = time_steps(small)
+    assert found.seconds["one_worker"] > 0
+    assert found.parameters > 1000 and found.tensors == 10
+
+
+@pytest.mark.slow
+@pytest.mark.needs_netns
+def test_steps_are_measured_between_emulated_hosts() -> None:
+    small = {"corpus_args": {"sentences": 60}, "hidden_dim": 8, "block_size": 2}
+    found = times_over_links([replace(run, **small) for run in RUNS])
+    assert (found.how, found.why) == ("measured", "")
+    assert all(seconds > 0 for own in found.seconds.values() for seconds in own.values())
+
+
+def test_demo_prints_table_and_sentence_and_draws_the_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Settings] = []
+
+    def fake_launch(settings: Settings) -> Result:
+        started.append(settings)
+        given = DDP if settings.system == "ddp" else OURS
+        return replace(given, settings=asdict(settings))
+
+    monkeypatch.setattr(demo, "launch", fake_launch)
+    monkeypatch.setattr(demo, "synthesise", lambda settings: None)
+    monkeypatch.setattr(demo, "times_over_links", lambda runs: TIMES)
+    monkeypatch.setattr(demo, "PLOT", tmp_path / "demo.png")
+    monkeypatch.setattr("sys.argv", ["demo", "--short"])
+    demo.main()
+    assert [settings.system for settings in started] == [demo.OURS.system, "ddp"]
+    equal = {(s.epochs, s.batch_frames, s.seed, str(s.corpus_args)) for s in started}
+    assert len(equal) == 1
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^\| (?:bmuf|ddp)", printed, re.MULTILINE)) == 2
+    assert "times as fast as DDP over 100 Mbit/s" in printed
+    assert (tmp_path / "demo.png").read_bytes().startswith(PNG)

@@ -1,0 +1,101 @@
+"""What the Makefile installs for a command: the extras that it needs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+ALL = "cli,examples,bench,docs,dev"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what `make` reads, and no environment."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy2(REPOSITORY / name, tmp_path / name)
+    return tmp_path
+
+
+def commands(checkout: Path, *arguments: str) -> str:
+    """What `make` would run."""
+    done = subprocess.run(
+        ["make", "--dry-run", *arguments], cwd=checkout, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def installed(printed: str) -> list[str]:
+    """Extras that the commands install."""
+    return re.findall(r"-e '\.\[(.*)\]'", printed)
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [
+        ("demo", "demo"),
+        ("demo-language", "demo"),
+        ("demo-ocr", "examples"),
+        ("demo-stragglers", "examples"),
+        ("test", ALL),
+        ("install", ALL),
+    ],
+)
+def test_a_command_installs_what_it_needs(checkout: Path, command: str, extras: str) -> None:
+    assert installed(commands(checkout, command)) == [extras]
+
+
+@pytest.mark.parametrize(
+    ("stamps", "command", "extras"),
+    [
+        (["-demo"], "demo-language", []),
+        (["-demo"], "demo-ocr", ["examples"]),
+        (["-demo"], "test", [ALL]),
+        (["", "-examples", "-demo"], "demo", []),
+        (["", "-examples", "-demo"], "test", []),
+    ],
+)
+def test_what_is_installed_is_not_installed_again(
+    checkout: Path, stamps: list[str], command: str, extras: list[str]
+) -> None:
+    (checkout / ".venv").mkdir()
+    for name in stamps:
+        (checkout / ".venv" / f".installed{name}").touch()
+    assert installed(commands(checkout, command)) == extras
+
+
+def test_a_larger_installation_counts_as_the_smaller_ones(checkout: Path) -> None:
+    stamps = [f".venv/.installed{name}" for name in ("", "-examples", "-demo")]
+    assert f"touch {' '.join(stamps)}\n" in commands(checkout, "install")
+    assert f"touch {' '.join(stamps[1:])}\n" in commands(checkout, "demo-ocr")
+
+
+def test_a_changed_version_installs_again(checkout: Path) -> None:
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv" / ".installed-demo").touch()
+    newer = (checkout / ".venv" / ".installed-demo").stat().st_mtime_ns + 10**9
+    os.utime(checkout / "constraints.txt", ns=(newer, newer))
+    assert installed(commands(checkout, "demo")) == ["demo"]
+
+
+def test_a_named_environment_that_has_all_is_left_as_it_is(checkout: Path) -> None:
+    """The versions are looked up with the very line that `make` runs."""
+    environment = Path(sys.executable).parents[1]
+    for command in ("demo", "test"):
+        printed = commands(checkout, command, f"VENV={environment}")
+        assert not installed(printed)
+        checked, _, _ = printed.partition(" 2>/dev/null")
+        names = re.sub(r".*sys\.argv\[1:\]\]' ", "", checked).split()
+        assert len(names) > 10
+        assert all(version(name) for name in names)
