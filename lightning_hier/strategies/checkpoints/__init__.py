@@ -1,23 +1,26 @@
 """Checkpoints: files that are complete or absent, the state of every rank, and exact resume.
 
-``name.ckpt`` is Lightning's file, written by rank 0: the global model, the optimizers of rank 0, and
-under the key ``lightning_hier`` step counts and the names of the ranks' files. The directory
-``name.ckpt.ranks/<save>`` has a file for each group (local model, optimizers) and one for each rank
-(its shard of W, Delta and moments, residuals, buffers, random states, loss scale). The files of the
-ranks are written first, then all ranks agree that they exist, then rank 0 writes the file that names
-them: a checkpoint that can be read is complete.
+``name.ckpt`` is Lightning's file, written by rank 0: the global model, the optimizers of rank
+0, and under the key ``lightning_hier`` step counts and the names of the ranks' files. The
+directory ``name.ckpt.ranks/<save>`` has a file for each group (local model, optimizers) and one
+for each rank (its shard of W, Delta and moments, residuals, buffers, random states, loss
+scale). The files of the ranks are written first, then all ranks agree that they exist, then
+rank 0 writes the file that names them: a checkpoint that can be read is complete.
 
-``torch.distributed.checkpoint`` is not used: it exchanges pickled plans between ranks and reads its
-metadata with pickle, and the state of a rank is its own anyway.
+``torch.distributed.checkpoint`` is not used: it exchanges pickled plans between ranks and reads
+its metadata with pickle, and the state of a rank is its own anyway.
 
-*Exact resume* restores the local model of the group, the state of blocks, residuals and counts, and
+*Exact resume* restores the local model of the group, the state of blocks, residuals and counts,
+and
 
-- data and random states (``data_position.py``): Lightning starts an epoch's data from the beginning,
-  so every rank restarts them with the random state of that time and draws the used batches;
-- the buckets of DDP (``comm/gradients/ready_order.py``): a sum over three ranks or more is rounded by
-  the position of an element in its bucket, and DDP orders buckets by the first backward pass.
+- data and random states (``data_position.py``): Lightning starts an epoch's data from the
+  beginning, so every rank restarts them with the random state of that time and draws the used
+  batches;
+- the buckets of DDP (``comm/gradients/ready_order.py``): a sum over three ranks or more is
+  rounded by the position of an element in its bucket, and DDP orders buckets by the first
+  backward pass.
 
-*On other ranks or settings* (``changed_world.py``) the current block ends at W of the checkpoint; eta
-follows the new number of groups; rank k of N' gets ``N'/N`` times the residuals of ranks k, k + N',
-and so on, so the mean gradient that is still to be sent is the same.
+*On other ranks or settings* (``changed_world.py``) the current block ends at W of the
+checkpoint; eta follows the new number of groups; rank k of N' gets ``N'/N`` times the residuals
+of ranks k, k + N', and so on, so the mean gradient that is still to be sent is the same.
 """
