@@ -10,14 +10,19 @@ import pytest
 
 PACKAGE = "lightning_hier"
 # From the lowest to the highest; a layer imports itself and lower ones.
-LAYERS = ("algorithms", "comm", "parameter_server", "callbacks", "strategies", "cli")
+LAYERS = ("algorithms", "comm", "planning", "parameter_server", "callbacks", "strategies", "cli")
 # Any layer may import these modules of the package's root.
 SHARED = (f"{PACKAGE}.version",)
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
+# The planner is a product of its own: only the command line uses it.
+PLANNER = f"{PACKAGE}.planning"
 FORBIDDEN = {
     "algorithms": ("torch.distributed", *LIGHTNING),
     "comm": LIGHTNING,
-    "parameter_server": LIGHTNING,
+    "planning": LIGHTNING,
+    "parameter_server": (PLANNER, *LIGHTNING),
+    "callbacks": (PLANNER,),
+    "strategies": (PLANNER,),
 }
 OUTSIDE = ("examples", "tests", "benchmarks")
 SHAPELESS_NAMES = ("utils.py", "common.py", "helpers.py")
@@ -114,6 +119,7 @@ def tree(tmp_path: Path) -> Path:
         "algorithms/gtc.py": "from lightning_hier.version import __version__",
         "comm/groups.py": "import torch.distributed as dist\nfrom ..algorithms.gtc import encode",
         "parameter_server/server.py": "from lightning_hier.comm.groups import Groups",
+        "planning/links.py": "from lightning_hier.comm.groups import Groups",
         "callbacks/log.py": "import lightning\nfrom lightning_hier import comm",
         "strategies/bmuf.py": "from lightning_hier.callbacks.log import Log",
         "cli/main.py": "from lightning_hier.strategies.bmuf import BMUFStrategy",
@@ -148,6 +154,9 @@ def test_checker_accepts_what_keeps_the_rules(tree: Path) -> None:
         ("comm/a.py", "from lightning_hier.parameter_server import x", "which lies above"),
         ("parameter_server/a.py", "import pytorch_lightning", "must not import pytorch_lightning"),
         ("callbacks/a.py", "from lightning_hier.strategies import x", "which lies above"),
+        ("planning/a.py", "import lightning.pytorch", "must not import lightning.pytorch"),
+        ("planning/a.py", "from lightning_hier.strategies import x", "which lies above"),
+        ("strategies/a.py", "from lightning_hier.planning import x", "must not import"),
         ("strategies/a.py", "from lightning_hier import BMUFStrategy", "from the package's root"),
         ("strategies/a.py", "from examples.acoustic import demo", "must not import examples"),
         ("__init__.py", "import tests.ranks", "must not import tests.ranks"),

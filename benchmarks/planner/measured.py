@@ -7,21 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.performance.synchronisation import Variant, variants
-from benchmarks.planner import whole_runs
+from benchmarks.planner import elsewhere, whole_runs
 from benchmarks.planner.comparison import Comparison, Section
-from lightning_hier.algorithms.planning.ddp import predict_ddp
-from lightning_hier.algorithms.planning.network import Link, Network, Processor
-from lightning_hier.algorithms.planning.psp import PSPSettings, late_wait_s
-from lightning_hier.algorithms.planning.synchronisation import (
-    BlockSettings,
-    extra_memory_bytes,
-    synchronise,
-)
-from lightning_hier.algorithms.planning.two_stage import (
-    TwoStageSettings,
-    predict_two_stage_asgd,
-)
-from lightning_hier.algorithms.planning.workload import Workload
+from benchmarks.planner.late_replies import late_wait_s
+from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
+from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
 
 LSTM = Workload(parameters=24_305_007, step_s=0.15, tensors=22, name="LSTM of 24.3M")
 
@@ -71,13 +61,14 @@ def sections() -> list[Section]:
         _memory(),
         *[_two_stage(kind) for kind in TWO_STAGE],
         _late_replies(),
-        _elsewhere(),
+        elsewhere.section(),
     ]
 
 
-def _block(variant: Variant) -> BlockSettings:
+def _block(variant: Variant) -> Settings:
     across_dtype: Any = "same" if variant.across_dtype == "float32" else variant.across_dtype
-    return BlockSettings(
+    return Settings(
+        density=None,
         across_dtype=across_dtype,
         group_size=variant.group_size,
         sharded=variant.across == "sharded",
@@ -99,7 +90,7 @@ def _synchronisations() -> Section:
         rows=[
             Comparison(
                 name=variant.name,
-                predicted=synchronise(LSTM, HOSTS, _block(variant)).visible_s,
+                predicted=synchronise(LSTM, HOSTS, _block(variant)).blocking_s,
                 found=_found(variant, "seconds"),
             )
             for variant in variants(HOSTS.devices)
@@ -117,7 +108,8 @@ def _memory() -> Section:
         rows=[
             Comparison(
                 name=variant.name,
-                predicted=extra_memory_bytes(LSTM, HOSTS, _block(variant)) / LSTM.model_bytes,
+                predicted=synchronisation_memory_bytes(LSTM, HOSTS, _block(variant))
+                / LSTM.model_bytes,
                 found=_found(variant, "extra_models"),
             )
             for variant in variants(HOSTS.devices)
@@ -130,18 +122,17 @@ def _two_stage(kind: str) -> Section:
     alone_s = FRAMES / _TWO_STAGE_ALONE[kind]
     work = Workload(
         parameters=_TWO_STAGE_PARAMETERS,
-        step_s=alone_s,
+        step_s=alone_s / _TWO_STAGE_EFFICIENCY[kind],
         optimizer="sgd",
-        efficiency=_TWO_STAGE_EFFICIENCY[kind],
         on_cores=kind == "devices on a core",
     )
     network = replace(HOSTS, devices=1, between=replace(HOSTS.between, bytes_per_second=119.3e6))
     rows = []
     for (period, buffering), found in TWO_STAGE[kind].items():
-        settings = TwoStageSettings(push_period=period, double_buffering=buffering)
-        predicted = predict_two_stage_asgd(work, network, settings)
+        settings = Settings(push_period=period, double_buffering=buffering)
+        step_s = predict("two_stage_asgd", work, network, settings).step_s
         name = f"N = {period}, {'with' if buffering else 'without'} buffering"
-        speed = predicted.speedup * FRAMES / alone_s
+        speed = network.ranks * FRAMES / step_s
         rows.append(Comparison(name=name, predicted=speed, found=found))
     by_itself = "" if not work.on_cores else ", and that two ranks by themselves keep 0.915 of it"
     return Section(
@@ -159,10 +150,14 @@ def _late_replies() -> Section:
     step_s, share, late_s, ranks = 0.272, 0.007, 0.33, 8
     rows = []
     for (pushes, pulled), found in LATE.items():
-        settings = PSPSettings(
-            min_pushes=pushes, min_pulled=pulled, late_share=share, late_s=late_s
+        waited_s = late_wait_s(
+            ranks,
+            min_pushes=round(pushes * ranks),
+            min_pulled=round(pulled * ranks),
+            late_share=share,
+            late_s=late_s,
         )
-        predicted = 1 + late_wait_s(ranks, settings) / step_s
+        predicted = 1 + waited_s / step_s
         name = f"c = {pushes * ranks:g}, b = {pulled:.0%}"
         rows.append(Comparison(name=name, predicted=predicted, found=found))
     return Section(
@@ -173,30 +168,4 @@ def _late_replies() -> Section:
         rows=rows,
         limit=0.20,
         remark="The delay was chosen so that c = 8 gives 1.43: that row proves nothing.",
-    )
-
-
-def _elsewhere() -> Section:
-    slow = replace(HOSTS, between=replace(HOSTS.between, bytes_per_second=11.96e6))
-    found = {"DDP": (1.0, 6.9, 64.0), "DDP, fp16 hook": (0.5, 3.9, 33.0)}
-    rows = []
-    for name, (shortened, fast_found, slow_found) in found.items():
-        for network, value, rate in (
-            (HOSTS, fast_found, "1 Gbit/s"),
-            (slow, slow_found, "100 Mbit/s"),
-        ):
-            ratio = predict_ddp(LSTM, network, shortened=shortened).step_s / LSTM.step_s
-            rows.append(Comparison(name=f"{name}, {rate}", predicted=ratio, found=value))
-    return Section(
-        title="DDP, measured elsewhere",
-        unit="of a step alone",
-        source="figures of the same model, 2 x 2, that were set as targets when this package was "
-        "planned; the goodput of those links, and the machine, are not known",
-        given="the goodput of ours.",
-        rows=rows,
-        limit=None,
-        remark="A ring of four ranks over two hosts sends 1.5 models a host and step, by our "
-        "counters too. On links of 1 Gbit/s and 100 Mbit/s that takes 1.17 and 11.7 s even without "
-        "headers, more than the 1.04 and 9.6 s of these figures: those links carried more, or the "
-        "ranks sent less. They are no check of the planner.",
     )

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import log
 
+from benchmarks.planner.block_costs import BlockCosts, SpeedupReading, fit_block_costs
 from benchmarks.planner.comparison import Comparison, Section
 from examples.studies.speed import TABLE_1, TABLE_2
-from lightning_hier.algorithms.planning.block_costs import (
-    BlockCosts,
-    SpeedupReading,
-    fit_block_costs,
-)
 from lightning_hier.algorithms.sizing import Cluster
 
 BMUF = TABLE_2["bmuf_nbm"]

@@ -10,49 +10,23 @@ from functools import cache
 from benchmarks.performance.figures import Figures
 from benchmarks.performance.results import REPORTED, Results
 from benchmarks.planner.comparison import Comparison, Section
-from lightning_hier.algorithms.planning.blocks import (
-    predict_bmuf,
-    predict_bmuf_adam,
-    predict_bmuf_gtc,
-    predict_model_averaging,
-)
-from lightning_hier.algorithms.planning.ddp import predict_ddp
-from lightning_hier.algorithms.planning.gtc import GTCSettings, predict_gtc
-from lightning_hier.algorithms.planning.network import Network
-from lightning_hier.algorithms.planning.prediction import Prediction
-from lightning_hier.algorithms.planning.synchronisation import BlockSettings
-from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.planning import Network, Prediction, Settings, Workload, predict
 
-_GTC = GTCSettings(density=0.01)
-_PAIRS = BlockSettings(group_size=2)
-
-Predictor = Callable[[Workload, Network], Prediction]
-
-PREDICTORS: dict[str, Predictor] = {
-    "ddp": predict_ddp,
-    "ddp_fp16": lambda work, network: predict_ddp(work, network, shortened=0.5),
-    "gtc": lambda work, network: predict_gtc(work, network, _GTC),
-    "model_averaging": lambda work, network: predict_model_averaging(
-        work, network, BlockSettings(block_momentum=False)
-    ),
-    "bmuf": lambda work, network: predict_bmuf(work, network, BlockSettings()),
-    "bmuf_bf16": lambda work, network: predict_bmuf(
-        work, network, BlockSettings(across_dtype="bfloat16")
-    ),
-    "bmuf_int8": lambda work, network: predict_bmuf(
-        work, network, BlockSettings(across_dtype="int8")
-    ),
-    "bmuf_overlap": lambda work, network: predict_bmuf(work, network, BlockSettings(overlap=True)),
-    "bmuf_int8_overlap": lambda work, network: predict_bmuf(
-        work, network, BlockSettings(across_dtype="int8", overlap=True)
-    ),
-    "bmuf_gtc": lambda work, network: predict_bmuf_gtc(work, network, _PAIRS, _GTC),
-    "bmuf_gtc_overlap": lambda work, network: predict_bmuf_gtc(
-        work, network, replace(_PAIRS, overlap=True), _GTC
-    ),
-    "bmuf_adam": lambda work, network: predict_bmuf_adam(work, network, BlockSettings()),
+SETTINGS: dict[str, tuple[str, Settings]] = {
+    "ddp": ("ddp", Settings()),
+    "ddp_fp16": ("ddp", Settings()),
+    "gtc": ("gtc", Settings()),
+    "model_averaging": ("model_averaging", Settings()),
+    "bmuf": ("bmuf", Settings()),
+    "bmuf_bf16": ("bmuf", Settings(across_dtype="bfloat16")),
+    "bmuf_int8": ("bmuf", Settings(across_dtype="int8")),
+    "bmuf_overlap": ("bmuf", Settings(overlap=True)),
+    "bmuf_int8_overlap": ("bmuf", Settings(across_dtype="int8", overlap=True)),
+    "bmuf_gtc": ("bmuf_gtc", Settings(group_size=2)),
+    "bmuf_gtc_overlap": ("bmuf_gtc", Settings(group_size=2, overlap=True)),
+    "bmuf_adam": ("bmuf_adam", Settings()),
 }
-"""By the names of ``benchmarks.performance.systems``."""
+"""Strategy and settings by the names of ``benchmarks.performance.systems``."""
 
 _KINDS = {"2 x 2, 1gbit, emulated": "1 Gbit/s", "2 x 2, 100mbit, emulated": "100 Mbit/s"}
 
@@ -74,7 +48,7 @@ def sections(work: Workload, network: Network) -> list[Section]:
     measured = results()
     found = []
     for kind, rate in _KINDS.items():
-        rows = {name: _rows(measured, kind, name) for name in PREDICTORS}
+        rows = {name: _rows(measured, kind, name) for name in SETTINGS}
         there = {name: own for name, own in rows.items() if own}
         if there:
             found.append(_times(there, work, network, rate))
@@ -90,7 +64,10 @@ def _predicted(name: str, work: Workload, network: Network, own: Sequence[Figure
     """With the step of the same ranks without communication, and the link's goodput, of its run."""
     between = replace(network.between, bytes_per_second=_median(own, lambda row: row.goodput))
     step_s = _median(own, lambda row: row.control_s)
-    return PREDICTORS[name](replace(work, step_s=step_s), replace(network, between=between))
+    strategy, settings = SETTINGS[name]
+    # A hook that sends float16 sends half of the bytes.
+    work = replace(work, step_s=step_s, element_bytes=2 if name == "ddp_fp16" else 4)
+    return predict(strategy, work, replace(network, between=between), settings)
 
 
 def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rate: str) -> Section:

@@ -20,13 +20,8 @@ from examples.acoustic.run_system import Result, Settings
 from examples.acoustic.step_times import StepTimes, arguments, read
 from examples.acoustic.systems import ALL
 from examples.torchrun import run_module
-from lightning_hier import GTC
-from lightning_hier.algorithms.planning.blocks import predict_blocks
-from lightning_hier.algorithms.planning.ddp import predict_ddp
-from lightning_hier.algorithms.planning.gtc import GTCSettings
-from lightning_hier.algorithms.planning.network import Link, Network, Processor
-from lightning_hier.algorithms.planning.synchronisation import BlockSettings
-from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier import GTC, planning
+from lightning_hier.planning import Link, Network, Processor, Workload
 
 HOSTS = 2
 RATES = {"1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
@@ -95,12 +90,12 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
     """
     devices = settings.ranks // HOSTS
     cores = len(os.sched_getaffinity(0))
+    # The ranks of the demo may be more than the cores.
+    busy = max(1.0, settings.ranks / cores)
     work = Workload(
         parameters=alone.parameters,
         tensors=alone.tensors,
-        step_s=alone.seconds["one_worker"],
-        # The ranks of the demo may be more than the cores.
-        efficiency=min(1.0, cores / settings.ranks),
+        step_s=busy * alone.seconds["one_worker"],
         on_cores=True,
     )
     between = Link(latency_s=_BETWEEN_LATENCY_S, bytes_per_second=_PAYLOAD * bits_per_second / 8)
@@ -113,15 +108,17 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
     )
     system = ALL[settings.system]
     if system.block_sync is None:
-        return predict_ddp(work, network).step_s
+        return planning.predict("ddp", work, network).step_s
     compressed = system.gradient_sync and isinstance(system.gradient_sync(settings.density), GTC)
-    blocks = BlockSettings(
+    blocks = planning.Settings(
         block_size=settings.block_size,
         group_size=settings.group_size,
-        carried="momentum" if system.block_sync(1).averages_state else "model",
+        density=settings.density if compressed else None,
     )
-    gtc = GTCSettings(density=settings.density) if compressed else None
-    return predict_blocks(work, network, blocks, gtc).step_s
+    if system.block_sync(1).averages_state:
+        # The planner does not model an averaged momentum. Adam's two moments cost more than it.
+        work = replace(work, optimizer="adam")
+    return planning.predict("hierarchical", work, network, blocks).step_s
 
 
 def _measured(runs: Sequence[Settings], bits_per_second: float) -> Mapping[str, float]:

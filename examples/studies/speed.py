@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from examples.tables import markdown
-from lightning_hier.algorithms.planning.blocks import predict_bmuf, predict_bmuf_gtc
-from lightning_hier.algorithms.planning.gtc import GTCSettings, predict_gtc
-from lightning_hier.algorithms.planning.network import Link, Network, Processor
-from lightning_hier.algorithms.planning.synchronisation import BlockSettings
-from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
 
 # Frames a second in Table 1 with blocks of 50, and in Table 2 on 128 GPUs, as speedups.
 TABLE_1 = {
@@ -29,7 +25,7 @@ TABLE_2 = {
 
 GPUS_PER_HOST = 8
 WORK = Workload(parameters=24_300_000, step_s=0.148)
-DENSITY = GTCSettings(density=0.01)
+STRATEGIES = {"gtc": "gtc", "bmuf_nbm": "bmuf", "bmuf_gtc": "bmuf_gtc"}
 
 _SAID = (
     "Speed, in frames a second of one GPU: what the planner predicts for the paper's cluster, 8 "
@@ -54,14 +50,8 @@ def cluster(workers: int) -> Network:
 
 def predicted(system: str, workers: int, block_size: int = 50) -> float:
     """Speedup by the planner, without stragglers."""
-    network = cluster(workers)
-    if system == "gtc":
-        return predict_gtc(WORK, network, DENSITY).speedup
-    blocks = BlockSettings(block_size=block_size)
-    if system == "bmuf_nbm":
-        return predict_bmuf(WORK, network, blocks).speedup
-    groups = BlockSettings(block_size=block_size, group_size=GPUS_PER_HOST)
-    return predict_bmuf_gtc(WORK, network, groups, DENSITY).speedup
+    settings = Settings(block_size=block_size, group_size=GPUS_PER_HOST, density=0.01)
+    return predict(STRATEGIES[system], WORK, cluster(workers), settings).speedup
 
 
 def by_workers(titles: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ COMMANDS: dict[str, Command] = {
     "test": Command("training", "score a model on test data", trains=True),
     "predict": Command("training", "make predictions with a model", trains=True),
     "measure": Command("measure", "time links and a module's step, for plan"),
-    "plan": Command("plan", "predict what each strategy would cost, and recommend one"),
+    "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
     "report": Command("report", "make a page that sets runs side by side"),
     "completion": Command("completion", "print a script that completes in bash or zsh"),
 }

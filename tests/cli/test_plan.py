@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,9 @@ import yaml
 from torch import nn
 
 import lightning_hier
-from lightning_hier.algorithms.planning.measurement import Measurement
-from lightning_hier.algorithms.planning.network import Link
-from lightning_hier.algorithms.planning.workload import Workload
 from lightning_hier.cli.plan import run
-from lightning_hier.cli.plan.named_module import module_size
+from lightning_hier.cli.plan.arguments import model_of
+from lightning_hier.planning import Link, Measurement, Workload, size_of
 from tests.docs.pages import Page
 
 SAID = (
@@ -75,6 +72,15 @@ def test_the_page_tells_what_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run(args)
 
 
+def test_python_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [own for own in Page.read("docs/planning.md").blocks() if own.language == "python"]
+    exec(compile(block.text, "docs/planning.md", "exec"), {})
+    first, second = capsys.readouterr().out.splitlines()
+    step_s, host_bytes, efficiency = map(float, first.split())
+    assert step_s > 0.15 and host_bytes > 0 and efficiency < 1
+    assert "block_size" in second
+
+
 def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
     file = tmp_path / "strategy.yaml"
     run([*SAID, "--between-mbit-s", "400000", "--yaml", str(file)])
@@ -88,31 +94,6 @@ def test_the_json_holds_all_predictions(tmp_path: Path) -> None:
     assert found["network"]["hosts"] == 4
     assert {own["strategy"] for own in found["predictions"]} >= {"ddp", "bmuf_gtc", "psp"}
     assert found["recommended"]["prediction"]["efficiency"] > 0.5
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "plan.png"
-    run([*SAID, "--png", str(file), "--most-hosts", "2000"])
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_of_groups_of_several_hosts(tmp_path: Path) -> None:
-    """Groups of two hosts: no cluster of one host has them."""
-    pytest.importorskip("matplotlib")
-    file = tmp_path / "plan.png"
-    run([*SAID, "--group-size", "4", "--png", str(file), "--most-hosts", "9"])
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(
-        ValueError, match=r"needs matplotlib: pip install '\.\[cli\]' in the folder"
-    ):
-        run([*SAID, "--png", str(tmp_path / "plan.png")])
 
 
 def test_what_was_measured_need_not_be_said(
@@ -136,15 +117,10 @@ def test_what_was_measured_need_not_be_said(
         ("--hosts 2 --devices 1", "2 hosts need --between-mbit-s"),
         ("--hosts 2 --devices 1 --between-mbit-s 100", "say --parameters or --module"),
         ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "say --step-s"),
-        ("--hosts 0 --devices 1", "must be at least 1, got 0"),
+        ("--hosts 0 --devices 1", "hosts must be a whole number of at least 1, got 0"),
         (" ".join([*SAID, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
         (" ".join([*SAID, "--density", "0"]), "density must lie between 0 and 1, got 0"),
         (" ".join([*SAID, "--push-period", "0"]), "push_period must be a whole number"),
-        (" ".join([*SAID, "--most-hosts", "0", "--png", "x.png"]), "most must be"),
-        (
-            " ".join([*SAID, "--group-size", "8", "--most-hosts", "3", "--png", "x.png"]),
-            "most must be at least 4, the hosts of a group, got 3",
-        ),
     ],
 )
 def test_a_mistake_is_a_value_error_that_says_what_would_be_right(args: str, says: str) -> None:
@@ -163,31 +139,39 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
 
 
 def test_a_module_is_counted() -> None:
-    found = module_size(f"{__name__}.Small")
-    assert (found.parameters, found.tensors, found.buffers) == (30, 4, 10)
-    assert found.element_bytes == 4
+    assert size_of(Small()) == {
+        "parameters": 30,
+        "tensors": 4,
+        "buffers": 10,
+        "element_bytes": 4,
+    }
 
 
-def test_a_module_of_a_file_is_counted(tmp_path: Path) -> None:
-    file = tmp_path / "fit.yaml"
+def _module_file(folder: Path, model: object) -> Path:
+    file = folder / "fit.yaml"
+    file.write_text(yaml.safe_dump({"model": model, "trainer": {"max_epochs": 3}}))
+    return file
+
+
+def test_a_module_of_a_file_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = {"class_path": f"{__name__}.NeedsArguments", "init_args": {"width": 9}}
-    file.write_text(yaml.safe_dump({"model": told, "trainer": {"max_epochs": 3}}))
-    assert module_size(str(file)).parameters == 10
+    file = _module_file(tmp_path, told)
+    assert size_of(model_of(file))["parameters"] == 10
+    run([*SAID[2:], "--module", str(file)])
+    assert f"{file}: 1e-05 million parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("model", "says"),
     [
-        ("Small", "must be pkg.Class"),
-        ("no.such.Class", "No module named 'no'"),
-        (f"{__name__}.Large", "has no attribute 'Large'"),
-        (f"{__name__}.NeedsArguments", "can't be made without arguments"),
-        ("torch.nn.Identity", "has no trainable parameters"),
+        ({"class_path": "no.such.Class"}, "its model can't be made"),
+        ({"class_path": f"{__name__}.NeedsArguments"}, "its model can't be made"),
+        ({"class_path": "torch.nn.Identity"}, "has no trainable parameters"),
     ],
 )
-def test_a_module_that_cant_be_counted_is_named(name: str, says: str) -> None:
+def test_a_module_that_cant_be_counted_is_named(tmp_path: Path, model: object, says: str) -> None:
     with pytest.raises(ValueError) as raised:
-        module_size(name)
+        model_of(_module_file(tmp_path, model))
     assert says in str(raised.value)
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hier.comm.channel import Pending
-from lightning_hier.comm.probe import LinkReading, ProbeSettings, measure_links
+from lightning_hier.planning.probe import LinkReading, ProbeSettings, measure_links
 from tests.distributed.gradients import open_world
 from tests.ranks import rank_outcomes, run_ranks
 
@@ -38,7 +38,7 @@ def test_every_link_is_timed_once_a_size_and_known_to_all() -> None:
         ("between", "send", (0, 2)): 2,
     }
     assert {r.payload_bytes for r in found[0]} == {64, 4096}
-    assert all(0 < r.fastest <= r.seconds <= r.slowest for r in found[0])
+    assert all(r.seconds > 0 for r in found[0])
     assert all(r.processor_s >= 0 for r in found[0])
 
 
@@ -69,7 +69,7 @@ def _late_answers() -> tuple[list[LinkReading], int]:
 
 def test_a_slow_link_is_seen_and_repeated_less_often() -> None:
     (found, _), (_, answers) = run_ranks(_late_answers, 2)
-    assert all(r.fastest >= LATE_S / 2 for r in found if r.operation == "send")
+    assert all(r.seconds >= LATE_S / 2 for r in found if r.operation == "send")
     # Two that do not count, then as many as the budget holds; of each of two sizes.
     assert answers <= 2 * (2 + 0.2 / LATE_S)
 

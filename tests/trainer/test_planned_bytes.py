@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import lightning_hier as lh
-from lightning_hier.algorithms.planning.collectives import Team
-from lightning_hier.algorithms.planning.gtc import GTCSettings, gtc_step
-from lightning_hier.algorithms.planning.network import Link, Network
-from lightning_hier.algorithms.planning.synchronisation import BlockSettings, synchronise
-from lightning_hier.algorithms.planning.workload import Workload
+from lightning_hier.planning import Link, Network, Settings, Workload
+from lightning_hier.planning.collectives import RankGroup
+from lightning_hier.planning.gradients import gtc_counts, gtc_payload
+from lightning_hier.planning.synchronisation import synchronise
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit
 
@@ -24,22 +23,22 @@ LINK = Link(bytes_per_second=1e9)
 HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
 NET = Workload(parameters=58, tensors=4, step_s=1.0)
 
-BLOCKS: dict[str, tuple[BlockSettings, Any]] = {
-    "bmuf": (BlockSettings(), lambda: lh.BMUFStrategy(block_size=BLOCK, warmup_steps=0)),
+BLOCKS: dict[str, tuple[Settings, Any]] = {
+    "bmuf": (Settings(), lambda: lh.BMUFStrategy(block_size=BLOCK, warmup_steps=0)),
     "bmuf, int8": (
-        BlockSettings(across_dtype="int8"),
+        Settings(across_dtype="int8"),
         lambda: lh.BMUFStrategy(block_size=BLOCK, across_dtype="int8", warmup_steps=0),
     ),
     "bmuf, overlap": (
-        BlockSettings(overlap=True),
+        Settings(overlap=True),
         lambda: lh.BMUFStrategy(block_size=BLOCK, overlap=True, warmup_steps=0),
     ),
     "bmuf_adam": (
-        BlockSettings(carried="moments"),
+        Settings(moments=True),
         lambda: lh.BMUFAdamStrategy(block_size=BLOCK, warmup_steps=0, local_beta1="keep"),
     ),
-    "leader": (BlockSettings(group_size=2), lambda: _groups("leader")),
-    "sharded": (BlockSettings(group_size=2, sharded=True), lambda: _groups("sharded")),
+    "leader": (Settings(group_size=2), lambda: _groups("leader")),
+    "sharded": (Settings(group_size=2, sharded=True), lambda: _groups("sharded")),
 }
 
 
@@ -73,7 +72,7 @@ class _Sparse(Net):
 def _train() -> dict[str, dict[str, int]]:
     found = {}
     for name, (settings, make) in BLOCKS.items():
-        model = _WithAdam() if settings.carried == "moments" else Net()
+        model = _WithAdam() if settings.moments else Net()
         trainer = fit(make(), STEPS, model)
         traffic = trainer.strategy.traffic
         kinds = ("models", "steps")
@@ -105,8 +104,8 @@ def test_models(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
 
 def test_step_counts_of_adam(ranks: list[dict[str, dict[str, int]]]) -> None:
     """They are in the small bytes, beside the statuses of all ranks."""
-    with_counts = synchronise(NET, HOSTS, BlockSettings(carried="moments")).small_bytes
-    without = synchronise(NET, HOSTS, BlockSettings()).small_bytes
+    with_counts = synchronise(NET, HOSTS, Settings(moments=True)).control_bytes
+    without = synchronise(NET, HOSTS, Settings()).control_bytes
     # A ring of all ranks leaves a host once, however many of them it has.
     assert ranks[0]["bmuf_adam"]["steps"] == STEPS // BLOCK * (with_counts - without)
 
@@ -115,8 +114,9 @@ def test_step_counts_of_adam(ranks: list[dict[str, dict[str, int]]]) -> None:
 def test_compressed_gradients(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
     """Exactly, where every rank sends as many elements."""
     workload = Workload(parameters=ELEMENTS, step_s=1.0)
-    settings = GTCSettings(density=SENT[name] / ELEMENTS)
-    planned = gtc_step(workload, Team(size=4, hosts=2), HOSTS, settings)
+    group = RankGroup(size=4, hosts=2)
+    payload = gtc_payload(workload, group, HOSTS, SENT[name] / ELEMENTS)
+    counts = gtc_counts(workload, group, HOSTS)
     for own in ranks:
-        assert own[name]["gradients"] == STEPS * planned.payload.card_bytes
-        assert own[name]["gradient_counts"] == STEPS * planned.counts.card_bytes
+        assert own[name]["gradients"] == STEPS * payload.nic_bytes
+        assert own[name]["gradient_counts"] == STEPS * counts.nic_bytes

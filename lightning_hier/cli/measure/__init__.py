@@ -1,4 +1,4 @@
-"""`lightning-hier measure`: what a cluster's links carry and how long a module's step takes."""
+"""`lightning-hier measure`: times the links of a cluster and a step of a module."""
 
 from lightning_hier.cli.measure.command import run
 

@@ -1,35 +1,81 @@
-"""The command `measure`: its arguments."""
+"""`lightning-hier measure`: times links and a step, prints them and writes them for `plan`."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 
-from lightning_hier.cli.measure.measuring import measure
+import torch
+import torch.distributed as dist
+
+from lightning_hier.cli.measure.job import job
+from lightning_hier.cli.measure.module_step import workload_of
 from lightning_hier.cli.parsing import CommandParser
+from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.planning import Link, Measurement, Workload
+from lightning_hier.planning.links import link_of, pairs_of, processor_of
+from lightning_hier.planning.probe import LinkReading, ProbeSettings, copy_speed, measure_links
+from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
-Time the links of a cluster, and a step of your module, for `lightning-hier plan`.
+Time the links of a cluster and a step of your module, for `lightning-hier plan`.
 
 Start one rank for each device, as for training, while nothing else uses the links:
 
   torchrun --nnodes 2 --nproc-per-node 4 ... -m lightning_hier measure --config train.yaml
 
-Without a config only links are timed; started alone, only the module's step."""
+Without a config only links are timed; with one rank, only the module's step."""
 
 
 def run(args: list[str]) -> None:
-    """Measure, print a table on rank 0 and write the JSON file. Every rank must call it.
+    """Measure, and on rank 0 print and write. Every rank must call it.
 
     Args:
-        args: of the command line, without the command.
+        args: of the command line.
 
     Raises:
-        ValueError: a bad value, or nothing to measure.
+        ValueError: an argument is malformed, or there is nothing to measure.
         PeerError: a rank did not take part within the time limit; names it.
         OSError: the file can't be written.
 
     """
-    measure(_parser().parse_args(args))
+    arguments = _parser().parse_args(args)
+    settings = ProbeSettings(
+        sizes=tuple(arguments.sizes), repeats=arguments.repeats, budget_s=arguments.budget_s
+    )
+    with job(arguments.accelerator, arguments.timeout_s) as communicators:
+        device = communicators.device
+        hosts, devices = communicators.across.size, communicators.group.size
+        if hosts * devices == 1 and not arguments.config:
+            raise ValueError(
+                "one rank has no links to time: start several with torchrun or srun, or name a "
+                "training with --config to have its step timed"
+            )
+        workload = _workload(arguments.config, arguments.steps, device)
+        copied = median(gather_json(copy_speed(device), device))
+        readings = measure_links(communicators, settings)
+        cores = None if device.type == "cuda" else len(os.sched_getaffinity(0))
+        found = Measurement(
+            hosts=hosts,
+            devices=devices,
+            within=link_of(readings, "within"),
+            between=link_of(readings, "between"),
+            processor=processor_of(readings, copied, devices, cores),
+            workload=workload,
+            notes={
+                "backend": dist.get_backend(),
+                "date": datetime.now(timezone.utc).date().isoformat(),
+                "versions": f"lightning_hier {__version__}, torch {torch.__version__}",
+            },
+        )
+        if dist.get_rank() == 0:
+            _print(found, readings)
+            arguments.out.write_text(found.to_json())
+            print(f"written to {arguments.out}: lightning-hier plan --network {arguments.out}")
 
 
 def _parser() -> CommandParser:
@@ -38,13 +84,8 @@ def _parser() -> CommandParser:
     add("--out", type=Path, default=Path("network.json"), help="written by rank 0 (%(default)s)")
     add("--config", action="append", default=[], help="YAML of the training whose step is timed")
     add("--steps", type=int, default=20, help="of the module; the second half counts (%(default)s)")
-    add(
-        "--sizes",
-        type=_bytes,
-        nargs="+",
-        default=[1 << 12, 1 << 16, 1 << 20, 1 << 23],
-        help="of messages: bytes, or 64K, 8M (4K 64K 1M 8M)",
-    )
+    sizes = [1 << 12, 1 << 16, 1 << 20, 1 << 23]
+    add("--sizes", type=_bytes, nargs="+", default=sizes, help="of messages (4K 64K 1M 8M)")
     add("--repeats", type=int, default=20, help="of each size, if time allows (%(default)s)")
     add("--budget-s", type=float, default=2.0, help="seconds for one size (%(default)s)")
     add("--timeout-s", type=float, default=300.0, help="of any wait for a rank (%(default)s)")
@@ -55,3 +96,47 @@ def _parser() -> CommandParser:
 def _bytes(text: str) -> int:
     unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper(), 1)
     return int(text[:-1] if unit > 1 else text) * unit
+
+
+def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workload | None:
+    """The longest step of all ranks, for which synchronous ranks wait; all train at once."""
+    if not configs:
+        return None
+    problem, own = None, None
+    try:
+        own = asdict(workload_of(configs, steps, device))
+    except Exception as error:  # Whatever it is, the others must not wait for this rank.
+        problem = f"the step can't be timed: {type(error).__name__}: {error}"
+    raise_everywhere(problem, device)
+    return Workload(**max(gather_json(own, device), key=lambda values: values["step_s"]))
+
+
+def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
+    lines = link_lines("within a host", found.within, pairs_of(readings, "within"))
+    lines += link_lines("between hosts", found.between, pairs_of(readings, "between"))
+    if (work := found.workload) is not None:
+        lines.append(
+            f"{work.name}: {work.parameters:,} parameters, {1e3 * work.step_s:.1f} ms a step, "
+            f"optimizer {work.optimizer}"
+        )
+    print(f"{found.hosts} hosts of {found.devices} ranks, {found.notes['backend']}", *lines,
+          sep="\n")  # fmt: skip
+
+
+def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Link]) -> list[str]:
+    """The link while all ranks send, and the pairs that are far slower than most."""
+    if link is None:
+        return []
+    lines = [f"{name}: {_described(link)} while all send"]
+    speeds = sorted(pair.bytes_per_second for pair in pairs.values())
+    for (one, other), pair in pairs.items():
+        if pair.bytes_per_second < speeds[len(speeds) // 2] / 2:
+            lines.append(
+                f"  ranks {one} and {other}: {_described(pair)}, less than half of what most pairs "
+                "have by themselves: every synchronisation waits for it"
+            )
+    return lines
+
+
+def _described(link: Link) -> str:
+    return f"{8e-6 * link.bytes_per_second:,.0f} Mbit/s, latency {1e6 * link.latency_s:.0f} µs"

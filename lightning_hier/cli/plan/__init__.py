@@ -1,4 +1,4 @@
-"""`lightning-hier plan`: what each strategy would cost, and which one to take."""
+"""`lightning-hier plan`: predicts the cost of each strategy, and recommends one."""
 
 from lightning_hier.cli.plan.command import run
 

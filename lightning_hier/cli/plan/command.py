@@ -1,133 +1,103 @@
-"""`lightning-hier plan`: what each strategy would cost, and which one to take."""
+"""`lightning-hier plan`: the table, the recommendation, and the files."""
 
 from __future__ import annotations
 
 import json
-from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lightning_hier.algorithms.planning.network import Network
-from lightning_hier.algorithms.planning.overview import (
-    Choices,
-    doublings,
-    predict_all,
-    speedups,
-)
-from lightning_hier.algorithms.planning.placement import Placement
-from lightning_hier.algorithms.planning.prediction import Prediction
-from lightning_hier.algorithms.planning.recommend import (
+import yaml
+
+from lightning_hier.cli.plan.arguments import SETTINGS, cluster_and_work, given, parser
+from lightning_hier.planning import (
+    Network,
+    Prediction,
     Recommendation,
-    Wishes,
+    Workload,
+    predict_all,
     recommend,
 )
-from lightning_hier.algorithms.planning.tuning import recommend_push_period
-from lightning_hier.algorithms.planning.workload import Workload
-from lightning_hier.cli.plan.arguments import (
-    network_of,
-    parser,
-    read_measurement,
-    workload_of,
-)
-from lightning_hier.cli.plan.strategy_yaml import as_text, strategy_yaml
-from lightning_hier.cli.plan.table import headline, show
+
+# Mini-batches of a device between two pushes of two-stage ASGD; the paper has 2.
+_LONG_PERIOD = 32
 
 
 def run(args: list[str]) -> None:
-    """Print the plan, and write what else was asked for.
+    """Print the plan, and write the files that were asked for.
 
     Args:
         args: of the command line.
 
     Raises:
-        ValueError: an argument, or a file that is named in one; says what would be right.
+        ValueError: an argument or a file is malformed.
         OSError: a file can't be read or written.
 
     """
-    told = parser().parse_args(args)
-    measured = read_measurement(told.network)
-    network, workload = network_of(told, measured), workload_of(told, measured)
-    recommended = recommend(workload, network, wishes=_wishes(told))
-    push_period, why_period = recommend_push_period(workload, network)
-    choices = _choices(told, recommended, push_period)
-    predictions = predict_all(workload, network, choices)
-    show(headline(workload, network), predictions)
-    _say(recommended, why_period if network.hosts > 1 else "")
-    if told.yaml is not None:
-        told.yaml.write_text(strategy_yaml(recommended, network))
-        print(f"\nwritten: {told.yaml}")
-    if told.json is not None:
-        told.json.write_text(_as_json(workload, network, predictions, recommended))
-        print(f"\nwritten: {told.json}")
-    if told.png is not None:
-        _draw(told, workload, network, choices)
-        print(f"\nwritten: {told.png}")
+    arguments = parser().parse_args(args)
+    network, workload = cluster_and_work(arguments)
+    recommended = recommend(workload, network, given(arguments, *SETTINGS))
+    predictions = predict_all(workload, network, recommended.settings)
+    _print_table(workload, network, predictions)
+    _print_recommended(recommended, network.devices)
+    if arguments.yaml is not None:
+        arguments.yaml.write_text(_as_yaml(recommended, network))
+        print(f"\nwritten: {arguments.yaml}")
+    if arguments.json is not None:
+        values = {
+            "workload": asdict(workload),
+            "network": asdict(network),
+            "predictions": [prediction.as_dict() for prediction in predictions],
+            "recommended": asdict(recommended) | {"prediction": recommended.prediction.as_dict()},
+        }
+        arguments.json.write_text(json.dumps(values, indent=2) + "\n")
+        print(f"\nwritten: {arguments.json}")
 
 
-def _wishes(told: Namespace) -> Wishes:
-    return Wishes(
-        block_size=told.block_size,
-        group_size=told.group_size,
-        density=told.density,
-        across_dtype=told.across_dtype,
-        overlap=told.overlap,
-        share=told.share,
+def _print_table(workload: Workload, network: Network, predictions: Sequence[Prediction]) -> None:
+    between, within = network.between, network.within
+    print(
+        f"{workload.name}: {workload.parameters / 1e6:.4g} million parameters, "
+        f"{1e3 * workload.step_s:.4g} ms a step, {workload.optimizer}\n"
+        f"{network.hosts} hosts of {network.devices} devices; between hosts "
+        f"{8e-6 * between.bytes_per_second:.4g} Mbit/s and {1e3 * between.latency_s:.3g} ms, "
+        f"inside {8e-9 * within.bytes_per_second:.4g} Gbit/s and {1e6 * within.latency_s:.3g} us\n"
     )
-
-
-def _choices(told: Namespace, recommended: Recommendation, push_period: int) -> Choices:
-    settings = recommended.settings
-    return Choices(
-        block_size=settings.block_size,
-        group_size=settings.group_size,
-        across_dtype=settings.across_dtype,
-        overlap=settings.overlap,
-        density=told.density or recommended.density or 0.01,
-        push_period=push_period if told.push_period is None else told.push_period,
+    shown = [
+        ", ".join(f"{name} {value}" for name, value in prediction.settings.items())
+        for prediction in predictions
+    ]
+    width = max(map(len, shown))
+    print(
+        f"{'strategy':<15} {'settings':<{width}}   ms a step  efficiency  speedup  "
+        "MB a host and step  MB of a rank"
     )
+    for found, settings in zip(predictions, shown, strict=True):
+        print(
+            f"{found.strategy:<15} {settings:<{width}} {1e3 * found.step_s:>11.4g} "
+            f"{found.efficiency:>11.1%} {found.speedup:>8.1f} {found.host_bytes / 1e6:>19.3g} "
+            f"{found.memory_bytes / 1e6:>13.0f}"
+        )
 
 
-def _say(recommended: Recommendation, further: str) -> None:
-    arguments = "".join(
-        f"\n    {name}: {as_text(value)}" for name, value in recommended.arguments.items()
-    )
+def _print_recommended(recommended: Recommendation, devices: int) -> None:
     found = recommended.prediction
-    print(f"\nrecommended: {recommended.strategy}{arguments}")
+    print(f"\nrecommended: {recommended.strategy}")
+    for name, value in recommended.arguments.items():
+        print(f"    {name}: {value}")
     print(f"  {found.efficiency:.1%} of linear speed, {found.speedup:.1f} times one rank")
     for reason in recommended.reasons:
         print(f"  - {reason}")
-    if further:
-        print(f"\ntwo-stage ASGD: {further}")
+    if recommended.settings.push_period > _LONG_PERIOD * devices:
+        print("\ntwo_stage_asgd: the link to the master is too slow for so many nodes")
 
 
-def _as_json(
-    workload: Workload,
-    network: Network,
-    predictions: list[Prediction],
-    recommended: Recommendation,
-) -> str:
-    told: dict[str, Any] = {
-        "workload": asdict(workload),
-        "network": asdict(network),
-        "predictions": [own.as_dict() for own in predictions],
-        "recommended": {
-            "strategy": recommended.strategy,
-            "arguments": dict(recommended.arguments),
-            "reasons": list(recommended.reasons),
-            "prediction": recommended.prediction.as_dict(),
-        },
-    }
-    return json.dumps(told, indent=2) + "\n"
-
-
-def _draw(told: Namespace, workload: Workload, network: Network, choices: Choices) -> None:
-    from lightning_hier.cli.plan.plot import draw
-
-    group = Placement(network=network, group_size=choices.group_size).group
-    hosts = doublings(told.most_hosts, group.hosts)
-    curves = speedups(workload, network, choices, hosts)
-    title = (
-        f"{workload.name}, {workload.parameters / 1e6:.3g}M parameters, {network.devices} devices "
-        f"a host, {8e-6 * network.between.bytes_per_second:.4g} Mbit/s; block {choices.block_size}"
-    )
-    draw(told.png, title, curves)
+def _as_yaml(recommended: Recommendation, network: Network) -> str:
+    """Trainer settings for `lightning-hier fit --config`, with the reasons as comments."""
+    strategy: Any = recommended.strategy
+    if recommended.arguments:
+        class_path = f"lightning_hier.{recommended.strategy}"
+        strategy = {"class_path": class_path, "init_args": dict(recommended.arguments)}
+    trainer = {"strategy": strategy, "num_nodes": network.hosts, "devices": network.devices}
+    comments = "".join(f"# {reason}\n" for reason in recommended.reasons)
+    return comments + yaml.safe_dump({"trainer": trainer}, sort_keys=False)

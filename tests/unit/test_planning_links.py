@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.algorithms.planning.fitting import fit_link, fit_ring
+from lightning_hier.planning.links import fit_link, fit_ring
 
 SIZES = (4096, 65536, 1 << 20, 1 << 23)
 
@@ -40,16 +40,3 @@ def test_delays_of_small_messages_move_latency_alone() -> None:
 
 def test_large_messages_that_take_no_longer_tell_what_is_carried_at_least() -> None:
     assert fit_link({4096: 0.2, 8192: 0.1}).bytes_per_second == pytest.approx(81920)
-
-
-@pytest.mark.parametrize("seconds", [{}, {4096: 0.1}])
-def test_one_size_is_refused(seconds: dict[int, float]) -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        fit_link(seconds)
-
-
-def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="the time of 2 bytes must be a finite number above 0"):
-        fit_link({1: 0.1, 2: 0.0})
-    with pytest.raises(ValueError, match="ranks must be a whole number of at least 2, got 1"):
-        fit_ring(1, {1: 0.1, 2: 0.2})

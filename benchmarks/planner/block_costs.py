@@ -1,12 +1,9 @@
-"""Efficiency and cost of a synchronisation, out of speedups that somebody has measured."""
+"""Speedup N e / (1 + s / tau): efficiency e and cost s of a synchronisation, fitted to runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from lightning_hier.algorithms.arguments import check_positive, check_whole
-from lightning_hier.algorithms.planning.steps import block_speedup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,10 +13,7 @@ class SpeedupReading:
     Attributes:
         ranks: N.
         block_size: tau.
-        speedup: against one rank by itself.
-
-    Raises:
-        ValueError: a value outside its range.
+        speedup: over one rank alone.
 
     """
 
@@ -27,16 +21,10 @@ class SpeedupReading:
     block_size: int
     speedup: float
 
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_whole("ranks", self.ranks)
-        check_whole("block_size", self.block_size)
-        check_positive("speedup", self.speedup)
-
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCosts:
-    """The two parameters of speedup = N e / (1 + s / tau).
+    """The two parameters.
 
     Attributes:
         efficiency: e.
@@ -48,13 +36,8 @@ class BlockCosts:
     synchronisation_steps: float
 
     def speedup(self, ranks: int, block_size: int) -> float:
-        """Of so many ranks in blocks of such a size."""
-        return block_speedup(
-            ranks,
-            efficiency=self.efficiency,
-            synchronisation_steps=self.synchronisation_steps,
-            block_size=block_size,
-        )
+        """N e / (1 + s / tau)."""
+        return ranks * self.efficiency / (1 + self.synchronisation_steps / block_size)
 
 
 def fit_block_costs(readings: Sequence[SpeedupReading]) -> BlockCosts:

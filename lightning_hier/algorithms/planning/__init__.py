@@ -1,1 +1,0 @@
-"""What training costs over a network, before anybody trains: pure functions on numbers."""

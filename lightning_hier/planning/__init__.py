@@ -1,0 +1,27 @@
+"""Planner: predicts the cost of each strategy on a cluster, and recommends one.
+
+Numbers in, numbers out, by the equations of docs/planning.md. Only :mod:`probe`, which times links,
+needs a process group. All dataclasses check their values and raise ``ValueError``.
+"""
+
+from lightning_hier.planning.measurement import Measurement
+from lightning_hier.planning.network import Link, Network, Processor
+from lightning_hier.planning.prediction import Prediction, Settings
+from lightning_hier.planning.recommend import Recommendation, recommend
+from lightning_hier.planning.strategies import predict, predict_all
+from lightning_hier.planning.workload import Workload, size_of
+
+__all__ = [
+    "Link",
+    "Measurement",
+    "Network",
+    "Prediction",
+    "Processor",
+    "Recommendation",
+    "Settings",
+    "Workload",
+    "predict",
+    "predict_all",
+    "recommend",
+    "size_of",
+]

@@ -1,0 +1,132 @@
+"""Cost of collectives: bytes through NICs, links within hosts, memory and sockets.
+
+The equations of the ring algorithms are those of Patarasuk and Yuan (2009), "Bandwidth optimal
+all-reduce algorithms for clusters of workstations".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from lightning_hier.planning.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Work of the busiest host during a communication. Loads add up.
+
+    Attributes:
+        latency_s: latency of all messages that follow each other.
+        nic_bytes: bytes that the host sends to other hosts.
+        inner_bytes: bytes that its busiest rank sends to ranks of the same host.
+        copied_bytes: bytes of copies in memory, over all ranks of the host.
+        socket_bytes: bytes sent and received, over all ranks of the host.
+
+    """
+
+    latency_s: float = 0.0
+    nic_bytes: float = 0.0
+    inner_bytes: float = 0.0
+    copied_bytes: float = 0.0
+    socket_bytes: float = 0.0
+
+    def __add__(self, other: Load) -> Load:
+        """Sum of the two."""
+        names = [field.name for field in fields(self)]
+        return Load(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def processor_s(self, network: Network) -> float:
+        """Seconds of the host's cores: (copied / copy rate + sent / socket rate) / cores."""
+        processor, ranks = network.processor, network.devices
+        seconds = self.copied_bytes / processor.copy_bytes_per_second
+        if processor.socket_bytes_per_second is not None:
+            seconds += self.socket_bytes / processor.socket_bytes_per_second
+        return seconds / min(ranks, processor.cores or ranks)
+
+    def seconds(self, network: Network, *, pieces: float = 1.0) -> float:
+        """Time of a pipeline of ``pieces`` pieces through NIC, inner link and processor.
+
+        The longest stage is always busy; the other stages add the time of one piece.
+        """
+        stages = (
+            self.nic_bytes / network.between.bytes_per_second,
+            self.inner_bytes / network.within.bytes_per_second,
+            self.processor_s(network),
+        )
+        longest = max(stages)
+        return self.latency_s + longest + (sum(stages) - longest) / max(pieces, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankGroup:
+    """The ranks of a collective, spread evenly over hosts in order of rank.
+
+    Attributes:
+        size: number of ranks, n in the equations.
+        hosts: number of hosts.
+        concurrent: groups on the same hosts that run the same collective at the same time.
+
+    """
+
+    size: int
+    hosts: int = 1
+    concurrent: int = 1
+
+    def latency_s(self, network: Network) -> float:
+        """Latency of one message of the group."""
+        return (network.within if self.hosts == 1 else network.between).latency_s
+
+    def ring(self, network: Network, sent: float, rounds: int, added: float = 0.0) -> Load:
+        """Load of a ring in which each rank sends ``sent`` bytes in ``rounds`` messages.
+
+        The ring leaves each host once, since ranks are in order of host. ``added`` are the bytes
+        that a rank adds to its own.
+        """
+        per_host = self.size / self.hosts
+        return Load(
+            latency_s=rounds * self.latency_s(network),
+            nic_bytes=self.concurrent * sent if self.hosts > 1 else 0.0,
+            inner_bytes=sent if per_host > 1 else 0.0,
+            copied_bytes=self.concurrent * per_host * added,
+            socket_bytes=2 * self.concurrent * per_host * sent,
+        )
+
+
+def all_reduce(nbytes: float, group: RankGroup, network: Network) -> Load:
+    """Ring: 2 (n - 1) / n of the tensor from each rank in 2 (n - 1) rounds."""
+    peers = group.size - 1
+    share = peers / group.size * nbytes
+    return group.ring(network, 2 * share, 2 * peers, added=share)
+
+
+def all_gather(nbytes: float, group: RankGroup, network: Network) -> Load:
+    """Ring: (n - 1) times the ``nbytes`` of one rank from each rank in n - 1 rounds."""
+    peers = group.size - 1
+    return group.ring(network, peers * nbytes, peers)
+
+
+def all_to_all(nbytes: float, group: RankGroup, network: Network) -> Load:
+    """(n - 1) / n of the tensor from each rank; the messages are in flight at the same time."""
+    peers = group.size - 1
+    return group.ring(network, peers / group.size * nbytes, min(peers, 1))
+
+
+def reduce(nbytes: float, group: RankGroup, network: Network) -> Load:
+    """Ring of gloo: (n - 1) / n of the tensor from each rank in 2 (n - 1) rounds."""
+    peers = group.size - 1
+    share = peers / group.size * nbytes
+    return group.ring(network, share, 2 * peers, added=share)
+
+
+def broadcast(nbytes: float, group: RankGroup, network: Network) -> Load:
+    """Binomial tree: the first rank sends log2 n times, first to other hosts."""
+    rounds = math.ceil(math.log2(group.size))
+    to_hosts = math.ceil(math.log2(group.hosts))
+    receivers = group.concurrent * (group.size - 1) / group.hosts
+    return Load(
+        latency_s=rounds * group.latency_s(network),
+        nic_bytes=group.concurrent * to_hosts * nbytes,
+        inner_bytes=(rounds - to_hosts) * nbytes,
+        socket_bytes=2 * receivers * nbytes,
+    )

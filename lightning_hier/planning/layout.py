@@ -1,0 +1,84 @@
+"""Placement of groups on hosts, and the ranks that exchange models between groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_hier.algorithms.arguments import check_whole
+from lightning_hier.planning.collectives import RankGroup
+from lightning_hier.planning.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Groups of consecutive ranks.
+
+    Attributes:
+        network: the hosts.
+        group_size: ranks that train one model.
+        sharded: whether all ranks of a group exchange a shard each, not the first rank alone.
+
+    Raises:
+        ValueError: a group is neither a divisor of one host nor a number of whole hosts.
+
+    """
+
+    network: Network
+    group_size: int
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole("group_size", self.group_size)
+        devices, size = self.network.devices, self.group_size
+        if self.network.ranks % size or (devices % size and size % devices):
+            sizes = [n for n in range(1, devices + 1) if devices % n == 0]
+            sizes += [n * devices for n in range(2, 17) if self.network.hosts % n == 0]
+            raise ValueError(
+                f"group_size must divide the {devices} devices of a host, or be a number of whole "
+                f"hosts that divides {self.network.hosts}, got {size}; sizes that do: "
+                f"{', '.join(map(str, sizes))}"
+            )
+
+    @property
+    def models(self) -> int:
+        """Number of groups."""
+        return self.network.ranks // self.group_size
+
+    @property
+    def groups_per_host(self) -> int:
+        """Number of groups with ranks on one host."""
+        return max(self.network.devices // self.group_size, 1)
+
+    @property
+    def world(self) -> RankGroup:
+        """All ranks."""
+        return RankGroup(size=self.network.ranks, hosts=self.network.hosts)
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks of one group."""
+        hosts = max(self.group_size // self.network.devices, 1)
+        return RankGroup(size=self.group_size, hosts=hosts, concurrent=self.groups_per_host)
+
+    @property
+    def inter_host_ranks(self) -> int:
+        """Ranks of a group on one host that exchange models with other groups."""
+        return min(self.group_size, self.network.devices) if self.sharded else 1
+
+    @property
+    def within_host(self) -> RankGroup | None:
+        """Ranks of a host that sum their models before one rank sends the sum to other hosts.
+
+        None where there is one host or one group on each host.
+        """
+        if self.network.hosts == 1 or self.groups_per_host == 1:
+            return None
+        return RankGroup(size=self.groups_per_host, concurrent=self.inter_host_ranks)
+
+    @property
+    def between_hosts(self) -> RankGroup:
+        """Ranks that exchange models between hosts; on one host, between groups."""
+        hosts = self.network.hosts
+        size = self.models if self.within_host is None else hosts
+        hosts = 1 if hosts == 1 else size
+        return RankGroup(size=size, hosts=hosts, concurrent=self.inter_host_ranks)

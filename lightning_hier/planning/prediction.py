@@ -1,0 +1,92 @@
+"""Settings of the strategies and the prediction that comes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from lightning_hier.algorithms.arguments import check_choice, check_whole
+
+AcrossDtype = Literal["same", "bfloat16", "int8"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Arguments of the strategies that change their cost. Each strategy reads its own.
+
+    Attributes:
+        block_size: steps of a block.
+        group_size: ranks that train one model, where a strategy has groups.
+        density: share of the elements that GTC sends. None: exact gradients.
+        across_dtype: format of models between hosts.
+        overlap: whether models are exchanged during the next block.
+        sharded: whether all ranks of a group exchange a shard each, not the first rank alone.
+        moments: whether Adam's moments are exchanged with the model.
+        block_momentum: whether a rank keeps the block momentum.
+        push_period: mini-batches of a node between two pushes of two-stage ASGD.
+        double_buffering: whether devices of two-stage ASGD compute during a push.
+
+    """
+
+    block_size: int = 50
+    group_size: int = 1
+    density: float | None = 0.01
+    across_dtype: AcrossDtype = "same"
+    overlap: bool = False
+    sharded: bool = False
+    moments: bool = False
+    block_momentum: bool = True
+    push_period: int = 4
+    double_buffering: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "group_size", "push_period"):
+            check_whole(name, getattr(self, name))
+        if self.density is not None and not 0 < self.density <= 1:
+            raise ValueError(f"density must lie between 0 and 1, got {self.density!r}")
+        check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
+        if self.overlap and self.moments:
+            raise ValueError(
+                "overlap=True exchanges the model alone: Adam's moments do not fit a mean that "
+                "comes a block late"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Cost of one strategy on one network.
+
+    Attributes:
+        strategy: name of the strategy.
+        settings: arguments of the strategy that were assumed.
+        ranks: number of ranks.
+        alone_s: seconds of a step without communication.
+        step_s: mean seconds of a step; a synchronisation is divided among the steps of its block.
+        host_bytes: bytes that the busiest host sends to other hosts in a mean step.
+        memory_bytes: model, gradients, optimizer's state and the strategy's tensors on the rank
+            that holds most; without activations.
+
+    """
+
+    strategy: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int
+    alone_s: float
+    step_s: float
+    host_bytes: float
+    memory_bytes: float
+
+    @property
+    def efficiency(self) -> float:
+        """Speed of a rank as a share of its speed without communication."""
+        return self.alone_s / self.step_s
+
+    @property
+    def speedup(self) -> float:
+        """Speed of all ranks in that of one rank without communication."""
+        return self.ranks * self.efficiency
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "efficiency": self.efficiency, "speedup": self.speedup}

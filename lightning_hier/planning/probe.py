@@ -1,0 +1,183 @@
+"""Times of messages within hosts and between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import Communicators
+
+Where = Literal["within", "between"]
+Operation = Literal["all_reduce", "send"]
+Pair = tuple[int, int]
+
+_KIND = "probe"
+_COPIED_BYTES, _COPIES = 1 << 26, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkReading:
+    """Time of one operation with messages of one size.
+
+    Attributes:
+        where: within a host or between hosts.
+        operation: an all-reduce, or a message from the first rank to the second.
+        ranks: the ranks that took part.
+        payload_bytes: bytes of the tensor.
+        seconds: median.
+        processor_s: mean time of the first rank's cores.
+
+    """
+
+    where: Where
+    operation: Operation
+    ranks: tuple[int, ...]
+    payload_bytes: int
+    seconds: float
+    processor_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """What is timed.
+
+    Attributes:
+        sizes: bytes of the messages, multiples of 4.
+        repeats: repetitions of each size that count, after two that do not.
+        budget_s: seconds for the repetitions of one size; a slow link gets fewer, at least one.
+
+    """
+
+    sizes: tuple[int, ...] = (1 << 12, 1 << 16, 1 << 20, 1 << 23)
+    repeats: int = 20
+    budget_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            if size < 4 or size % 4:
+                raise ValueError(f"sizes must be multiples of 4 bytes, got {size}")
+        if len(set(self.sizes)) < 2:
+            raise ValueError(f"sizes must have two or more different ones, got {self.sizes}")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        if not self.budget_s > 0:
+            raise ValueError(f"budget_s must be above 0, got {self.budget_s}")
+
+
+def measure_links(communicators: Communicators, settings: ProbeSettings) -> list[LinkReading]:
+    """Time messages inside every host and between hosts, while nothing else uses the links.
+
+    Hosts are timed inside at the same time. Between hosts, pairs of neighbours are timed one after
+    the other, and all first ranks together. Every rank must call it, and all get all readings.
+
+    Args:
+        communicators: with one group for each host.
+        settings: what is timed.
+
+    Raises:
+        PeerError: a rank did not take part within the time limit; names it.
+
+    """
+    found: list[LinkReading] = []
+    everyone = torch.zeros(1, device=communicators.device)
+    for number, (where, channel, pair) in enumerate(_turns(communicators), start=1):
+        with communicators.progress.at(f"turn {number} of measuring the links"):
+            if channel is not None and (pair is None or channel.position in pair):
+                for size in settings.sizes:
+                    tensor = torch.zeros(size // 4, device=communicators.device)
+                    found += _time(where, channel, pair, tensor, settings)
+            # Two turns at the same time would share links.
+            communicators.world.all_reduce_(everyone, _KIND).wait()
+    with communicators.progress.at("the exchange of what was measured"):
+        rows = gather_json([asdict(reading) for reading in found], communicators.device)
+    return [
+        LinkReading(**{**reading, "ranks": tuple(reading["ranks"])})
+        for row in rows
+        for reading in row
+    ]
+
+
+def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None, Pair | None]]:
+    """Channel and pair of each turn; pair None is an all-reduce, channel None a rank that waits."""
+    group, across = communicators.group, communicators.across
+    if group.size > 1:
+        yield "within", group, None
+        yield "within", group, (0, 1)
+    if across.size > 1:
+        first = across if group.position == 0 else None
+        yield "between", first, None
+        for host in range(across.size if across.size > 2 else 1):
+            yield "between", first, (host, (host + 1) % across.size)
+
+
+def _time(
+    where: Where, channel: Channel, pair: Pair | None, tensor: Tensor, settings: ProbeSettings
+) -> list[LinkReading]:
+    """The reading of the first rank; none of the others."""
+    first, second = pair or (0, 0)
+
+    def operate() -> None:
+        if pair is None:
+            channel.all_reduce_(tensor, _KIND).wait()
+        else:
+            _send(channel, tensor, first, second)
+            _send(channel, tensor, second, first)
+
+    operate()  # The first message makes the connection.
+    fitting = int(settings.budget_s / _seconds(operate, tensor.device))
+    repeats = torch.tensor([max(1, min(settings.repeats, fitting))], device=tensor.device)
+    # All ranks must repeat equally often: the first one decides.
+    if pair is None:
+        channel.broadcast_(repeats, _KIND).wait()
+    else:
+        _send(channel, repeats, first, second)
+    busy_s = time.process_time()
+    times = [_seconds(operate, tensor.device) for _ in range(int(repeats))]
+    busy_s = time.process_time() - busy_s
+    if channel.position != first:
+        return []
+    ways = 1 if pair is None else 2
+    return [
+        LinkReading(
+            where=where,
+            operation="all_reduce" if pair is None else "send",
+            ranks=tuple(channel.ranks[position] for position in pair or range(channel.size)),
+            payload_bytes=tensor.nbytes,
+            seconds=median(times) / ways,
+            processor_s=busy_s / len(times) / ways,
+        )
+    ]
+
+
+def _send(channel: Channel, tensor: Tensor, source: int, target: int) -> None:
+    for pending in channel.pass_(tensor, source, target, _KIND):
+        pending.wait()
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes that this rank copies in a second, for the time that all ranks call it."""
+    source = torch.ones(_COPIED_BYTES // 4, device=device)
+    target = torch.zeros_like(source)
+    times = [_seconds(lambda: target.copy_(source), device) for _ in range(_COPIES)]
+    return _COPIED_BYTES / median(times)
+
+
+def now(device: torch.device) -> float:
+    """Time at which all work is done that was queued on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _seconds(operate: Callable[[], object], device: torch.device) -> float:
+    begun = now(device)
+    operate()
+    return now(device) - begun

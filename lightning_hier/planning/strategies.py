@@ -1,0 +1,114 @@
+"""Predictions of every strategy by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from lightning_hier.planning.gradients import (
+    exchange,
+    gradient_memory_bytes,
+    step_with_gradients_s,
+)
+from lightning_hier.planning.layout import Layout
+from lightning_hier.planning.network import Network
+from lightning_hier.planning.prediction import Prediction, Settings
+from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
+from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
+from lightning_hier.planning.workload import Workload
+
+# What is shown of the settings of each strategy.
+_BLOCKS = ("block_size", "across_dtype", "overlap")
+_TIERS = ("group_size", "density", *_BLOCKS)
+_SHOWN: dict[str, tuple[str, ...]] = {
+    "ddp": (),
+    "gtc": ("density",),
+    "model_averaging": _BLOCKS,
+    "bmuf": _BLOCKS,
+    "bmuf_adam": _BLOCKS,
+    "bmuf_gtc": _TIERS,
+    "hierarchical": _TIERS,
+}
+STRATEGIES = (*_SHOWN, "two_stage_asgd", "psp")
+
+
+def predict(
+    strategy: str, workload: Workload, network: Network, settings: Settings | None = None
+) -> Prediction:
+    """Predict the cost of one strategy.
+
+    Args:
+        strategy: its name for a Trainer, or ``"hierarchical"`` for a `HierarchicalStrategy` with
+            the groups, gradients and blocks of the settings.
+        workload: training of one rank.
+        network: hosts and links.
+        settings: arguments of the strategy; None: the defaults of :class:`Settings`.
+
+    Raises:
+        ValueError: an unknown strategy, or groups that do not fit the hosts.
+
+    """
+    settings = settings or Settings()
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if strategy == "two_stage_asgd":
+        return predict_two_stage_asgd(workload, network, settings)
+    if strategy == "psp":
+        return predict_psp(workload, network)
+    return _predict_tiers(strategy, workload, network, settings)
+
+
+def predict_all(workload: Workload, network: Network, settings: Settings) -> list[Prediction]:
+    """Predict the cost of every strategy that fits the workload's optimizer.
+
+    Raises:
+        ValueError: the groups do not fit the hosts.
+
+    """
+    adam = workload.optimizer == "adam"
+    names = ["ddp", "gtc", "model_averaging", "bmuf_adam" if adam else "bmuf"]
+    if settings.group_size > 1:
+        names.append("hierarchical" if adam else "bmuf_gtc")
+    names += ["two_stage_asgd", "psp"]
+    return [predict(name, workload, network, settings) for name in names]
+
+
+def _predict_tiers(
+    strategy: str, workload: Workload, network: Network, settings: Settings
+) -> Prediction:
+    """Gradients inside groups at every step, models across groups at the end of each block."""
+    settings = _own(strategy, workload, network, settings)
+    group = Layout(network=network, group_size=settings.group_size).group
+    gradients = exchange(workload, group, network, settings.density)
+    step_s = step_with_gradients_s(workload, network, gradients)
+    block, tau = synchronise(workload, network, settings), settings.block_size
+    shown = {name: getattr(settings, name) for name in _SHOWN[strategy]}
+    return Prediction(
+        strategy=strategy,
+        settings={n: value for n, value in shown.items() if value not in (None, False, "same")},
+        ranks=network.ranks,
+        alone_s=workload.step_s,
+        step_s=block.mean_step_s(step_s, tau),
+        host_bytes=gradients.overlapped.nic_bytes + (block.host_bytes + block.control_bytes) / tau,
+        memory_bytes=workload.model_bytes
+        + workload.gradient_bytes
+        + workload.state_bytes
+        + gradient_memory_bytes(workload, group, settings.density)
+        + synchronisation_memory_bytes(workload, network, settings),
+    )
+
+
+def _own(strategy: str, workload: Workload, network: Network, settings: Settings) -> Settings:
+    """The settings with the groups, gradients and blocks of the strategy."""
+    density = settings.density or Settings.density
+    moments = {"moments": True, "overlap": False}
+    own: dict[str, dict[str, Any]] = {
+        "ddp": {"group_size": network.ranks, "density": None},
+        "gtc": {"group_size": network.ranks, "density": density},
+        "model_averaging": {"group_size": 1, "block_momentum": False},
+        "bmuf": {"group_size": 1},
+        "bmuf_adam": {"group_size": 1, **moments},
+        "bmuf_gtc": {"density": density},
+        "hierarchical": moments if workload.optimizer == "adam" else {},
+    }
+    return replace(settings, **({"moments": False} | own[strategy]))

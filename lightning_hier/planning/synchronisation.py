@@ -1,0 +1,190 @@
+"""Cost of a block synchronisation, in the order of its steps in `comm/blocks/`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lightning_hier.planning.collectives import (
+    Load,
+    RankGroup,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    reduce,
+)
+from lightning_hier.planning.layout import Layout
+from lightning_hier.planning.network import Network
+from lightning_hier.planning.prediction import Settings
+from lightning_hier.planning.workload import Workload
+
+# Elements of a chunk, of a quantised chunk and of a quantisation group: comm/blocks/share.py and
+# algorithms/quantisation.py.
+_CHUNK, _QUANTISED_CHUNK, _GROUP = 1 << 19, 1 << 20, 512
+# Chunks in flight, one for each of gloo's threads.
+_IN_FLIGHT = 2
+_STATUS_BYTES, _COUNT_BYTES = 64, 8
+# Time of each pass over an element, in copies (docs/reports/performance.md, one core).
+_SQUARES, _COPY, _SUBTRACT_START = 0.6, 1.0, 2.0
+_FILTER, _LATE_FILTER, _ENCODE, _DECODE = 2.5, 4.5, 2.0, 1.0
+# torch's gather on gloo copies through a flat tensor on both sides.
+_GATHER_COPIES = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronisation:
+    """Cost of one synchronisation.
+
+    Attributes:
+        blocking_s: seconds in which no rank trains.
+        in_flight_s: seconds of the exchange that may run beside the next block (``overlap``).
+        host_bytes: bytes of models that a host sends to other hosts, as `Traffic` counts them.
+        control_bytes: bytes of statuses and step counts.
+
+    """
+
+    blocking_s: float = 0.0
+    in_flight_s: float = 0.0
+    host_bytes: float = 0.0
+    control_bytes: float = 0.0
+
+    def mean_step_s(self, step_s: float, block_size: int) -> float:
+        """(tau step + synchronisation + what outlasts the next block) / tau."""
+        outlasting_s = max(self.in_flight_s - block_size * step_s, 0.0)
+        return step_s + (self.blocking_s + outlasting_s) / block_size
+
+
+def synchronise(workload: Workload, network: Network, settings: Settings) -> Synchronisation:
+    """Predict one synchronisation.
+
+    Raises:
+        ValueError: the groups do not fit the hosts.
+
+    """
+    layout = _layout(network, settings)
+    if layout.models == 1:
+        return Synchronisation()
+    shard = _Shard(workload, layout, settings)
+    status = all_gather(_STATUS_BYTES, layout.world, network)
+    control = status + shard.step_counts()
+    # The statuses must be there before any rank sends its model.
+    reading_s = status.seconds(network) + shard.read().processor_s(network)
+    exchanged, handed_out = shard.exchange(), shard.hand_out()
+    applied = shard.apply() + handed_out
+    in_flight_s = 0.0
+    if settings.overlap:
+        applied_s = applied.seconds(network, pieces=shard.chunks)
+        in_flight_s = exchanged.seconds(network, pieces=shard.chunks)
+        if workload.on_cores:
+            # The cores that compute steps also work on what is in flight.
+            applied_s += exchanged.processor_s(network)
+    else:
+        applied_s = (exchanged + applied).seconds(network, pieces=shard.chunks)
+    return Synchronisation(
+        blocking_s=reading_s + applied_s,
+        in_flight_s=in_flight_s,
+        host_bytes=exchanged.nic_bytes + handed_out.nic_bytes,
+        control_bytes=control.nic_bytes,
+    )
+
+
+def synchronisation_memory_bytes(workload: Workload, network: Network, settings: Settings) -> float:
+    """Transfer buffer, global model, block momentum, and what the settings add.
+
+    The table is in docs/architecture.md, "Across groups".
+    """
+    layout = _layout(network, settings)
+    if layout.models == 1:
+        return 0.0
+    vectors = 1.0 + settings.block_momentum + 2.0 * settings.overlap + 2.0 * settings.moments
+    if settings.across_dtype != "same" and network.hosts > 1:
+        vectors += 1 + 1 / layout.between_hosts.size
+    buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
+    share = 1 / settings.group_size if settings.sharded else 1.0
+    return buffer + share * vectors * workload.gradient_bytes
+
+
+def _layout(network: Network, settings: Settings) -> Layout:
+    return Layout(network=network, group_size=settings.group_size, sharded=settings.sharded)
+
+
+class _Shard:
+    """The part of model, buffers and moments that one inter-host rank exchanges."""
+
+    def __init__(self, workload: Workload, layout: Layout, settings: Settings) -> None:
+        self._workload, self._layout, self._settings = workload, layout, settings
+        self._network = layout.network
+        self._senders = layout.inter_host_ranks
+        self._between = layout.between_hosts
+        self._models = 3 if settings.moments else 1
+        self._quantised = settings.across_dtype != "same"
+        shards = settings.group_size if settings.sharded else 1
+        elements = workload.parameters * self._models + workload.buffers
+        self._elements = math.ceil(elements / shards)
+        self._parameters = math.ceil(workload.parameters / shards)
+        self._bytes = self._elements * workload.element_bytes
+        self._bytes_on_host = self._senders * layout.groups_per_host * self._bytes
+        self.chunks = math.ceil(self._elements / (_QUANTISED_CHUNK if self._quantised else _CHUNK))
+
+    def read(self) -> Load:
+        """Read the shard, and look for NaN in it and in the models of the other ranks."""
+        passes = _COPY + (_SUBTRACT_START if self._quantised else _SQUARES)
+        readers = 0 if self._settings.sharded else self._senders * self._layout.groups_per_host
+        others = (self._network.devices - readers) * self._workload.model_bytes
+        return Load(copied_bytes=self._bytes_on_host * passes + others * _SQUARES)
+
+    def step_counts(self) -> Load:
+        """Adam's step count of each tensor, averaged over the groups."""
+        if not self._settings.moments:
+            return Load()
+        concurrent = min(self._layout.group_size, self._network.devices)
+        group = RankGroup(
+            size=self._layout.models, hosts=self._between.hosts, concurrent=concurrent
+        )
+        return all_reduce(_COUNT_BYTES * self._workload.tensors, group, self._network)
+
+    def exchange(self) -> Load:
+        """Sum within a host, exchange between hosts, broadcast within a host."""
+        group, network = self._between, self._network
+        if self._quantised and group.hosts > 1:
+            sent = self._quantised_bytes()
+            found = all_to_all(group.size * sent, group, network) + all_gather(sent, group, network)
+            passes = 2 * _DECODE + _ENCODE * (1 + 1 / group.size)
+            found += Load(copied_bytes=self._senders * self._bytes * passes)
+        else:
+            found = all_reduce(self._bytes, group, network)
+        rounds = max(self.chunks / _IN_FLIGHT, 1.0)
+        found += Load(latency_s=found.latency_s * (rounds - 1))
+        inner = self._layout.within_host
+        if inner is not None:
+            found += reduce(self._bytes, inner, network) + broadcast(self._bytes, inner, network)
+        return found
+
+    def _quantised_bytes(self) -> float:
+        """Bytes that a host sends to each other host; moments are sent as bfloat16.
+
+        Each host's share is whole quantisation groups, and a multiple of 8 bytes.
+        """
+        width = 2.0 if self._settings.across_dtype == "bfloat16" else 1 + 4 / _GROUP
+        parameters = min(self._elements, self._parameters)
+        parts = ((parameters, width), (self._elements - parameters, 2.0))
+        hosts = self._between.size
+        groups = [(math.ceil(elements / (hosts * _GROUP)), width) for elements, width in parts]
+        return sum(math.ceil(number * _GROUP * width / 8) * 8 for number, width in groups)
+
+    def apply(self) -> Load:
+        """The block filter on each inter-host rank, and the copy into all parameters."""
+        passes = _LATE_FILTER if self._settings.overlap else _FILTER
+        written = self._network.devices * self._models * self._workload.gradient_bytes * _COPY
+        return Load(copied_bytes=self._bytes_on_host * passes + written)
+
+    def hand_out(self) -> Load:
+        """The new start model to the other ranks of the group."""
+        group, network = self._layout.group, self._network
+        if group.size == 1:
+            return Load()
+        if not self._settings.sharded:
+            return broadcast(self._bytes, group, network)
+        copied = network.devices * group.size * self._bytes * _GATHER_COPIES
+        return all_gather(self._bytes, group, network) + Load(copied_bytes=copied)

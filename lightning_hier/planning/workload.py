@@ -1,0 +1,83 @@
+"""The training of one rank: size of the model, time of a step, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch.nn import Module
+
+from lightning_hier.algorithms.arguments import (
+    check_choice,
+    check_flag,
+    check_positive,
+    check_share,
+    check_whole,
+)
+
+OptimizerName = Literal["sgd", "sgd_momentum", "adam"]
+"""Optimizers by the tensors that they keep for each parameter: none, one or two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """The training of one rank without communication.
+
+    Attributes:
+        parameters: trainable elements.
+        step_s: seconds of one step: data, forward, backward and update, while all ranks train.
+        element_bytes: bytes of one parameter.
+        backward_share: share of the step in which DDP can send gradients.
+        optimizer: ``"adam"`` stands for all optimizers that keep two tensors for each parameter.
+        tensors: number of parameter tensors.
+        buffers: floating-point elements that are averaged with the model (BatchNorm statistics).
+        on_cores: whether steps run on the cores that also send messages.
+        name: for tables.
+
+    """
+
+    parameters: int
+    step_s: float
+    element_bytes: int = 4
+    backward_share: float = 2 / 3
+    optimizer: OptimizerName = "sgd_momentum"
+    tensors: int = 1
+    buffers: int = 0
+    on_cores: bool = False
+    name: str = "model"
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "element_bytes", "tensors"):
+            check_whole(name, getattr(self, name))
+        check_whole("buffers", self.buffers, least=0)
+        check_positive("step_s", self.step_s)
+        check_share("backward_share", self.backward_share, zero=True)
+        check_flag("on_cores", self.on_cores)
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients, or of all parameters."""
+        return self.parameters * self.element_bytes
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of parameters and floating-point buffers."""
+        return (self.parameters + self.buffers) * self.element_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return get_args(OptimizerName).index(self.optimizer) * self.gradient_bytes
+
+
+def size_of(module: Module) -> dict[str, int]:
+    """Count a module for :class:`Workload`: ``Workload(**size_of(module), step_s=0.1)``."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    floating = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    return {
+        "parameters": sum(parameter.numel() for parameter in trained),
+        "tensors": len(trained),
+        "buffers": sum(buffer.numel() for buffer in floating),
+        "element_bytes": max((parameter.element_size() for parameter in trained), default=0),
+    }

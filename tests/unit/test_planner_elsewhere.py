@@ -1,0 +1,52 @@
+"""The planner within 30% of somebody else's measurement: LocalSGD of four hosts.
+
+github.com/Adnan082/diloco-measured: 30.8M float32 parameters, steps of 26 ms, links shaped to 50,
+200, 1000 and 5000 Mbit/s, an all-reduce of the model every H steps. `model_averaging` predicts it:
+a ring over four hosts in float32. The runs are the project's own LocalSGD, which sends what
+torchft's sends.
+
+With the round figures one of eight cells is beyond 30%: at 50 Mbit/s and H = 8 the prediction is
+0.70%, which is 34% above the 0.52% that they found. A synchronisation of theirs took 38.1 s there,
+28% more than the 29.6 s of a ring at 50 Mbit/s, probably since their token bucket drops packets;
+the planner does not model lost packets. With the steps and the payload that they measured in
+the same runs (24.7 ms, 49.6 Mbit/s) all of their 16 cells are within 30%, this one by 26%: that is
+the section "LocalSGD, 4 x 1, measured elsewhere" of docs/reports/planner.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.planner.elsewhere import PARAMETERS, UTILISATION, section, utilisation
+from lightning_hier.cli.plan import run
+
+CELLS = [(size, rate) for size in (8, 128) for rate in UTILISATION[size]]
+BEYOND = {(8, 50): 0.35}
+
+
+@pytest.mark.parametrize(("block_size", "mbit_s"), CELLS)
+def test_round_figures(block_size: int, mbit_s: int) -> None:
+    predicted = utilisation(block_size, mbit_s, step_s=0.026)
+    limit = BEYOND.get((block_size, mbit_s), 0.30)
+    assert predicted == pytest.approx(UTILISATION[block_size][mbit_s], rel=limit)
+
+
+def test_their_own_steps_and_payload() -> None:
+    found = section()
+    assert len(found.rows) == 16
+    assert found.limit == 0.30 and not found.missed
+
+
+def test_the_command_line_says_the_same(tmp_path: Path) -> None:
+    """Whatever the copy rate: the link is what is waited for."""
+    file = tmp_path / "plan.json"
+    run(
+        f"--parameters {PARAMETERS} --step-s 0.026 --hosts 4 --devices 1 --between-mbit-s 1000 "
+        f"--block-size 8 --json {file}".split()
+    )
+    predictions = json.loads(file.read_text())["predictions"]
+    (found,) = [own for own in predictions if own["strategy"] == "model_averaging"]
+    assert 100 * found["efficiency"] == pytest.approx(UTILISATION[8][1000], rel=0.30)
