@@ -102,7 +102,8 @@ def test_without_namespaces_the_planner_predicts(monkeypatch: pytest.MonkeyPatch
     ours, ddp = (found.seconds["100 Mbit/s"][run.system] for run in RUNS)
     # 1.5 times the gradient of 1.08 MB over a link of 11.95 MB/s is 0.136 s.
     assert ddp - ALONE.seconds["one_worker"] > 0.1
-    assert ours < ddp / 2
+    # Every tenth step sends three models at most.
+    assert ours < 0.6 * ddp
     assert found.seconds["1 Gbit/s"]["ddp"] < ddp
 
 
