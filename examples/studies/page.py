@@ -12,18 +12,8 @@ from pathlib import Path
 import lightning
 import torch
 
-from examples.studies.study import (
-    Claim,
-    Experiment,
-    Found,
-    Rows,
-    Study,
-    Table,
-    cell,
-    lines,
-    standard_error,
-    write_csv,
-)
+from examples.studies.comparison import Claim, standard_error
+from examples.studies.study import Experiment, Found, Rows, Study, Table, cell, lines, write_csv
 from examples.tables import markdown
 
 HERE = "here"
@@ -129,7 +119,8 @@ def _head(experiment: Experiment, told: argparse.Namespace) -> str:
         f"- Seeds: {told.seeds}, mean ± standard deviation. Reduction: of "
         f"{experiment.measures[0].title} against the baseline with the same seed, mean ± standard "
         "error; less than 0 is worse. A claim is answered by the differences between runs of the "
-        "same seed, and left open where their mean may be 0 by Student's t at 95%."
+        "same seed: their mean with its 95% interval by Student's t; it is left open where the "
+        "interval contains 0."
     )
 
 

@@ -1,0 +1,195 @@
+"""Many workers with enough statistical power: a tiny transformer, 4 to 64 workers, many steps.
+
+    python -m examples.studies.language
+
+All workers of a run are one batch of models (``examples.language.stacked``), which the package's
+strategies equal to the last digits: ``--tables engines`` trains some rows by the strategies too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from examples.language.stacked.settings import Result, Settings
+from examples.studies import language_claims as claims
+from examples.studies.page import options, write
+from examples.studies.study import Experiment, Measure, Row, Table
+
+WORKERS = (4, 16, 64)
+GROUPS = (1, 4, 16)
+BLOCKS = (10, 30, 100, 300)
+TOKENS = 51_200
+"""Steps of all workers together where all systems see equally many tokens: 800 of 64 workers."""
+STEPS = 800
+"""Of each worker where all make equally many."""
+
+RATES = (0.002, 0.004, 0.008, 0.016)
+"""That are compared, of AdamW; of SGD a hundred times these."""
+RATE = 0.004
+"""Of one worker; BMUF and BMUF-Adam have it too."""
+SYNC_RATES = {4: 0.008, 16: 0.016, 64: 0.016}
+"""Of synchronous AdamW, the best of those of ``rates``; likewise of model averaging."""
+AVERAGING_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
+SGD_RATE = 0.4
+SGD_SYNC_RATES = {16: 0.8, 64: 0.8}
+SGD_AVERAGING_RATES = {16: 0.8, 64: 0.8}
+
+_ADAM: dict[str, dict[str, Any]] = {
+    claims.averaged(0.9): {"system": "bmuf_adam_average", "beta1": 0.9},
+    claims.averaged(0.5): {"system": "bmuf_adam_average", "beta1": 0.5},
+    claims.corrected(0.9): {"system": "bmuf_adam", "beta1": 0.9},
+    claims.corrected(0.5): {"system": "bmuf_adam", "beta1": 0.5},
+}
+_BMUF: dict[str, dict[str, Any]] = {
+    claims.CBM: {"system": "bmuf_cbm"},
+    claims.NBM: {"system": "bmuf_nbm"},
+}
+_TUNED: dict[str, dict[str, Any]] = {
+    claims.SYNC: {"system": "synchronous"},
+    claims.MA: {"system": "model_averaging"},
+}
+SYSTEMS = _TUNED | _BMUF | _ADAM
+
+EXPERIMENT = Experiment(
+    module="examples.language.stacked.train",
+    settings=Settings,
+    result=Result,
+    measures=(
+        Measure(claims.LOSS, lambda result: result.loss, 4),
+        Measure("steps of a worker", lambda result: result.settings["steps"], 0),
+        Measure("blocks", lambda result: result.blocks, 0),
+    ),
+    told=("optimizer", "learning_rate", "block_size", "warmup_share", "block_momentum"),
+    together=16,
+)
+
+
+def tables(shrink: int = 1) -> dict[str, Table]:
+    """All, the first ones first.
+
+    Args:
+        shrink: by which numbers of steps are divided, for a look.
+
+    """
+    tokens, steps = TOKENS // shrink, STEPS // shrink
+    alone = Settings(system="one_worker", steps=tokens, learning_rate=RATE)
+    sgd = replace(alone, system="synchronous", workers=64, steps=tokens // 64, optimizer="sgd")
+    sgd = replace(sgd, learning_rate=rate(sgd))
+    return {
+        "tokens": Table(
+            "Equal tokens",
+            ("system", "workers"),
+            alone,
+            list(_by_workers(SYSTEMS, alone, {n: tokens // n for n in WORKERS})),
+            claims.of_tokens,
+        ),
+        "blocks": Table(
+            "Block sizes, 16 workers, equal tokens",
+            ("system", "block size"),
+            alone,
+            list(_by_block(alone, tokens // 16)),
+            claims.of_blocks,
+        ),
+        "steps": Table(
+            "Equal steps of each worker",
+            ("system", "workers"),
+            replace(alone, steps=steps),
+            list(_by_workers(SYSTEMS, alone, dict.fromkeys(WORKERS, steps))),
+            claims.of_steps,
+        ),
+        "sgd": Table(
+            "SGD, equal tokens",
+            ("system", "workers"),
+            sgd,
+            list(_by_workers(_TUNED | _BMUF, sgd, {n: tokens // n for n in WORKERS[1:]})),
+            claims.of_sgd,
+        ),
+        "eta": Table(
+            "Block momentum, equal tokens",
+            ("system", "workers"),
+            alone,
+            list(_by_eta(alone, tokens)),
+            claims.of_eta,
+        ),
+        "groups": Table(
+            "Groups that share a model, 64 workers, equal tokens",
+            ("system", "workers of a group"),
+            alone,
+            list(_by_group(alone, tokens // WORKERS[-1])),
+            claims.of_groups,
+        ),
+        "rates": Table(
+            "Learning rates, equal tokens",
+            ("system", "workers", "rate"),
+            alone,
+            list(_by_rate(alone, tokens)),
+            lambda found: [],
+        ),
+    }
+
+
+def _by_workers(
+    systems: dict[str, dict[str, Any]], base: Settings, steps: dict[int, int]
+) -> Iterator[Row]:
+    for name, changes in systems.items():
+        for workers, number in steps.items():
+            run = replace(base, workers=workers, steps=number, **changes)
+            yield Row((name, str(workers)), replace(run, learning_rate=rate(run)))
+
+
+def _by_block(base: Settings, steps: int) -> Iterator[Row]:
+    for name in (claims.MA, claims.averaged(0.5), claims.corrected(0.5)):
+        for size in BLOCKS:
+            run = replace(base, workers=16, steps=steps, block_size=size, **SYSTEMS[name])
+            yield Row((name, str(size)), replace(run, learning_rate=rate(run)))
+
+
+def _by_group(base: Settings, steps: int) -> Iterator[Row]:
+    for name in (claims.NBM, claims.corrected(0.5)):
+        for size in GROUPS:
+            run = replace(base, workers=WORKERS[-1], group_size=size, steps=steps, **SYSTEMS[name])
+            yield Row((name, str(size)), run)
+
+
+def _by_eta(base: Settings, tokens: int) -> Iterator[Row]:
+    for name in (claims.NBM, claims.corrected(0.5)):
+        for kind, eta in ((claims.FROM_N, None), (claims.FIXED, 0.9)):
+            for workers in (4, 64):
+                run = replace(base, workers=workers, steps=tokens // workers, block_momentum=eta)
+                yield Row((f"{name}, {kind}", str(workers)), replace(run, **SYSTEMS[name]))
+
+
+def _by_rate(base: Settings, tokens: int) -> Iterator[Row]:
+    for workers in (64, 16):
+        for name in (claims.SYNC, claims.MA, claims.NBM, claims.corrected(0.5)):
+            run = replace(base, workers=workers, steps=tokens // workers, **SYSTEMS[name])
+            for own in RATES:
+                yield Row((name, str(workers), f"{own:g}"), replace(run, learning_rate=own))
+    for name in (claims.SYNC, claims.MA, claims.NBM):
+        run = replace(base, workers=64, steps=tokens // 64, optimizer="sgd", **SYSTEMS[name])
+        for own in RATES:
+            rows = (f"{name}, SGD", "64", f"{100 * own:g}")
+            yield Row(rows, replace(run, learning_rate=100 * own))
+
+
+def rate(run: Settings) -> float:
+    """The learning rate of a system: tuned for synchronous AdamW and model averaging."""
+    sgd = run.optimizer == "sgd"
+    tuned = {
+        "synchronous": SGD_SYNC_RATES if sgd else SYNC_RATES,
+        "model_averaging": SGD_AVERAGING_RATES if sgd else AVERAGING_RATES,
+    }
+    return tuned.get(run.system, {}).get(run.workers, SGD_RATE if sgd else RATE)
+
+
+def main() -> None:
+    """Run or go on with the study, then write its page."""
+    told = options(__doc__ or "", "language", data=None, jobs=1)
+    chosen = tables(shrink=100 if told.quick else 1)
+    write(EXPERIMENT, "Many workers on a tiny transformer", chosen, told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What bmuf_adam, bmuf and two_tiered_bmuf_gtc say of many workers, answered by ``language``."""
+
+from __future__ import annotations
+
+from examples.studies.comparison import Claim, difference
+from examples.studies.study import Rows, fewer
+
+LOSS = "loss"
+SYNC, MA, CBM, NBM = "synchronous", "MA", "BMUF-CBM", "BMUF-NBM"
+FROM_N, FIXED = "eta from N", "eta 0.9"
+
+MARGIN = 0.01
+"""Share of the loss by which a system that is said not to degrade may be worse."""
+
+
+def averaged(beta1: float) -> str:
+    """Name of BMUF-Adam with averaged moments."""
+    return f"BMUF-Adam averaged, {beta1:g}"
+
+
+def corrected(beta1: float) -> str:
+    """Name of BMUF-Adam with corrected moments."""
+    return f"BMUF-Adam corrected, {beta1:g}"
+
+
+def of_tokens(found: Rows) -> list[Claim]:
+    """What the papers say of more workers, each with less of the data."""
+    own = corrected(0.5)
+    claims = [
+        fewer(found, ((MA, "4"), (MA, "64")), "bmuf: MA degrades from 4 to 64 workers"),
+        fewer(found, ((CBM, "64"), (MA, "64")), "bmuf: CBM is better than MA, 64 workers"),
+        fewer(found, ((NBM, "64"), (MA, "64")), "bmuf: NBM is better than MA, 64 workers"),
+        fewer(found, ((NBM, "64"), (CBM, "64")), "bmuf: NBM is better than CBM, 64 workers"),
+        fewer(found, ((NBM, "16"), (CBM, "16")), "bmuf: NBM is better than CBM, 16 workers"),
+        _as_good_as_one(found, (NBM, "16"), "bmuf: NBM is as good as one worker, 16 workers"),
+        _as_good_as_one(found, (NBM, "64"), "bmuf: NBM is as good as one worker, 64 workers"),
+        fewer(found, ((NBM, "16"), (NBM, "64")), "two tiers: BMUF degrades from 16 to 64 workers"),
+        fewer(
+            found,
+            ((averaged(0.9), "16"), (averaged(0.9), "64")),
+            "bmuf_adam: averaged moments degrade from 16 to 64 workers, beta1 0.9",
+        ),
+    ]
+    for beta1 in (0.9, 0.5):
+        for workers in ("16", "64"):
+            pair = ((corrected(beta1), workers), (averaged(beta1), workers))
+            text = f"corrected moments are better than averaged ones, beta1 {beta1:g}"
+            claims.append(fewer(found, pair, f"bmuf_adam: {text}, {workers} workers"))
+    for workers in ("4", "16", "64"):
+        pair = ((own, workers), (corrected(0.9), workers))
+        text = "beta1 0.5 is better than 0.9, corrected moments"
+        claims.append(fewer(found, pair, f"bmuf_adam: {text}, {workers} workers"))
+    for workers in ("16", "64"):
+        text = f"bmuf_adam: BMUF-Adam is as good as one worker, {workers} workers"
+        claims.append(_as_good_as_one(found, (own, workers), text))
+    for workers in ("4", "16", "64"):
+        pair = ((own, workers), (SYNC, workers))
+        text = f"bmuf_adam: BMUF-Adam is better than synchronous Adam, {workers} workers"
+        claims.append(fewer(found, pair, text))
+    return [
+        *claims,
+        fewer(
+            found,
+            ((SYNC, "4"), (SYNC, "64")),
+            "bmuf_adam: synchronous Adam degrades from 4 to 64 workers",
+        ),
+        fewer(found, ((own, "64"), (NBM, "64")), "BMUF-Adam is better than BMUF, 64 workers"),
+        fewer(found, ((own, "64"), (MA, "64")), "BMUF-Adam is better than MA, 64 workers"),
+    ]
+
+
+def of_blocks(found: Rows) -> list[Claim]:
+    """What bmuf_adam and two_tiered_bmuf_gtc say of longer blocks."""
+    claims = []
+    for name in (MA, averaged(0.5), corrected(0.5)):
+        for shorter, longer in (("10", "30"), ("30", "100"), ("100", "300")):
+            pair = ((name, shorter), (name, longer))
+            claims.append(
+                fewer(found, pair, f"{name}: blocks of {longer} cost loss over {shorter}")
+            )
+    return [
+        *claims,
+        *(
+            fewer(
+                found,
+                ((corrected(0.5), size), (averaged(0.5), size)),
+                f"corrected moments are better than averaged ones, blocks of {size}",
+            )
+            for size in ("30", "100", "300")
+        ),
+        *(
+            fewer(
+                found,
+                ((corrected(0.5), size), (MA, size)),
+                f"BMUF-Adam is better than MA, blocks of {size}",
+            )
+            for size in ("10", "30", "100", "300")
+        ),
+    ]
+
+
+def of_steps(found: Rows) -> list[Claim]:
+    """What more workers bring where each makes as many steps."""
+    names = (SYNC, MA, NBM, averaged(0.5), corrected(0.5))
+    more = [
+        fewer(found, ((name, "64"), (name, "4")), f"{name}: 64 workers learn more than 4")
+        for name in names
+    ]
+    return [
+        *more,
+        *(
+            fewer(
+                found,
+                ((corrected(0.5), workers), (SYNC, workers)),
+                f"BMUF-Adam is better than synchronous Adam, {workers} workers",
+            )
+            for workers in ("4", "16", "64")
+        ),
+    ]
+
+
+def of_sgd(found: Rows) -> list[Claim]:
+    """What bmuf says, with the optimizer that it has."""
+    claims = []
+    for workers in ("16", "64"):
+        with_workers = f"{workers} workers"
+        claims += [
+            fewer(found, ((CBM, workers), (MA, workers)), f"CBM is better than MA, {with_workers}"),
+            fewer(found, ((NBM, workers), (MA, workers)), f"NBM is better than MA, {with_workers}"),
+            fewer(
+                found, ((NBM, workers), (CBM, workers)), f"NBM is better than CBM, {with_workers}"
+            ),
+            fewer(
+                found,
+                ((NBM, workers), (SYNC, workers)),
+                f"NBM is better than synchronous SGD, {with_workers}",
+            ),
+        ]
+    return claims
+
+
+def of_eta(found: Rows) -> list[Claim]:
+    """What bmuf says of the block momentum."""
+    return [
+        fewer(
+            found,
+            ((f"{name}, {FROM_N}", workers), (f"{name}, {FIXED}", workers)),
+            f"{name}: eta from N is better than 0.9, {workers} workers",
+        )
+        for name in (NBM, corrected(0.5))
+        for workers in ("4", "64")
+    ]
+
+
+def of_groups(found: Rows) -> list[Claim]:
+    """What two_tiered_bmuf_gtc says of fewer models of larger groups."""
+    return [
+        fewer(
+            found,
+            ((name, larger), (name, smaller)),
+            f"two tiers: {name}: groups of {larger} are better than of {smaller}",
+        )
+        for name in (NBM, corrected(0.5))
+        for smaller, larger in (("1", "4"), ("4", "16"))
+    ]
+
+
+def _as_good_as_one(found: Rows, labels: tuple[str, ...], text: str) -> Claim:
+    """Against the baseline of the table, with a margin."""
+    row = found[labels]
+    margin = MARGIN * sum(row.against) / len(row.against)
+    return difference(
+        text, row.values[LOSS], row.against, LOSS, row.digits.get(LOSS, 1), margin=margin
+    )
