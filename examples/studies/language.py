@@ -17,7 +17,8 @@ from examples.studies import language_claims as claims
 from examples.studies.page import options, write
 from examples.studies.study import Experiment, Measure, Row, Table
 
-WORKERS = (4, 16, 64)
+FEW, MANY = 4, (16, 64)
+"""Workers."""
 GROUPS = (1, 4, 16)
 BLOCKS = (10, 30, 100, 300)
 TOKENS = 51_200
@@ -25,11 +26,11 @@ TOKENS = 51_200
 STEPS = 800
 """Of each worker where all make equally many."""
 
-RATES = (0.002, 0.004, 0.008, 0.016)
+RATES = (0.004, 0.008, 0.016)
 """That are compared, of AdamW; of SGD a hundred times these."""
 RATE = 0.004
 """Of one worker; BMUF and BMUF-Adam have it too."""
-SYNC_RATES = {4: 0.008, 16: 0.016, 64: 0.016}
+SYNC_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
 """Of synchronous AdamW, the best of those of ``rates``; likewise of model averaging."""
 AVERAGING_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
 SGD_RATE = 0.4
@@ -82,8 +83,22 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             "Equal tokens",
             ("system", "workers"),
             alone,
-            list(_by_workers(SYSTEMS, alone, {n: tokens // n for n in WORKERS})),
+            list(_by_workers(SYSTEMS, alone, {n: tokens // n for n in MANY})),
             claims.of_tokens,
+        ),
+        "groups": Table(
+            "Groups that share a model, 64 workers, equal tokens",
+            ("system", "workers of a group"),
+            alone,
+            list(_by_group(alone, tokens // MANY[-1])),
+            claims.of_groups,
+        ),
+        "rates": Table(
+            "Learning rates, equal tokens",
+            ("system", "workers", "rate"),
+            alone,
+            list(_by_rate(alone, tokens)),
+            claims.of_rates,
         ),
         "blocks": Table(
             "Block sizes, 16 workers, equal tokens",
@@ -96,14 +111,14 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             "Equal steps of each worker",
             ("system", "workers"),
             replace(alone, steps=steps),
-            list(_by_workers(SYSTEMS, alone, dict.fromkeys(WORKERS, steps))),
+            list(_by_workers(SYSTEMS, alone, dict.fromkeys((FEW, *MANY), steps))),
             claims.of_steps,
         ),
         "sgd": Table(
             "SGD, equal tokens",
             ("system", "workers"),
             sgd,
-            list(_by_workers(_TUNED | _BMUF, sgd, {n: tokens // n for n in WORKERS[1:]})),
+            list(_by_workers(_TUNED | _BMUF, sgd, {n: tokens // n for n in MANY})),
             claims.of_sgd,
         ),
         "eta": Table(
@@ -113,19 +128,12 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             list(_by_eta(alone, tokens)),
             claims.of_eta,
         ),
-        "groups": Table(
-            "Groups that share a model, 64 workers, equal tokens",
-            ("system", "workers of a group"),
+        "few": Table(
+            "Few workers, equal tokens",
+            ("system", "workers"),
             alone,
-            list(_by_group(alone, tokens // WORKERS[-1])),
-            claims.of_groups,
-        ),
-        "rates": Table(
-            "Learning rates, equal tokens",
-            ("system", "workers", "rate"),
-            alone,
-            list(_by_rate(alone, tokens)),
-            lambda found: [],
+            list(_by_workers(SYSTEMS, alone, {FEW: tokens // FEW, MANY[-1]: tokens // MANY[-1]})),
+            claims.of_few,
         ),
     }
 
@@ -149,14 +157,14 @@ def _by_block(base: Settings, steps: int) -> Iterator[Row]:
 def _by_group(base: Settings, steps: int) -> Iterator[Row]:
     for name in (claims.NBM, claims.corrected(0.5)):
         for size in GROUPS:
-            run = replace(base, workers=WORKERS[-1], group_size=size, steps=steps, **SYSTEMS[name])
+            run = replace(base, workers=MANY[-1], group_size=size, steps=steps, **SYSTEMS[name])
             yield Row((name, str(size)), run)
 
 
 def _by_eta(base: Settings, tokens: int) -> Iterator[Row]:
     for name in (claims.NBM, claims.corrected(0.5)):
         for kind, eta in ((claims.FROM_N, None), (claims.FIXED, 0.9)):
-            for workers in (4, 64):
+            for workers in MANY:
                 run = replace(base, workers=workers, steps=tokens // workers, block_momentum=eta)
                 yield Row((f"{name}, {kind}", str(workers)), replace(run, **SYSTEMS[name]))
 

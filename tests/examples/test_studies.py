@@ -182,7 +182,8 @@ def test_ways_to_travel_are_compared_at_the_rate_of_their_system() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["two_tiered", "bmuf", "across", "bmuf_adam", "two_stage_asgd", "psp_sgd"]
+    "name",
+    ["two_tiered", "bmuf", "across", "bmuf_adam", "two_stage_asgd", "psp_sgd", "language"],
 )
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"examples.studies.{name}", "--quick", "--out", str(tmp_path)]
