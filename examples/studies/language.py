@@ -75,64 +75,66 @@ def tables(shrink: int = 1) -> dict[str, Table]:
 
     """
     tokens, steps = TOKENS // shrink, STEPS // shrink
+    by_workers = {workers: tokens // workers for workers in (FEW, *MANY)}
     alone = Settings(system="one_worker", steps=tokens, learning_rate=RATE)
-    sgd = replace(alone, system="synchronous", workers=64, steps=tokens // 64, optimizer="sgd")
-    sgd = replace(sgd, learning_rate=rate(sgd))
+    base = _with_rate(replace(alone, system="synchronous", workers=16, steps=by_workers[16]))
+    sgd = _with_rate(replace(base, optimizer="sgd"))
+    many = {workers: by_workers[workers] for workers in MANY}
     return {
         "tokens": Table(
             "Equal tokens",
             ("system", "workers"),
-            alone,
-            list(_by_workers(SYSTEMS, alone, {n: tokens // n for n in MANY})),
+            base,
+            list(_by_workers(SYSTEMS, base, many)),
             claims.of_tokens,
         ),
         "groups": Table(
             "Groups that share a model, 64 workers, equal tokens",
             ("system", "workers of a group"),
-            alone,
-            list(_by_group(alone, tokens // MANY[-1])),
+            base,
+            list(_by_group(base, by_workers[64])),
             claims.of_groups,
-        ),
-        "rates": Table(
-            "Learning rates, equal tokens",
-            ("system", "workers", "rate"),
-            alone,
-            list(_by_rate(alone, tokens)),
-            claims.of_rates,
-        ),
-        "blocks": Table(
-            "Block sizes, 16 workers, equal tokens",
-            ("system", "block size"),
-            alone,
-            list(_by_block(alone, tokens // 16)),
-            claims.of_blocks,
         ),
         "steps": Table(
             "Equal steps of each worker",
             ("system", "workers"),
-            replace(alone, steps=steps),
-            list(_by_workers(SYSTEMS, alone, dict.fromkeys((FEW, *MANY), steps))),
+            replace(base, steps=steps),
+            list(_by_workers(SYSTEMS, base, dict.fromkeys(by_workers, steps))),
             claims.of_steps,
+        ),
+        "blocks": Table(
+            "Block sizes, 16 workers, equal tokens",
+            ("system", "block size"),
+            base,
+            list(_by_block(base)),
+            claims.of_blocks,
+        ),
+        "rates": Table(
+            "Learning rates, equal tokens",
+            ("system", "workers", "rate"),
+            base,
+            list(_by_rate(base, many)),
+            claims.of_rates,
         ),
         "sgd": Table(
             "SGD, equal tokens",
             ("system", "workers"),
             sgd,
-            list(_by_workers(_TUNED | _BMUF, sgd, {n: tokens // n for n in MANY})),
+            list(_by_workers(_TUNED | _BMUF, sgd, many)),
             claims.of_sgd,
         ),
         "eta": Table(
             "Block momentum, equal tokens",
             ("system", "workers"),
-            alone,
-            list(_by_eta(alone, tokens)),
+            base,
+            list(_by_eta(base, many)),
             claims.of_eta,
         ),
         "few": Table(
-            "Few workers, equal tokens",
+            "One worker and few, equal tokens",
             ("system", "workers"),
-            alone,
-            list(_by_workers(SYSTEMS, alone, {FEW: tokens // FEW, MANY[-1]: tokens // MANY[-1]})),
+            base,
+            [Row((claims.ALONE, "1"), alone), *_by_workers(SYSTEMS, base, by_workers)],
             claims.of_few,
         ),
     }
@@ -144,42 +146,47 @@ def _by_workers(
     for name, changes in systems.items():
         for workers, number in steps.items():
             run = replace(base, workers=workers, steps=number, **changes)
-            yield Row((name, str(workers)), replace(run, learning_rate=rate(run)))
+            yield Row((name, str(workers)), _with_rate(run))
 
 
-def _by_block(base: Settings, steps: int) -> Iterator[Row]:
-    for name in (claims.MA, claims.averaged(0.5), claims.corrected(0.5)):
+def _by_block(base: Settings) -> Iterator[Row]:
+    for name in (claims.MA, claims.corrected(0.5)):
         for size in BLOCKS:
-            run = replace(base, workers=16, steps=steps, block_size=size, **SYSTEMS[name])
-            yield Row((name, str(size)), replace(run, learning_rate=rate(run)))
+            run = replace(base, block_size=size, **SYSTEMS[name])
+            yield Row((name, str(size)), _with_rate(run))
 
 
 def _by_group(base: Settings, steps: int) -> Iterator[Row]:
     for name in (claims.NBM, claims.corrected(0.5)):
         for size in GROUPS:
-            run = replace(base, workers=MANY[-1], group_size=size, steps=steps, **SYSTEMS[name])
-            yield Row((name, str(size)), run)
+            run = replace(base, workers=64, group_size=size, steps=steps, **SYSTEMS[name])
+            yield Row((name, str(size)), _with_rate(run))
 
 
-def _by_eta(base: Settings, tokens: int) -> Iterator[Row]:
+def _by_eta(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
     for name in (claims.NBM, claims.corrected(0.5)):
         for kind, eta in ((claims.FROM_N, None), (claims.FIXED, 0.9)):
-            for workers in MANY:
-                run = replace(base, workers=workers, steps=tokens // workers, block_momentum=eta)
-                yield Row((f"{name}, {kind}", str(workers)), replace(run, **SYSTEMS[name]))
+            for workers, number in steps.items():
+                run = replace(base, workers=workers, steps=number, block_momentum=eta)
+                yield Row((f"{name}, {kind}", str(workers)), _with_rate(run, **SYSTEMS[name]))
 
 
-def _by_rate(base: Settings, tokens: int) -> Iterator[Row]:
-    for workers in (64, 16):
+def _by_rate(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
+    for workers, number in sorted(steps.items(), reverse=True):
         for name in (claims.SYNC, claims.MA, claims.NBM, claims.corrected(0.5)):
-            run = replace(base, workers=workers, steps=tokens // workers, **SYSTEMS[name])
+            run = replace(base, workers=workers, steps=number, **SYSTEMS[name])
             for own in RATES:
                 yield Row((name, str(workers), f"{own:g}"), replace(run, learning_rate=own))
     for name in (claims.SYNC, claims.MA, claims.NBM):
-        run = replace(base, workers=64, steps=tokens // 64, optimizer="sgd", **SYSTEMS[name])
+        run = replace(base, workers=64, steps=steps[64], optimizer="sgd", **SYSTEMS[name])
         for own in RATES:
-            rows = (f"{name}, SGD", "64", f"{100 * own:g}")
-            yield Row(rows, replace(run, learning_rate=100 * own))
+            labels = (f"{name}, SGD", "64", f"{100 * own:g}")
+            yield Row(labels, replace(run, learning_rate=100 * own))
+
+
+def _with_rate(run: Settings, **changes: Any) -> Settings:
+    run = replace(run, **changes)
+    return replace(run, learning_rate=rate(run))
 
 
 def rate(run: Settings) -> float:
