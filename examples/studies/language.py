@@ -52,6 +52,10 @@ _TUNED: dict[str, dict[str, Any]] = {
     claims.MA: {"system": "model_averaging"},
 }
 SYSTEMS = _TUNED | _BMUF | _ADAM
+_RATED = {
+    name: SYSTEMS[name]
+    for name in (claims.SYNC, claims.MA, claims.NBM, claims.averaged(0.5), claims.corrected(0.5))
+} | {claims.FAST: SYSTEMS[claims.corrected(0.5)] | {"block_momentum": 0.9}}
 
 EXPERIMENT = Experiment(
     module="examples.language.stacked.train",
@@ -109,6 +113,13 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             list(_by_block(base)),
             claims.of_blocks,
         ),
+        "moments": Table(
+            "Moments taken apart, 64 workers, equal tokens",
+            ("moments", "changed"),
+            base,
+            list(_by_moments(base, by_workers[64])),
+            claims.of_moments,
+        ),
         "rates": Table(
             "Learning rates, equal tokens",
             ("system", "workers", "rate"),
@@ -163,6 +174,26 @@ def _by_group(base: Settings, steps: int) -> Iterator[Row]:
             yield Row((name, str(size)), _with_rate(run))
 
 
+def _by_moments(base: Settings, steps: int) -> Iterator[Row]:
+    changed: dict[str, dict[str, Any]] = {
+        claims.UNCHANGED: {},
+        claims.SHORT: {"beta2": 0.99},
+        claims.SLOW: {"block_momentum": 0.9},
+        claims.COLD: {"warmup_share": 0.0},
+    }
+    for title, changes in changed.items():
+        for kind, name in (("averaged", "bmuf_adam_average"), ("corrected", "bmuf_adam")):
+            run = _of_64(base, steps, system=name, **changes)
+            yield Row((kind, title), run)
+    for corrects in ("first", "second"):
+        run = _of_64(base, steps, system="bmuf_adam", corrects=corrects)
+        yield Row((f"{corrects} ones corrected", claims.UNCHANGED), run)
+
+
+def _of_64(base: Settings, steps: int, **changes: Any) -> Settings:
+    return _with_rate(replace(base, workers=64, steps=steps, beta1=0.5), **changes)
+
+
 def _by_eta(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
     for name in (claims.NBM, claims.corrected(0.5)):
         for kind, eta in ((claims.FROM_N, None), (claims.FIXED, 0.9)):
@@ -173,8 +204,8 @@ def _by_eta(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
 
 def _by_rate(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
     for workers, number in sorted(steps.items(), reverse=True):
-        for name in (claims.SYNC, claims.MA, claims.NBM, claims.corrected(0.5)):
-            run = replace(base, workers=workers, steps=number, **SYSTEMS[name])
+        for name, changes in _RATED.items():
+            run = replace(base, workers=workers, steps=number, **changes)
             for own in RATES:
                 yield Row((name, str(workers), f"{own:g}"), replace(run, learning_rate=own))
     for name in (claims.SYNC, claims.MA, claims.NBM):

@@ -7,6 +7,7 @@ from examples.studies.study import Rows, fewer
 
 LOSS = "loss"
 ALONE, SYNC, MA, CBM, NBM = "one worker", "synchronous", "MA", "BMUF-CBM", "BMUF-NBM"
+UNCHANGED, SHORT, SLOW, COLD = "-", "beta2 0.99", "eta 0.9", "no warm-up"
 FROM_N, FIXED = "eta from N", "eta 0.9"
 
 MARGIN = 0.01
@@ -21,6 +22,10 @@ def averaged(beta1: float) -> str:
 def corrected(beta1: float) -> str:
     """Name of BMUF-Adam with corrected moments."""
     return f"BMUF-Adam corrected, {beta1:g}"
+
+
+FAST = f"{corrected(0.5)}, eta 0.9"
+"""Block momentum that builds up in 10 blocks, however many workers."""
 
 
 def of_tokens(found: Rows) -> list[Claim]:
@@ -68,13 +73,17 @@ def of_rates(found: Rows) -> list[Claim]:
     """The systems at the best of the rates that were tried for each."""
     claims = []
     for workers in ("64", "16"):
-        best = {name: _best(found, name, workers) for name in (SYNC, MA, NBM, corrected(0.5))}
+        names = (SYNC, MA, NBM, FAST, averaged(0.5), corrected(0.5))
+        best = {name: _best(found, name, workers) for name in names}
         own = best[corrected(0.5)]
-        for other in (SYNC, MA, NBM):
+        for other in (SYNC, MA, NBM, averaged(0.5)):
             text = f"BMUF-Adam is better than {other}, {workers} workers, each at its best rate"
             claims.append(fewer(found, (own, best[other]), text))
         text = f"NBM is better than MA, {workers} workers, each at its best rate"
         claims.append(fewer(found, (best[NBM], best[MA]), text))
+        for other in (corrected(0.5), MA, SYNC):
+            text = f"{FAST} is better than {other}, {workers} workers, each at its best rate"
+            claims.append(fewer(found, (best[FAST], best[other]), text))
     sgd = {name: _best(found, f"{name}, SGD", "64") for name in (SYNC, MA, NBM)}
     for other in (SYNC, MA):
         text = f"NBM is better than {other}, SGD, 64 workers, each at its best rate"
@@ -171,6 +180,37 @@ def of_sgd(found: Rows) -> list[Claim]:
             ),
         ]
     return claims
+
+
+def of_moments(found: Rows) -> list[Claim]:
+    """Where the difference between averaged and corrected moments comes from."""
+    first, second = "first ones corrected", "second ones corrected"
+    return [
+        *(
+            fewer(
+                found,
+                (("averaged", changed), ("corrected", changed)),
+                f"averaged moments are better than corrected ones, {changed}",
+            )
+            for changed in (UNCHANGED, SHORT, SLOW, COLD)
+        ),
+        *(
+            fewer(
+                found,
+                (("averaged", UNCHANGED), (name, UNCHANGED)),
+                f"averaged moments are better than {name}",
+            )
+            for name in (first, second)
+        ),
+        *(
+            fewer(
+                found,
+                ((kind, SHORT), (kind, UNCHANGED)),
+                f"beta2 of 0.99 is better than 0.999, {kind} moments",
+            )
+            for kind in ("averaged", "corrected")
+        ),
+    ]
 
 
 def of_eta(found: Rows) -> list[Claim]:

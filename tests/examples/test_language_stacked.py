@@ -69,7 +69,8 @@ def test_run_that_does_not_learn_counts_as_a_model_that_knows_nothing() -> None:
     wild = Settings(system="one_worker", optimizer="sgd", steps=4, learning_rate=1e30)
     assert run(wild).loss == pytest.approx(math.log(VOCABULARY))
     found = run(Settings(system="model_averaging", workers=2, steps=4))
-    assert (found.blocks, found.loss) == (1, pytest.approx(math.log(VOCABULARY), abs=0.2))
+    assert found.blocks == 1
+    assert found.loss == pytest.approx(math.log(VOCABULARY), abs=0.2)
     assert math.isfinite(score(torch.zeros(10_056)))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from examples.language.stacked.local_optimizers import AdamW, LocalOptimizer
-from examples.language.stacked.settings import BETA2, Settings
+from examples.language.stacked.settings import Settings
 
 
 class BlockUpdate:
@@ -29,7 +29,9 @@ class BlockUpdate:
         self.model = start.clone()
         self._eta = settings.eta
         self._nesterov = settings.system != "bmuf_cbm"
-        self._corrected = settings.system == "bmuf_adam"
+        corrected = settings.corrects if settings.system == "bmuf_adam" else ""
+        self._corrects_first = corrected in ("both", "first")
+        self._corrects_second = corrected in ("both", "second")
         self._delta = torch.zeros_like(start)
         self._start = start.clone()
         self._rho = 0.0
@@ -60,19 +62,18 @@ class BlockUpdate:
     def _move_moments(self, steps: int) -> None:
         adam = self._optimizer
         assert isinstance(adam, AdamW)
-        means = (adam.mean.mean(0), adam.square.mean(0))
-        if self._corrected:
-            self._rho = self._eta * self._rho + steps  # bmuf_adam eq. 4
-            ahead = self._eta * self._rho
-            betas = (adam.beta1, BETA2)
-            means = (
-                _corrected(means[0], self._moments[0], betas[0], steps, ahead),
-                _corrected(means[1], self._moments[1], betas[1], steps, ahead).clamp_(min=0.0),
-            )
+        first, second = adam.mean.mean(0), adam.square.mean(0)
+        self._rho = self._eta * self._rho + steps  # bmuf_adam eq. 4
+        ahead = self._eta * self._rho
+        if self._corrects_first:
+            first = _corrected(first, self._moments[0], adam.betas[0], steps, ahead)
+        if self._corrects_second:
+            second = _corrected(second, self._moments[1], adam.betas[1], steps, ahead)
+            second.clamp_(min=0.0)
             adam.count += ahead
-        self._moments = means
-        adam.mean.copy_(means[0])
-        adam.square.copy_(means[1])
+        self._moments = (first, second)
+        adam.mean.copy_(first)
+        adam.square.copy_(second)
 
 
 def _corrected(mean: Tensor, previous: Tensor, beta: float, steps: int, ahead: float) -> Tensor:

@@ -14,7 +14,6 @@ from examples.language.model import LanguageModel
 from examples.language.stacked.draws import Draws
 from examples.language.stacked.model import flat
 from examples.language.stacked.settings import (
-    BETA2,
     CLIP,
     CONTEXT,
     MOMENTUM,
@@ -102,7 +101,7 @@ def train_by_trainer(settings: Settings, dtype: torch.dtype = torch.float32) -> 
         context=CONTEXT,
         learning_rate=settings.learning_rate,
         beta1=settings.beta1,
-        beta2=BETA2,
+        beta2=settings.beta2,
         weight_decay=WEIGHT_DECAY,
         schedule="constant",
         max_steps=settings.steps,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from examples.language.stacked.settings import BETA2, MOMENTUM, WEIGHT_DECAY
+from examples.language.stacked.settings import MOMENTUM, WEIGHT_DECAY
 
 _EPSILON = 1e-8
 
@@ -34,7 +34,7 @@ class AdamW(LocalOptimizer):
     Args:
         like: weights (M, P).
         decayed: (P,), 1 where weight decay acts.
-        beta1: of the first moment.
+        betas: of the first and the second moment.
 
     Attributes:
         mean: first moments (M, P).
@@ -43,8 +43,8 @@ class AdamW(LocalOptimizer):
 
     """
 
-    def __init__(self, like: Tensor, decayed: Tensor, beta1: float) -> None:
-        self.beta1 = beta1
+    def __init__(self, like: Tensor, decayed: Tensor, betas: tuple[float, float]) -> None:
+        self.betas = betas
         self.mean = torch.zeros_like(like)
         self.square = torch.zeros_like(like)
         self.count = 0.0
@@ -52,13 +52,14 @@ class AdamW(LocalOptimizer):
 
     def step(self, weights: Tensor, gradients: Tensor, rate: float) -> None:
         """One step of every model, in place."""
+        first, second = self.betas
         self.count += 1.0
         weights.mul_(1.0 - rate * self._decayed)
-        self.mean.lerp_(gradients, 1.0 - self.beta1)
-        self.square.mul_(BETA2).addcmul_(gradients, gradients, value=1.0 - BETA2)
-        correction = (1.0 - BETA2**self.count) ** 0.5
+        self.mean.lerp_(gradients, 1.0 - first)
+        self.square.mul_(second).addcmul_(gradients, gradients, value=1.0 - second)
+        correction = (1.0 - second**self.count) ** 0.5
         scale = self.square.sqrt().div_(correction).add_(_EPSILON)
-        weights.addcdiv_(self.mean, scale, value=-rate / (1.0 - self.beta1**self.count))
+        weights.addcdiv_(self.mean, scale, value=-rate / (1.0 - first**self.count))
 
     def repeat(self, models: int) -> None:
         """Give each of so many models the moments of the one that has been trained."""

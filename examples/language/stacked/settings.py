@@ -18,13 +18,13 @@ System = Literal[
 ]
 OptimizerName = Literal["adamw", "sgd"]
 Engine = Literal["stacked", "trainer"]
+Corrects = Literal["both", "first", "second"]
 
 SHAPE = Shape(layers=1, heads=2, width=24)
 VOCABULARY = 128
 """Bytes from 127 on, and the end of a document, are one token: a fifth of a step's time less."""
 CONTEXT = 32
 CLIP = 1.0
-BETA2 = 0.999
 WEIGHT_DECAY = 0.1
 MOMENTUM = 0.9
 """Of SGD."""
@@ -48,6 +48,8 @@ class Settings:
         warmup_share: share of the steps, at the start, with exact averages of the gradients.
         learning_rate: at its peak: it rises over 5% of the steps and falls over the last 20%.
         beta1: of AdamW.
+        beta2: of AdamW.
+        corrects: moments that BMUF-Adam corrects; the step count goes with the second ones.
         block_momentum: eta; None is 1 - 1 / N for N models.
         seed: of the initial weights and of the text.
         engine: ``"stacked"``, all models as one batch, or ``"trainer"``, the package's strategies.
@@ -64,6 +66,8 @@ class Settings:
     warmup_share: float = 0.1
     learning_rate: float = 0.002
     beta1: float = 0.9
+    beta2: float = 0.999
+    corrects: Corrects = "both"
     block_momentum: float | None = None
     seed: int = 0
     engine: Engine = "stacked"
@@ -103,7 +107,9 @@ class Settings:
         if self.system not in _MOMENTUM:
             used = replace(used, block_momentum=None)
         if self.optimizer != "adamw":
-            used = replace(used, beta1=0.0)
+            used = replace(used, beta1=0.0, beta2=0.0)
+        if self.system != "bmuf_adam":
+            used = replace(used, corrects="both")
         return asdict(used)
 
 

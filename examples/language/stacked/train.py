@@ -84,9 +84,8 @@ def _step(
 ) -> None:
     """One step of every model, in place; workers that share one have their batches in one."""
     inputs, targets = (tokens.reshape(len(weights), -1, CONTEXT) for tokens in batch)
-    tracked = weights.requires_grad_()
+    tracked = weights.detach().requires_grad_()
     (gradients,) = torch.autograd.grad(network.losses(tracked, inputs, targets).sum(), tracked)
-    weights.requires_grad_(requires_grad=False)
     norms = gradients.norm(dim=1, keepdim=True)
     gradients.mul_((CLIP / (norms + 1e-6)).clamp_(max=1.0))
     optimizer.step(weights, gradients, rate)
@@ -95,7 +94,7 @@ def _step(
 def _optimizer(settings: Settings, weights: Tensor, network: StackedTransformer) -> LocalOptimizer:
     if settings.optimizer == "sgd":
         return SGD(weights)
-    return AdamW(weights, network.decayed, settings.beta1)
+    return AdamW(weights, network.decayed, (settings.beta1, settings.beta2))
 
 
 def _rate(settings: Settings, step: int) -> float:
