@@ -56,6 +56,14 @@ _RATED = {
     name: SYSTEMS[name]
     for name in (claims.SYNC, claims.MA, claims.NBM, claims.averaged(0.5), claims.corrected(0.5))
 } | {claims.FAST: SYSTEMS[claims.corrected(0.5)] | {"block_momentum": 0.9}}
+BEST_RATES = {
+    claims.SYNC: 0.008,
+    claims.MA: 0.008,
+    claims.averaged(0.5): 0.016,
+    claims.corrected(0.5): 0.016,
+    claims.FAST: 0.008,
+}
+"""Of 64 workers: of 0.004, 0.008 and 0.016, with the first seed."""
 
 EXPERIMENT = Experiment(
     module="examples.language.stacked.train",
@@ -91,6 +99,14 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             base,
             list(_by_workers(SYSTEMS, base, many)),
             claims.of_tokens,
+            floor=-40.0,
+        ),
+        "best": Table(
+            "Each at its best rate, 64 workers, equal tokens",
+            ("system", "rate"),
+            base,
+            list(_at_best_rate(base, by_workers[64])),
+            claims.of_best,
         ),
         "groups": Table(
             "Groups that share a model, 64 workers, equal tokens",
@@ -125,7 +141,7 @@ def tables(shrink: int = 1) -> dict[str, Table]:
             ("system", "workers", "rate"),
             base,
             list(_by_rate(base, many)),
-            claims.of_rates,
+            lambda found: [],
         ),
         "sgd": Table(
             "SGD, equal tokens",
@@ -158,6 +174,12 @@ def _by_workers(
         for workers, number in steps.items():
             run = replace(base, workers=workers, steps=number, **changes)
             yield Row((name, str(workers)), _with_rate(run))
+
+
+def _at_best_rate(base: Settings, steps: int) -> Iterator[Row]:
+    for name, own in BEST_RATES.items():
+        run = replace(base, workers=64, steps=steps, **_RATED[name])
+        yield Row((name, f"{own:g}"), replace(run, learning_rate=own))
 
 
 def _by_block(base: Settings) -> Iterator[Row]:

@@ -69,31 +69,21 @@ def of_tokens(found: Rows) -> list[Claim]:
     ]
 
 
-def of_rates(found: Rows) -> list[Claim]:
+def of_best(found: Rows) -> list[Claim]:
     """The systems at the best of the rates that were tried for each."""
-    claims = []
-    for workers in ("64", "16"):
-        names = (SYNC, MA, NBM, FAST, averaged(0.5), corrected(0.5))
-        best = {name: _best(found, name, workers) for name in names}
-        own = best[corrected(0.5)]
-        for other in (SYNC, MA, NBM, averaged(0.5)):
-            text = f"BMUF-Adam is better than {other}, {workers} workers, each at its best rate"
-            claims.append(fewer(found, (own, best[other]), text))
-        text = f"NBM is better than MA, {workers} workers, each at its best rate"
-        claims.append(fewer(found, (best[NBM], best[MA]), text))
-        for other in (corrected(0.5), MA, SYNC):
-            text = f"{FAST} is better than {other}, {workers} workers, each at its best rate"
-            claims.append(fewer(found, (best[FAST], best[other]), text))
-    sgd = {name: _best(found, f"{name}, SGD", "64") for name in (SYNC, MA, NBM)}
-    for other in (SYNC, MA):
-        text = f"NBM is better than {other}, SGD, 64 workers, each at its best rate"
-        claims.append(fewer(found, (sgd[NBM], sgd[other]), text))
-    return claims
-
-
-def _best(found: Rows, name: str, workers: str) -> tuple[str, ...]:
-    rows = [labels for labels in found if labels[:2] == (name, workers)]
-    return min(rows, key=lambda labels: sum(found[labels].values[LOSS]))
+    rows = {name: (name, own) for name, own in found}
+    pairs = (
+        (corrected(0.5), averaged(0.5)),
+        (corrected(0.5), MA),
+        (corrected(0.5), SYNC),
+        (FAST, corrected(0.5)),
+        (FAST, MA),
+        (FAST, SYNC),
+    )
+    return [
+        fewer(found, (rows[one], rows[other]), f"{one} is better than {other}")
+        for one, other in pairs
+    ]
 
 
 def of_few(found: Rows) -> list[Claim]:

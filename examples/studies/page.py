@@ -97,6 +97,7 @@ def draw(path: Path, table: Table, found: Rows) -> None:
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     measure = next(iter(found.values())).measure
     axes.set(xlabel=table.columns[-1], ylabel=f"reduction of {measure}", title=table.title)
+    axes.set_ylim(bottom=table.floor)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
 

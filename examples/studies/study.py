@@ -114,6 +114,7 @@ class Table:
         rows: in order.
         claims: answers what the paper says of it, from its rows by their labels.
         notes: what else the page says of it.
+        floor: lowest reduction in its picture, where a row that fails would hide the others.
 
     """
 
@@ -123,6 +124,7 @@ class Table:
     rows: Sequence[Row]
     claims: Callable[[Rows], list[Claim]]
     notes: str = ""
+    floor: float | None = None
 
 
 class Study:
