@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from examples.studies.bmuf import rate_factor
+from examples.studies.comparison import Claim
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, FRAMES, WORDS, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, fewer
+from examples.studies.study import Row, Rows, Table, fewer
 from examples.studies.two_tiered import BASE
 
 BMUF = {

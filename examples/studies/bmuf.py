@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from examples.studies.comparison import Claim
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, fewer, reduction
+from examples.studies.study import Row, Rows, Table, fewer, reduction
 
 BASE = SpeechRun(system="one_worker", block_size=10, epochs=8, decay_epochs=3)
 

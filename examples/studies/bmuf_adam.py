@@ -16,18 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.ocr.run_systems import TITLES, Result, Settings, System
+from examples.studies.comparison import Claim
 from examples.studies.page import options, write
-from examples.studies.study import (
-    Claim,
-    Experiment,
-    Measure,
-    Row,
-    Rows,
-    Table,
-    ends,
-    fewer,
-    reduction,
-)
+from examples.studies.study import Experiment, Measure, Row, Rows, Table, ends, fewer, reduction
 
 WORKERS = (4, 8, 16)
 PERIODS = (8, 16, 32)

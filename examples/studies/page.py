@@ -12,18 +12,8 @@ from pathlib import Path
 import lightning
 import torch
 
-from examples.studies.study import (
-    Claim,
-    Experiment,
-    Found,
-    Rows,
-    Study,
-    Table,
-    cell,
-    lines,
-    standard_error,
-    write_csv,
-)
+from examples.studies.comparison import Claim, standard_error
+from examples.studies.study import Experiment, Found, Rows, Study, Table, cell, lines, write_csv
 from examples.tables import markdown
 
 HERE = "here"
@@ -107,6 +97,7 @@ def draw(path: Path, table: Table, found: Rows) -> None:
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     measure = next(iter(found.values())).measure
     axes.set(xlabel=table.columns[-1], ylabel=f"reduction of {measure}", title=table.title)
+    axes.set_ylim(bottom=table.floor)
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
 
@@ -129,7 +120,8 @@ def _head(experiment: Experiment, told: argparse.Namespace) -> str:
         f"- Seeds: {told.seeds}, mean ± standard deviation. Reduction: of "
         f"{experiment.measures[0].title} against the baseline with the same seed, mean ± standard "
         "error; less than 0 is worse. A claim is answered by the differences between runs of the "
-        "same seed, and left open where their mean may be 0 by Student's t at 95%."
+        "same seed: their mean with its 95% interval by Student's t; it is left open where the "
+        "interval contains 0."
     )
 
 

@@ -19,8 +19,9 @@ from itertools import pairwise
 
 from examples.image.runs import Result, Settings
 from examples.image.systems import SYSTEMS
+from examples.studies.comparison import Claim
 from examples.studies.page import options, write
-from examples.studies.study import Claim, Experiment, Measure, Row, Rows, Table, fewer, reduction
+from examples.studies.study import Experiment, Measure, Row, Rows, Table, fewer, reduction
 
 PAPER_RANKS = 32
 PAPER_SHARE = 0.0016

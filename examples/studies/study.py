@@ -6,17 +6,15 @@ import csv
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from scipy.stats import t as student_t
 from tqdm import tqdm
 
 from examples.run_store import RunStore
+from examples.studies.comparison import Claim, difference, standard_error
 from examples.tables import markdown, spread
-
-Verdict = Literal["holds", "does not hold", "cannot be seen at this size", "one seed says nothing"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class Experiment:
         result: likewise a result.
         measures: columns of tables; rows are compared with the baseline by the first.
         told: names of the settings that a page tells.
+        together: runs that one process does one after the other, where they are short.
 
     """
 
@@ -53,6 +52,7 @@ class Experiment:
     result: Callable[..., Any]
     measures: tuple[Measure, ...]
     told: tuple[str, ...]
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,14 @@ class Found:
         row: that was run.
         values: of every measure, by its title; the first one is what rows are compared by.
         against: that of the baseline, with the same seeds.
+        digits: of every measure, after the point, where not 1.
 
     """
 
     row: Row
     values: dict[str, tuple[float, ...]]
     against: tuple[float, ...]
+    digits: dict[str, int] = field(default_factory=dict)
 
     @property
     def measure(self) -> str:
@@ -102,22 +104,6 @@ Rows = dict[tuple[str, ...], Found]
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Something that the paper says of a table, answered.
-
-    Attributes:
-        text: what it says.
-        verdict: whether it holds here.
-        because: the figures.
-
-    """
-
-    text: str
-    verdict: Verdict
-    because: str
-
-
-@dataclass(frozen=True)
 class Table:
     """One table of a paper.
 
@@ -128,6 +114,7 @@ class Table:
         rows: in order.
         claims: answers what the paper says of it, from its rows by their labels.
         notes: what else the page says of it.
+        floor: lowest reduction in its picture, where a row that fails would hide the others.
 
     """
 
@@ -137,6 +124,7 @@ class Table:
     rows: Sequence[Row]
     claims: Callable[[Rows], list[Claim]]
     notes: str = ""
+    floor: float | None = None
 
 
 class Study:
@@ -168,9 +156,11 @@ class Study:
         ]
         runs = [replace(run, seed=seed) for seed in self._seeds for run in rows]
         distinct = list({repr(run.anywhere()): run for run in runs}.values())
+        size = self.experiment.together
+        parts = [distinct[start : start + size] for start in range(0, len(distinct), size)]
         with ThreadPoolExecutor(self._jobs) as pool, tqdm(total=len(distinct), unit="run") as bar:
-            for _ in pool.map(lambda run: self._store.results([run]), distinct):
-                bar.update()
+            for done in pool.map(self._store.results, parts):
+                bar.update(len(done))
 
     def found(self, table: Table) -> Rows:
         """The rows of a table that has been trained, by their labels."""
@@ -187,6 +177,7 @@ class Study:
             row,
             {each.title: tuple(map(each.of, own)) for each in measures},
             tuple(map(measures[0].of, base)),
+            {each.title: each.digits for each in measures},
         )
 
     def _of_seeds(self, run: Any) -> list[Any]:
@@ -210,14 +201,7 @@ def fewer(
     """
     title = measure or rows[pair[0]].measure
     first, second = (rows[labels].values[title] for labels in pair)
-    gaps = [there - here for here, there in zip(first, second, strict=True)]
-    gap = statistics.mean(gaps)
-    verdict: Verdict = "holds" if gap > 0 else "does not hold"
-    if len(first) < 2:
-        verdict = "one seed says nothing"
-    elif abs(gap) <= _doubt(gaps):
-        verdict = "cannot be seen at this size"
-    return Claim(text, verdict, f"{title}: {spread(first)} against {spread(second)}")
+    return difference(text, first, second, title, rows[pair[0]].digits.get(title, 1))
 
 
 def reduction(own: float, base: float) -> float:
@@ -260,12 +244,3 @@ def write_csv(path: Path, table: Table, found: Rows) -> None:
         for labels, own in found.items():
             for seed, values in enumerate(zip(*own.values.values(), strict=True)):
                 writer.writerow([*labels, seed, *values])
-
-
-def standard_error(values: Sequence[float]) -> float:
-    """Of their mean; 0 for one value."""
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-
-def _doubt(values: Sequence[float]) -> float:
-    return float(student_t.ppf(0.975, len(values) - 1)) * standard_error(values)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from examples.studies.comparison import Claim
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, TWO_STAGE, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, fewer, reduction
+from examples.studies.study import Row, Rows, Table, fewer, reduction
 
 # Character errors in % by N; the paper has no single device in this table.
 TABLE_1 = {1: 35.3, 2: 35.2, 4: 35.3, 6: 35.4, 8: 36.3}

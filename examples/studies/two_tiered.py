@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from examples.studies import speed
+from examples.studies.comparison import Claim
 from examples.studies.page import options, write
 from examples.studies.speech import DATA, EXPERIMENT, SpeechRun, with_data
-from examples.studies.study import Claim, Row, Rows, Table, ends, fewer
+from examples.studies.study import Row, Rows, Table, ends, fewer
 
 SHORTER = 5
 """By which our blocks are shorter than the paper's."""

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'examples'")
 
 from examples.studies import across, bmuf, page, speed, study, two_tiered  # noqa: E402
+from examples.studies.comparison import difference  # noqa: E402
 from examples.studies.speech import (  # noqa: E402
     EXPERIMENT,
     TWO_STAGE,
@@ -56,6 +57,16 @@ def test_claims_may_be_of_another_measure() -> None:
     rows = {("a",): _found(10.0, 11.0), ("b",): _found(20.0, 21.0)}
     answer = fewer(rows, (("a",), ("b",)), "a takes less time", "seconds")
     assert (answer.verdict, answer.because.split(":")[0]) == ("does not hold", "seconds")
+
+
+def test_claims_tell_the_interval_of_the_difference_and_may_allow_a_margin() -> None:
+    """Of 1, 2 and 3: 2 and 4.303 times 1 / sqrt(3)."""
+    first, second = (10.0, 10.0, 10.0), (11.0, 12.0, 13.0)
+    answer = difference("less", first, second, "errors", 2)
+    assert answer.verdict == "cannot be seen at this size"
+    assert answer.because.endswith("less by +2.00 (-0.48 to +4.48)")
+    allowed = difference("not more", first, second, "errors", 2, margin=1.0)
+    assert allowed.verdict == "holds" and allowed.because.endswith("-1.00 allowed)")
 
 
 def test_reduction_is_relative_to_the_baseline_with_the_same_seed() -> None:
@@ -182,7 +193,8 @@ def test_ways_to_travel_are_compared_at_the_rate_of_their_system() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["two_tiered", "bmuf", "across", "bmuf_adam", "two_stage_asgd", "psp_sgd"]
+    "name",
+    ["two_tiered", "bmuf", "across", "bmuf_adam", "two_stage_asgd", "psp_sgd", "language"],
 )
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"examples.studies.{name}", "--quick", "--out", str(tmp_path)]

@@ -1,0 +1,263 @@
+"""Many workers with enough statistical power: a tiny transformer, 4 to 64 workers, many steps.
+
+    python -m examples.studies.language
+
+All workers of a run are one batch of models (``examples.language.stacked``), which the package's
+strategies equal to the last digits: ``--tables engines`` trains some rows by the strategies too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from examples.language.stacked.settings import Result, Settings
+from examples.studies import language_claims as claims
+from examples.studies.page import options, write
+from examples.studies.study import Experiment, Measure, Row, Table
+
+FEW, MANY = 4, (16, 64)
+"""Workers."""
+GROUPS = (1, 4, 16)
+BLOCKS = (10, 30, 100, 300)
+TOKENS = 51_200
+"""Steps of all workers together where all systems see equally many tokens: 800 of 64 workers."""
+STEPS = 800
+"""Of each worker where all make equally many."""
+
+RATES = (0.004, 0.008, 0.016)
+"""That are compared, of AdamW; of SGD a hundred times these."""
+RATE = 0.004
+"""Of one worker; BMUF and BMUF-Adam have it too."""
+SYNC_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
+"""Of synchronous AdamW, the best of those of ``rates``; likewise of model averaging."""
+AVERAGING_RATES = {4: 0.004, 16: 0.008, 64: 0.008}
+SGD_RATE = 0.4
+SGD_SYNC_RATES = {16: 0.8, 64: 0.8}
+SGD_AVERAGING_RATES = {16: 0.8, 64: 0.8}
+
+_ADAM: dict[str, dict[str, Any]] = {
+    claims.averaged(0.9): {"system": "bmuf_adam_average", "beta1": 0.9},
+    claims.averaged(0.5): {"system": "bmuf_adam_average", "beta1": 0.5},
+    claims.corrected(0.9): {"system": "bmuf_adam", "beta1": 0.9},
+    claims.corrected(0.5): {"system": "bmuf_adam", "beta1": 0.5},
+}
+_BMUF: dict[str, dict[str, Any]] = {
+    claims.CBM: {"system": "bmuf_cbm"},
+    claims.NBM: {"system": "bmuf_nbm"},
+}
+_TUNED: dict[str, dict[str, Any]] = {
+    claims.SYNC: {"system": "synchronous"},
+    claims.MA: {"system": "model_averaging"},
+}
+SYSTEMS = _TUNED | _BMUF | _ADAM
+_RATED = {
+    name: SYSTEMS[name]
+    for name in (claims.SYNC, claims.MA, claims.NBM, claims.averaged(0.5), claims.corrected(0.5))
+} | {claims.FAST: SYSTEMS[claims.corrected(0.5)] | {"block_momentum": 0.9}}
+BEST_RATES = {
+    claims.SYNC: 0.008,
+    claims.MA: 0.008,
+    claims.averaged(0.5): 0.016,
+    claims.corrected(0.5): 0.016,
+    claims.FAST: 0.008,
+}
+"""Of 64 workers: of 0.004, 0.008 and 0.016, with the first seed."""
+
+EXPERIMENT = Experiment(
+    module="examples.language.stacked.train",
+    settings=Settings,
+    result=Result,
+    measures=(
+        Measure(claims.LOSS, lambda result: result.loss, 4),
+        Measure("steps of a worker", lambda result: result.settings["steps"], 0),
+        Measure("blocks", lambda result: result.blocks, 0),
+    ),
+    told=("optimizer", "learning_rate", "block_size", "warmup_share", "block_momentum"),
+    together=16,
+)
+
+
+def tables(shrink: int = 1) -> dict[str, Table]:
+    """All, the first ones first.
+
+    Args:
+        shrink: by which numbers of steps are divided, for a look.
+
+    """
+    tokens, steps = TOKENS // shrink, STEPS // shrink
+    by_workers = {workers: tokens // workers for workers in (FEW, *MANY)}
+    alone = Settings(system="one_worker", steps=tokens, learning_rate=RATE)
+    base = _with_rate(replace(alone, system="synchronous", workers=16, steps=by_workers[16]))
+    sgd = _with_rate(replace(base, optimizer="sgd"))
+    many = {workers: by_workers[workers] for workers in MANY}
+    return {
+        "tokens": Table(
+            "Equal tokens",
+            ("system", "workers"),
+            base,
+            list(_by_workers(SYSTEMS, base, many)),
+            claims.of_tokens,
+            floor=-40.0,
+        ),
+        "best": Table(
+            "Each at its best rate, 64 workers, equal tokens",
+            ("system", "rate"),
+            base,
+            list(_at_best_rate(base, by_workers[64])),
+            claims.of_best,
+        ),
+        "groups": Table(
+            "Groups that share a model, 64 workers, equal tokens",
+            ("system", "workers of a group"),
+            base,
+            list(_by_group(base, by_workers[64])),
+            claims.of_groups,
+        ),
+        "steps": Table(
+            "Equal steps of each worker",
+            ("system", "workers"),
+            replace(base, steps=steps),
+            list(_by_workers(SYSTEMS, base, dict.fromkeys(by_workers, steps))),
+            claims.of_steps,
+        ),
+        "blocks": Table(
+            "Block sizes, 16 workers, equal tokens",
+            ("system", "block size"),
+            base,
+            list(_by_block(base)),
+            claims.of_blocks,
+        ),
+        "moments": Table(
+            "Moments taken apart, 64 workers, equal tokens",
+            ("moments", "changed"),
+            base,
+            list(_by_moments(base, by_workers[64])),
+            claims.of_moments,
+        ),
+        "rates": Table(
+            "Learning rates, equal tokens",
+            ("system", "workers", "rate"),
+            base,
+            list(_by_rate(base, many)),
+            lambda found: [],
+        ),
+        "sgd": Table(
+            "SGD, equal tokens",
+            ("system", "workers"),
+            sgd,
+            list(_by_workers(_TUNED | _BMUF, sgd, many)),
+            claims.of_sgd,
+        ),
+        "eta": Table(
+            "Block momentum, equal tokens",
+            ("system", "workers"),
+            base,
+            list(_by_eta(base, many)),
+            claims.of_eta,
+        ),
+        "few": Table(
+            "One worker and few, equal tokens",
+            ("system", "workers"),
+            base,
+            [Row((claims.ALONE, "1"), alone), *_by_workers(SYSTEMS, base, by_workers)],
+            claims.of_few,
+        ),
+    }
+
+
+def _by_workers(
+    systems: dict[str, dict[str, Any]], base: Settings, steps: dict[int, int]
+) -> Iterator[Row]:
+    for name, changes in systems.items():
+        for workers, number in steps.items():
+            run = replace(base, workers=workers, steps=number, **changes)
+            yield Row((name, str(workers)), _with_rate(run))
+
+
+def _at_best_rate(base: Settings, steps: int) -> Iterator[Row]:
+    for name, own in BEST_RATES.items():
+        run = replace(base, workers=64, steps=steps, **_RATED[name])
+        yield Row((name, f"{own:g}"), replace(run, learning_rate=own))
+
+
+def _by_block(base: Settings) -> Iterator[Row]:
+    for name in (claims.MA, claims.corrected(0.5)):
+        for size in BLOCKS:
+            run = replace(base, block_size=size, **SYSTEMS[name])
+            yield Row((name, str(size)), _with_rate(run))
+
+
+def _by_group(base: Settings, steps: int) -> Iterator[Row]:
+    for name in (claims.NBM, claims.corrected(0.5)):
+        for size in GROUPS:
+            run = replace(base, workers=64, group_size=size, steps=steps, **SYSTEMS[name])
+            yield Row((name, str(size)), _with_rate(run))
+
+
+def _by_moments(base: Settings, steps: int) -> Iterator[Row]:
+    changed: dict[str, dict[str, Any]] = {
+        claims.UNCHANGED: {},
+        claims.SHORT: {"beta2": 0.99},
+        claims.SLOW: {"block_momentum": 0.9},
+        claims.COLD: {"warmup_share": 0.0},
+    }
+    for title, changes in changed.items():
+        for kind, name in (("averaged", "bmuf_adam_average"), ("corrected", "bmuf_adam")):
+            run = _of_64(base, steps, system=name, **changes)
+            yield Row((kind, title), run)
+    for corrects in ("first", "second"):
+        run = _of_64(base, steps, system="bmuf_adam", corrects=corrects)
+        yield Row((f"{corrects} ones corrected", claims.UNCHANGED), run)
+
+
+def _of_64(base: Settings, steps: int, **changes: Any) -> Settings:
+    return _with_rate(replace(base, workers=64, steps=steps, beta1=0.5), **changes)
+
+
+def _by_eta(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
+    for name in (claims.NBM, claims.corrected(0.5)):
+        for kind, eta in ((claims.FROM_N, None), (claims.FIXED, 0.9)):
+            for workers, number in steps.items():
+                run = replace(base, workers=workers, steps=number, block_momentum=eta)
+                yield Row((f"{name}, {kind}", str(workers)), _with_rate(run, **SYSTEMS[name]))
+
+
+def _by_rate(base: Settings, steps: dict[int, int]) -> Iterator[Row]:
+    for workers, number in sorted(steps.items(), reverse=True):
+        for name, changes in _RATED.items():
+            run = replace(base, workers=workers, steps=number, **changes)
+            for own in RATES:
+                yield Row((name, str(workers), f"{own:g}"), replace(run, learning_rate=own))
+    for name in (claims.SYNC, claims.MA, claims.NBM):
+        run = replace(base, workers=64, steps=steps[64], optimizer="sgd", **SYSTEMS[name])
+        for own in RATES:
+            labels = (f"{name}, SGD", "64", f"{100 * own:g}")
+            yield Row(labels, replace(run, learning_rate=100 * own))
+
+
+def _with_rate(run: Settings, **changes: Any) -> Settings:
+    run = replace(run, **changes)
+    return replace(run, learning_rate=rate(run))
+
+
+def rate(run: Settings) -> float:
+    """The learning rate of a system: tuned for synchronous AdamW and model averaging."""
+    sgd = run.optimizer == "sgd"
+    tuned = {
+        "synchronous": SGD_SYNC_RATES if sgd else SYNC_RATES,
+        "model_averaging": SGD_AVERAGING_RATES if sgd else AVERAGING_RATES,
+    }
+    return tuned.get(run.system, {}).get(run.workers, SGD_RATE if sgd else RATE)
+
+
+def main() -> None:
+    """Run or go on with the study, then write its page."""
+    told = options(__doc__ or "", "language", data=None, jobs=1)
+    chosen = tables(shrink=100 if told.quick else 1)
+    write(EXPERIMENT, "Many workers on a tiny transformer", chosen, told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Many small workers as one batch of models: the strategies train the same models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("lightning", reason="the example needs Lightning")
+
+from examples.language.stacked import draws  # noqa: E402
+from examples.language.stacked.by_trainer import train_by_trainer  # noqa: E402
+from examples.language.stacked.settings import CONTEXT, VOCABULARY, Settings  # noqa: E402
+from examples.language.stacked.train import run, score, train  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _random_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = torch.randint(VOCABULARY, (4000,), generator=torch.Generator().manual_seed(0))
+
+    def stream(split: str) -> Tensor:
+        return tokens
+
+    monkeypatch.setattr(draws, "_stream", stream)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"system": "synchronous"},
+        {"system": "model_averaging"},
+        {"system": "bmuf_cbm"},
+        {"system": "bmuf_nbm", "block_momentum": 0.9},
+        {"system": "bmuf_adam"},
+        {"system": "bmuf_adam", "group_size": 2, "beta1": 0.5},
+        {"system": "bmuf_adam_average"},
+        {"system": "synchronous", "optimizer": "sgd"},
+        {"system": "bmuf_nbm", "optimizer": "sgd"},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_strategies_train_the_same_model(changes: dict[str, Any]) -> None:
+    """In 64 bits, with a last block that is shorter; after several blocks and a warm-up."""
+    rate = 0.05 if "optimizer" in changes else 0.003
+    settings = Settings(workers=4, steps=24, block_size=5, learning_rate=rate, **changes)
+    ours, blocks = train(settings, torch.float64)
+    theirs, _ = train_by_trainer(settings, torch.float64)
+    assert blocks == (5 if settings.averages else 0)
+    torch.testing.assert_close(theirs, ours, rtol=0.0, atol=1e-11)
+
+
+def test_workers_of_a_run_share_its_text_whatever_their_number() -> None:
+    few = draws.Draws(Settings(system="synchronous", workers=2, steps=6))
+    many = draws.Draws(Settings(system="synchronous", workers=6, steps=2))
+    texts = [
+        torch.cat([found.batch(step)[0].flatten() for step in range(steps)])
+        for found, steps in ((few, 6), (many, 2))
+    ]
+    torch.testing.assert_close(*texts)
+    inputs, targets = many.batch(0)
+    assert inputs.shape == (6, 1, CONTEXT)
+    torch.testing.assert_close(inputs[..., 1:], targets[..., :-1])
+
+
+def test_run_that_does_not_learn_counts_as_a_model_that_knows_nothing() -> None:
+    wild = Settings(system="one_worker", optimizer="sgd", steps=4, learning_rate=1e30)
+    assert run(wild).loss == pytest.approx(math.log(VOCABULARY))
+    found = run(Settings(system="model_averaging", workers=2, steps=4))
+    assert found.blocks == 1
+    assert found.loss == pytest.approx(math.log(VOCABULARY), abs=0.2)
+    assert math.isfinite(score(torch.zeros(10_056)))
+
+
+def test_settings_that_a_system_does_not_use_make_no_other_run() -> None:
+    base = Settings(system="synchronous", workers=4)
+    assert Settings(system="synchronous", workers=4, block_size=7, group_size=2) != base
+    noted = Settings(system="synchronous", workers=4, block_size=7, group_size=2).anywhere()
+    assert noted == base.anywhere() == Settings(**noted).anywhere()
+    assert Settings(system="bmuf_nbm", workers=16, group_size=4).eta == 0.75
+    assert Settings(system="model_averaging", workers=16).eta == 0.0
