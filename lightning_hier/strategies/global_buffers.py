@@ -31,7 +31,7 @@ class GlobalBuffers:
     def show(self) -> None:
         """Write the global ones, and put this rank's aside. All ranks that are there must call it.
 
-        They travel together and byte for byte, whatever their dtypes.
+        They are sent together and byte for byte, whatever their dtypes.
         """
         names = {buffer: name for name, buffer in self._module.named_buffers()}
         buffers = list(names)

@@ -48,7 +48,7 @@ class ServerSession:
     Attributes:
         engine: what this rank does.
         collectives: of the ranks that are there.
-        settled: whether the module holds what somebody else has put into it, for good.
+        keeps_module: whether the weights in the module stay for good, as with StochasticWeightAveraging.
         started: whether it serves.
 
     """
@@ -97,7 +97,7 @@ class ServerSession:
         self._termination: QuietTermination | None = None
         self._at_end = ExitStack()
         self._shown = False
-        self.settled = False
+        self.keeps_module = False
         self.started = False
 
     @property
@@ -158,7 +158,7 @@ class ServerSession:
         with self._raw_steps.counted():
             result = run()
         # At the end of an epoch without steps Lightning makes one all the same.
-        if not taking.taken and not self.settled:
+        if not taking.taken and not self.keeps_module:
             # There was no gradient, or gradient scaling found it not finite.
             self.engine.abstain(optimizer)
         return result
@@ -167,7 +167,7 @@ class ServerSession:
         """Put the global model into the module. Every rank that is there must call it."""
         if self._shown or self._buffers is None or self._parameters is None:
             return
-        if not self.settled:
+        if not self.keeps_module:
             self.engine.rendezvous()
             self._parameters.note()
         self._buffers.show()
@@ -189,10 +189,10 @@ class ServerSession:
 
     def keep_module(self) -> None:
         """Leave the module as somebody else has put it; only its buffers are still averaged."""
-        if not self.settled and self._buffers is not None and self._parameters is not None:
+        if not self.keeps_module and self._buffers is not None and self._parameters is not None:
             self._buffers.keep()
             self._parameters.forget()
-            self._shown, self.settled = False, True
+            self._shown, self.keeps_module = False, True
 
     def end_training(self) -> None:
         """Leave the global model in the module."""

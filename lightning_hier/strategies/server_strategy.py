@@ -163,7 +163,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
             return state
         snapshot = self._live.engine.snapshot()
         self._states = snapshot.optimizer_states
-        if self._live.settled:
+        if self._live.keeps_module:
             return state
         values = snapshot.values
         # A tied weight has several names, and the state dict all of them.

@@ -95,9 +95,9 @@ def fewest_nics(device: torch.device) -> int:
 def count_nics(root: Path = Path("/sys/class")) -> int:
     """Hardware NICs of this host that are up, InfiniBand ports included."""
     ethernet = [
-        card
-        for card in root.glob("net/*")
-        if (card / "device").exists() and _text(card / "operstate") == "up"
+        nic
+        for nic in root.glob("net/*")
+        if (nic / "device").exists() and _text(nic / "operstate") == "up"
     ]
     infiniband = [
         port for port in root.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")

@@ -151,7 +151,7 @@ def what_changes(
         else "residuals, if there were any, are given up"
     )
     if saved.section["kinds"]["across_dtype"] not in (None, "same"):
-        given_up.append("what short forms of models had left over is given up")
+        given_up.append("the error feedback of quantisation is dropped")
     given_up.append("local optimizers go on from that of rank 0")
     given_up.append("random numbers and the order of the data begin anew")
     text = f"Resuming with a change: {'; '.join(said)}. So {', '.join(given_up)}."
