@@ -48,7 +48,7 @@ class ServerSession:
     Attributes:
         engine: what this rank does.
         collectives: of the ranks that are there.
-        keeps_module: whether the weights in the module stay for good, as with StochasticWeightAveraging.
+        keeps_module: whether the weights in the module stay for good (StochasticWeightAveraging).
         started: whether it serves.
 
     """
