@@ -49,7 +49,7 @@ def short(settings: Settings) -> Settings:
 
 
 def synthesise(settings: Settings) -> None:
-    """Make the corpus, so that no run's time has it."""
+    """Make the corpus first, so that its time counts for neither run."""
     print("Synthesising speech (kept for the next time) ...", flush=True)
     begun = time.perf_counter()
     build_synthetic_corpus(cache_dir=default_cache_dir(), **settings.corpus_args)

@@ -36,8 +36,8 @@ class FitSession:
     reaches the next.
 
     Args:
-        trainer: about to fit. Its data are followed from here on: a module may ask for their length
-            when it makes its optimizers, which creates the data loaders.
+        trainer: about to fit. The position in its data is followed from here on: a module may ask
+            for their length when it makes its optimizers, which creates the data loaders.
         groups: of the strategy.
 
     Attributes:
@@ -147,7 +147,7 @@ class FitSession:
     def before_batch(self) -> None:
         """Include parameters that have been unfrozen. May be a collective of the group."""
         self.training.synchroniser.admit_trainable()
-        # A set is gone through faster than a module, which may have lost some of it.
+        # Faster than over the module, from which some of them may have been removed.
         trained = self.training.synchroniser.trained.parameters
         if not self.reduction.suits(trained, warming=self.warming):
             self.wrap_if_changed()

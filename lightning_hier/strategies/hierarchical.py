@@ -48,10 +48,10 @@ class HierarchicalStrategy(TieredStrategy):
         block_sync: how the models of the groups are averaged after every block:
             ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, or None: never, which needs
             a single group.
-        warmup_steps: first so many steps of every optimizer average gradients exactly over the
-            whole world, as plain DDP; blocks begin after them. ``"auto"`` is a tenth of the run's
-            steps, at most 500, and 500 if the length is not known; 0 in one group without
-            compression, and where a warm-up is impossible.
+        warmup_steps: number of steps at the start in which every optimizer uses gradients that are
+            averaged exactly over the whole world, as under plain DDP; blocks begin after them.
+            ``"auto"`` is a tenth of the run's steps, at most 500, and 500 if the length is not
+            known; 0 in one group without compression, and where a warm-up is impossible.
         virtual_workers: workers of every rank. Each has its own residuals, random numbers and part
             of the data; those of different groups have their own model and optimizer state. Up to
             the order of additions the run is that on as many ranks. It must divide the workers

@@ -24,7 +24,7 @@ class SwapsGlobalModel(Protocol):
 
 
 class GlobalModelLifecycle(Callback):
-    """First of all callbacks, so that the others see the global model.
+    """Precedes the callbacks of the user, so that they see the global model.
 
     It is written when validation starts and when an epoch ends, and stays until the next batch: at
     an epoch's end validation, checkpoints and callbacks follow each other, and one exchange serves

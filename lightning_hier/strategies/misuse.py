@@ -1,6 +1,7 @@
 """Errors for misuse that would otherwise lose updates without a message.
 
-Other misuse is documented in ``docs/migration/ddp.md`` and not detected.
+``RawSteps`` is for all strategies, ``WorkerWrites`` for virtual workers, and ``ServedParameters``
+for parameter servers. What else differs from DDP is documented in ``docs/migration/ddp.md``.
 """
 
 from __future__ import annotations

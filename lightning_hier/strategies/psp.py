@@ -46,8 +46,8 @@ class PSPStrategy(ParameterServerStrategy):
             has enough.
         linear_scaling: multiply the learning rate by the number of gradients of an update (the
             linear scaling rule). Off: the mean gradient at the learning rate as it is, as in DDP.
-        warmup_steps: first so many steps of every optimizer wait for all ranks and take the mean
-            gradient at the learning rate as it is.
+        warmup_steps: number of steps at the start in which every optimizer waits for all ranks and
+            takes the mean gradient at the learning rate as it is.
         grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
             without it; if it comes back within them nothing is lost. One whose process has ended
             is not waited for. Keep it below ``timeout``, whose error comes first otherwise.

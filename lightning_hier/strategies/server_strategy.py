@@ -52,8 +52,8 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     Args:
         group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
             ``"world"``. Traffic is counted by it.
-        warmup_steps: first so many steps of every optimizer average gradients exactly over all
-            ranks.
+        warmup_steps: number of steps at the start in which every optimizer uses gradients that are
+            averaged exactly over all ranks.
         grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
             without it. One whose process has ended is not waited for.
         timeout: limit of every wait, after which an error names the missing ranks.

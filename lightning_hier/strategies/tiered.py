@@ -46,8 +46,8 @@ class TieredStrategy(DDPStrategy, ABC):
     Args:
         group_size: workers of one group: a number, ``"node"`` (those of one host) or ``"world"``.
             It must divide the number of workers.
-        warmup_steps: first so many steps of every optimizer average gradients exactly over all
-            ranks.
+        warmup_steps: number of steps at the start in which every optimizer uses gradients that are
+            averaged exactly over all ranks.
         virtual_workers: workers of every rank.
         timeout: limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.

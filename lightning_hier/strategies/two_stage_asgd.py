@@ -43,7 +43,8 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             models with the master (3.2). Off: they wait.
         hierarchical_lr: the master's rate is eta / N (eq. 5). Off: eta.
         refresh_period: mini-batches of a rank after which it copies the replica into its module.
-        warmup_steps: first so many steps are made together, by the mean gradient of all ranks.
+        warmup_steps: number of steps at the start that all ranks make together, by their mean
+            gradient.
         grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
             without it; if it comes back within them nothing is lost. One whose process has ended
             is not waited for. Keep it below ``timeout``, whose error comes first otherwise.

@@ -34,7 +34,7 @@ class Recipe:
         local_momentum: what becomes of the SGD's momentum at a block's start.
         threshold: T of GTC; None averages exactly.
         exact_below: tensors of fewer elements are averaged exactly under GTC too.
-        warmup: first so many steps of every optimizer average over all N workers.
+        warmup: number of first steps in which every optimizer averages over all N workers.
         overlap: what a block has made of the models is averaged while the next one is trained.
 
     """

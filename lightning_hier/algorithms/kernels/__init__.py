@@ -17,7 +17,8 @@ from lightning_hier.algorithms.kernels.native import native_kernels
 from lightning_hier.algorithms.kernels.reference import TorchKernels
 from lightning_hier.algorithms.kernels.triton_backend import TritonKernels
 
-# Below, a call costs more than the loop saves, and a small model does not wait for a compiler.
+# Elements. For fewer, a call costs more than the loop saves; nor does a small model wait for a
+# compiler.
 SMALLEST = 1 << 16
 
 _TORCH = TorchKernels()

@@ -26,7 +26,9 @@ class NonFiniteModelError(RuntimeError):
 
 
 class Nonfinite(IntFlag):
-    """Parts of a local model that hold NaN or inf; UNFIT: its buffers can't be averaged."""
+    """Parts of a local model that hold NaN or inf; UNFIT: a buffer can't be averaged, which
+    ``ModuleBuffers`` reports.
+    """
 
     NOTHING = 0
     PARAMETERS = 1
