@@ -29,8 +29,14 @@ def checkout(tmp_path: Path) -> Path:
 
 def commands(checkout: Path, *arguments: str) -> str:
     """What `make` would run."""
+    # `make test` runs these tests: its own flags must not reach the inner make.
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     done = subprocess.run(
-        ["make", "--dry-run", *arguments], cwd=checkout, capture_output=True, text=True
+        ["make", "--dry-run", "--no-print-directory", *arguments],
+        cwd=checkout,
+        env={name: value for name, value in os.environ.items() if name not in outer},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
