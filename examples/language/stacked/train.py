@@ -102,7 +102,7 @@ def _rate(settings: Settings, step: int) -> float:
 
 def main() -> None:
     """Do the runs that the argument names."""
-    # Second moments of rare tokens fall below 1e-38 and slow down. This holds for the whole process.
+    # Second moments of rare tokens fall below 1e-38 and slow down. It holds for the whole process.
     torch.set_flush_denormal(True)
     carry_out(run, Settings)
 
