@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole
-
-AcrossDtype = Literal["same", "bfloat16", "int8"]
+from lightning_hier.comm.blocks.averaging import AcrossDtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,7 +166,8 @@ class _Shard:
 
         Each host's share is whole quantisation groups, and a multiple of 8 bytes.
         """
-        width = 2.0 if self._settings.across_dtype == "bfloat16" else 1 + 4 / _GROUP
+        # int8 has a float32 scale for each quantisation group.
+        width = {"bfloat16": 2.0, "int8": 1 + 4 / _GROUP}[self._settings.across_dtype]
         parameters = min(self._elements, self._parameters)
         parts = ((parameters, width), (self._elements - parameters, 2.0))
         hosts = self._between.size
