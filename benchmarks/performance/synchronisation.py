@@ -63,13 +63,13 @@ class Variant:
 
 def variants(ranks_per_host: int) -> list[Variant]:
     """All of them on such hosts."""
-    carriers = [(1, "leader")]
+    placements = [(1, "leader")]
     if ranks_per_host > 1:
-        carriers += [(ranks_per_host, "leader"), (ranks_per_host, "sharded")]
+        placements += [(ranks_per_host, "leader"), (ranks_per_host, "sharded")]
     return [
         Variant(group_size=size, across=across, across_dtype=dtype)
         for dtype in ("float32", "bfloat16", "int8")
-        for size, across in carriers
+        for size, across in placements
     ]
 
 
