@@ -44,7 +44,7 @@ class ServedValues:
         with self._lock:
             if self._flat is None:
                 pieces = [tensor.reshape(-1).to(self._dtype) for tensor in self._tensors]
-                self._flat = torch.cat(pieces)
+                self._flat = torch.cat([torch.empty(0, dtype=self._dtype), *pieces])
             return self._flat
 
     def replace(self, flat: Tensor) -> None:
