@@ -20,14 +20,14 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.block_server import BlockServer
-from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import (
     PSPSettings,
     PullRule,
     PushRule,
     QuorumError,
 )
+from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
@@ -67,9 +67,9 @@ class Rank:
         self.number = number
         self.parameters = [Parameter(value.clone()) for value in cluster.start]
         self.optimizer = make(self.parameters)
-        plan = plan_blocks([self.optimizer], cluster.settings.world_size)
+        plan = plan_shards([self.optimizer], cluster.settings.world_size)
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
-        self.server = BlockServer(number, plan, [self.optimizer], cluster.settings, replies)
+        self.server = ShardServer(number, plan, [self.optimizer], cluster.settings, replies)
         self.worker = Worker(
             plan,
             cluster.settings.world_size,

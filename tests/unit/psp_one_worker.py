@@ -11,8 +11,8 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import Worker
 
 Sent = tuple[int, Kind, int, int]
@@ -26,7 +26,7 @@ class Harness:
         self.sent: list[tuple[int, Message]] = []
         self.closed: set[int] = set()
         self.now = 0.0
-        blocks = plan_blocks([optim.SGD(self.own, lr=1.0)], ranks)
+        blocks = plan_shards([optim.SGD(self.own, lr=1.0)], ranks)
         self.worker = Worker(blocks, ranks, self._send, pull_rule=PullRule(b, tau), **settings)
 
     def push(self, gradient: float = 1.0) -> list[Sent]:

@@ -1,4 +1,4 @@
-"""One served block that tests speak to directly, and what it answers."""
+"""One served shard that tests speak to directly, and what it answers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.optim import Optimizer
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.block_values import BlockValues
-from lightning_hier.parameter_server.psp.counts import ServerCounts
-from lightning_hier.parameter_server.psp.plan import plan_blocks
-from lightning_hier.parameter_server.psp.served_block import ServedBlock
+from lightning_hier.parameter_server.psp.pushes import ServerCounts
+from lightning_hier.parameter_server.psp.served_shard import ServedShard
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.shards import plan_shards
+from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.replying import Replying
 
 
 class Served:
-    """A block of two parameters, of 3 and 2 elements that start at zero.
+    """A shard of two parameters, of 3 and 2 elements that start at zero.
 
     Args:
         workers: number of ranks.
@@ -55,12 +55,13 @@ class Served:
         self.full: set[int] = set()
         self.live = set(range(workers))
         self.counts = ServerCounts()
-        (block,) = plan_blocks([self.optimizer], 1)
+        (shard,) = plan_shards([self.optimizer], 1)
         tensors = [parameter.detach().clone() for parameter in own]
         updater = Updater(self.optimizer, dict(zip(own, tensors, strict=True)))
         self.replies = Replying(self._send)
-        self.block = ServedBlock(
-            BlockValues(block, tensors, updater),
+        self.shard = ServedShard(
+            shard,
+            ServedValues("shard 0", tensors, updater, shard.dtype),
             timestamp=0,
             settings=PSPSettings(rule=PushRule(c, tau), world_size=workers, **settings),
             live=self.live,
@@ -71,13 +72,13 @@ class Served:
 
     @property
     def t(self) -> int:
-        """Version of the block."""
-        return self.block.timestamp
+        """Version of the shard."""
+        return self.shard.timestamp
 
     @property
     def values(self) -> Tensor:
         """The five elements."""
-        return self.block.values.flat()
+        return self.shard.values.flat()
 
     def push(
         self,
@@ -96,36 +97,36 @@ class Served:
         known = {"version": timestamp, "final": 0, "steps": timestamp, "hyperparameters": told}
         flat = gradient if isinstance(gradient, Tensor) else self.values.new_full((5,), gradient)
         message = Message(Kind.PUSH, 0, timestamp, {"absent": [], **known, **facts}, flat)
-        return self.hear(self.block.respond, worker, message, now)
+        return self.hear(self.shard.respond, worker, message, now)
 
     def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Abstain, and return who has been sent which version."""
-        return self.hear(self.block.respond, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
+        return self.hear(self.shard.respond, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
 
     def arrive(
         self, worker: int, timestamp: int, number: int = 1, now: float = 0.0
     ) -> list[tuple[int, int]]:
         """Come to a rendezvous, and return who has been sent which version."""
         message = Message(Kind.ARRIVE, 0, timestamp, {"number": number})
-        return self.hear(self.block.arrive, worker, message, now)
+        return self.hear(self.shard.arrive, worker, message, now)
 
     def leave(self, worker: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Have a worker gone, and return who has been sent which version."""
         self.live.discard(worker)
         self.sent.clear()
-        self.block.leave(worker, now)
+        self.shard.leave(worker, now)
         return self._answers()
 
     def tick(self, now: float) -> list[tuple[int, int]]:
         """Let time pass, and return who has been sent which version."""
         self.sent.clear()
-        self.block.tick(now)
+        self.shard.tick(now)
         return self._answers()
 
     def hear(
         self, method: Callable[[Received, float], None], worker: int, message: Message, now: float
     ) -> list[tuple[int, int]]:
-        """Hand the block any message, and return who has been sent which version."""
+        """Hand the shard any message, and return who has been sent which version."""
         self.sent.clear()
         method(Received(worker, bytes([worker]), message), now)
         return self._answers()

@@ -80,17 +80,17 @@ def test_the_next_rendezvous_is_another() -> None:
     for number in (1, 2):
         assert served.arrive(0, 0, number) == []
         assert [worker for worker, _ in served.arrive(1, 0, number)] == [0, 1]
-        assert served.block.final_number == number
+        assert served.shard.final_number == number
 
 
 def test_those_that_wait_too_long_are_told_who_has_not_come() -> None:
     served = Served(3, limit_s=10.0)
     served.arrive(0, 0, now=5.0)
-    assert served.block.deadline() == 15.0
+    assert served.shard.deadline() == 15.0
     served.tick(15.0)
     told = [(worker, message.kind, message.facts) for worker, message in served.sent]
     assert told == [(0, Kind.FINAL, {"missing": [1, 2], "number": 1})]
-    assert served.block.deadline() == 25.0
+    assert served.shard.deadline() == 25.0
 
 
 def test_a_worker_that_is_gone_is_not_waited_for() -> None:
@@ -112,7 +112,7 @@ def test_a_successor_hears_from_those_that_went_on_that_a_rendezvous_has_ended(h
         assert (1, 0) in served.push(0, 0, final=1)
     else:
         assert served.arrive(0, 0, 2) == [(1, 0)]
-    assert served.block.final_number == 1
+    assert served.shard.final_number == 1
 
 
 def test_an_abandoned_number_does_not_end_a_rendezvous() -> None:

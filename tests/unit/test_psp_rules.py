@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.settings import (
     PSPSettings,
     PullRule,
     PushRule,
     QuorumError,
 )
+from lightning_hier.parameter_server.psp.shards import plan_shards
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_push_rule_and_time(
 @given(st.integers(0, 9), st.integers(1, 9), st.floats(0, 9), st.floats(0, 9))
 def test_pull_rule_and_time(pulled: int, needed: int, since: float, now: float) -> None:
     found = PullRule(0.5, 2.0).is_over(
-        pulled=pulled, needed=needed, blocks=9, enough_since=since, now=now
+        pulled=pulled, needed=needed, shards=9, enough_since=since, now=now
     )
     assert found == (pulled == 9 or (pulled >= needed and now >= since + 2.0))
 
@@ -106,7 +106,7 @@ def test_every_trained_parameter_is_in_one_block_and_blocks_are_balanced(
             own[index].requires_grad_(False)
         optimizers.append(optim.SGD(own, lr=0.1))
         trained.append({index for index in range(len(own)) if index not in frozen})
-    blocks = plan_blocks(optimizers, world_size)
+    blocks = plan_shards(optimizers, world_size)
     assert [block.number for block in blocks] == list(range(2 * world_size))
     assert [block.home for block in blocks] == 2 * list(range(world_size))
     for number, (optimizer, expected) in enumerate(zip(optimizers, trained, strict=True)):
@@ -122,7 +122,7 @@ def test_every_trained_parameter_is_in_one_block_and_blocks_are_balanced(
 
 def test_block_of_several_dtypes_travels_in_the_widest_and_comes_back_as_it_was() -> None:
     own = [Parameter(torch.randn(4, dtype=d)) for d in (torch.float16, torch.bfloat16)]
-    (block,) = plan_blocks([optim.SGD(own, lr=0.1)], 1)
+    (block,) = plan_shards([optim.SGD(own, lr=0.1)], 1)
     assert (block.dtype, block.size) == (torch.float32, 8)
     flat = torch.cat([one.detach().float() for one in own])
     for one, tensor in zip(own, block.tensors(flat), strict=True):
@@ -131,7 +131,7 @@ def test_block_of_several_dtypes_travels_in_the_widest_and_comes_back_as_it_was(
 
 def test_owner_is_the_next_that_is_there() -> None:
     own = [Parameter(torch.zeros(1)) for _ in range(4)]
-    blocks = plan_blocks([optim.SGD(own, lr=0.1)], 4)
+    blocks = plan_shards([optim.SGD(own, lr=0.1)], 4)
     assert [block.owner(set(), 4) for block in blocks] == [0, 1, 2, 3]
     assert [block.owner({1}, 4) for block in blocks] == [0, 2, 2, 3]
     assert [block.owner({1, 2}, 4) for block in blocks] == [0, 3, 3, 3]

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.block_server import BlockServer
-from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
-from lightning_hier.parameter_server.psp.state_collector import BlockState, StateCollector
+from lightning_hier.parameter_server.psp.shards import plan_shards
+from lightning_hier.parameter_server.psp.state import ShardState, StateCollector
 from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
 from tests.unit.replying import Replying
 
@@ -29,7 +29,7 @@ class Job:
     """
 
     def __init__(self, optimizers: list[Optimizer]) -> None:
-        self.blocks = plan_blocks(optimizers, RANKS)
+        self.blocks = plan_shards(optimizers, RANKS)
         self.answers: list[Received] = []
         self.asked: list[tuple[int, int]] = []
         self.silent: set[int] = set()
@@ -37,7 +37,7 @@ class Job:
         settings = PSPSettings(rule=PushRule(), world_size=RANKS)
         self.replies = [Replying(self._reply(rank)) for rank in range(RANKS)]
         self.servers = [
-            BlockServer(rank, self.blocks, optimizers, settings, replies)
+            ShardServer(rank, self.blocks, optimizers, settings, replies)
             for rank, replies in enumerate(self.replies)
         ]
         self.collector = StateCollector(self.blocks, RANKS, self._ask)
@@ -210,6 +210,6 @@ def test_answers_to_an_earlier_request_are_passed_over() -> None:
     ],
 )
 def test_what_is_no_state_is_refused(facts: dict[str, Any], payload: Tensor | None) -> None:
-    (block,) = plan_blocks([optim.SGD([Parameter(torch.ones(2))], lr=0.1)], 1)
+    (block,) = plan_shards([optim.SGD([Parameter(torch.ones(2))], lr=0.1)], 1)
     with pytest.raises(ValueError):
-        BlockState(1).take(Message(Kind.STATE, 0, 1, facts, payload), block)
+        ShardState(1).take(Message(Kind.STATE, 0, 1, facts, payload), block)

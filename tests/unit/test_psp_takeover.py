@@ -1,4 +1,4 @@
-"""A rank takes over the block of one that is gone: from which values, when, and what it answers."""
+"""A rank takes over the shard of one that is gone: from which values, when, and what it answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.block_server import BlockServer
-from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
+from lightning_hier.parameter_server.psp.shards import plan_shards
 from tests.unit.replying import Replying
 
 SIZE = 4
@@ -27,8 +27,8 @@ class Server:
         optimizer = optim.SGD(own, lr=1.0, momentum=0.9)
         self.sent: list[tuple[int, Message]] = []
         settings = PSPSettings(rule=PushRule(c), world_size=4, takeover_s=10.0)
-        plan, replies = plan_blocks([optimizer], 4), Replying(self._send)
-        self.handler = BlockServer(rank, plan, [optimizer], settings, replies)
+        plan, replies = plan_shards([optimizer], 4), Replying(self._send)
+        self.handler = ShardServer(rank, plan, [optimizer], settings, replies)
 
     def hear(
         self,
@@ -84,7 +84,7 @@ def test_starts_from_the_newest_copy_when_all_have_told() -> None:
     server.hold(3, 6, 3.0)
     assert server.handler.served[0].timestamp == 7
     assert torch.equal(server.values, torch.full((SIZE,), 2.0, dtype=torch.float64))
-    assert server.handler.served[0].values.state() == {}
+    assert server.handler.served[0].values.snapshot()[1] == {}
     assert server.handler.counts.takeovers == 1
 
 

@@ -8,8 +8,8 @@ from torch import optim
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.psp.plan import plan_blocks
 from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import Worker
 from tests.unit.psp_one_worker import Harness, every
 
@@ -56,7 +56,7 @@ def test_late_block_does_not_count_and_is_taken_at_the_next_pull() -> None:
     h.worker.pull(0)
     h.push()
     assert not h.block(2, 1, 5.0)  # of the round before
-    assert h.worker.counts.late == 1
+    assert h.worker.late == 1
     assert not h.block(0, 2, 2.0)
     assert h.block(1, 2, 2.0)
     h.worker.pull(0)
@@ -179,7 +179,7 @@ def test_worker_without_blocks_never_waits() -> None:
 def test_fewer_parameters_than_ranks() -> None:
     """Empty blocks are nobody's business: b counts those that have parameters."""
     own = [Parameter(torch.zeros(2))]
-    blocks = plan_blocks([optim.SGD(own, lr=1.0)], 4)
+    blocks = plan_shards([optim.SGD(own, lr=1.0)], 4)
     sent: list[int] = []
 
     def send(rank: int, message: Message) -> bool:

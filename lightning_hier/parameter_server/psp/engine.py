@@ -13,10 +13,10 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.psp.block_server import BlockServer
-from lightning_hier.parameter_server.psp.plan import plan_blocks
+from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule
-from lightning_hier.parameter_server.psp.state_collector import StateCollector
+from lightning_hier.parameter_server.psp.shards import plan_shards
+from lightning_hier.parameter_server.psp.state import StateCollector
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.server_loop import Handler, Replies
 from lightning_hier.parameter_server.user_optimizer import ServedParameterCheck, hyperparameters
@@ -47,17 +47,18 @@ class PSPEngine:
         self._optimizers = list(optimizers)
         self._client = client
         self._settings = settings
-        blocks = plan_blocks(optimizers, settings.world_size)
+        self._waiting_s = 0.0
+        shards = plan_shards(optimizers, settings.world_size)
         self._served = ServedParameterCheck(optimizers)
-        self._server = BlockServer(rank, blocks, optimizers, settings, replies)
+        self._server = ShardServer(rank, shards, optimizers, settings, replies)
         self._worker = Worker(
-            blocks,
+            shards,
             settings.world_size,
             client.send,
             pull_rule=pull_rule,
             warming=settings.warming,
         )
-        self._collector = StateCollector(blocks, settings.world_size, client.send)
+        self._collector = StateCollector(shards, settings.world_size, client.send)
         client.on(Kind.BLOCK, self._worker.handle)
         client.on(Kind.FINAL, self._worker.handle)
         client.on(Kind.STATE, self._collector.handle)
@@ -76,7 +77,7 @@ class PSPEngine:
         return self._worker.behind
 
     def step(self, optimizer: int) -> None:
-        """Push the gradients in ``.grad``, and wait for enough blocks.
+        """Push the gradients in ``.grad``, and wait for enough shards.
 
         Raises:
             PeerError: a rank is missing that is needed to go on.
@@ -91,7 +92,7 @@ class PSPEngine:
         self._pull(optimizer)
 
     def abstain(self, optimizer: int) -> None:
-        """End a step without a gradient, and wait for enough blocks; raises as :meth:`step`."""
+        """End a step without a gradient, and wait for enough shards; raises as :meth:`step`."""
         self._worker.abstain(optimizer, time.monotonic())
         self._pull(optimizer)
 
@@ -115,7 +116,7 @@ class PSPEngine:
         self._worker.take_global()
 
     def wait_in_collective(self, number: int) -> None:
-        """Notify all servers, so that those of every block go on without this rank."""
+        """Notify all servers, so that those of every shard go on without this rank."""
         for rank in range(self._settings.world_size):
             self._client.send(rank, Message(Kind.WAITING, 0, number))
 
@@ -143,7 +144,11 @@ class PSPEngine:
 
     def metrics(self) -> dict[str, float]:
         """Counts of this rank's server and worker, by metric name."""
-        worker = self._worker.counts.metrics(self._worker.unsent)
+        worker = {
+            "hier/psp/late": float(self._worker.late),
+            "hier/psp/unsent": float(self._worker.unsent),
+            "hier/psp/waiting_seconds": self._waiting_s,
+        }
         return self._server.counts.metrics() | worker
 
     def close(self) -> None:
@@ -152,14 +157,14 @@ class PSPEngine:
     def _pull(self, optimizer: int) -> None:
         with profiler_range("hier/psp/pull"):
             self._handle_queued()
-            self._worker.counts.waiting_s += self._client.wait(
+            self._waiting_s += self._client.wait(
                 partial(self._worker.is_pulled, optimizer),
                 partial(self._worker.missing, optimizer),
             )
             self._worker.pull(optimizer)
 
     def _handle_queued(self) -> None:
-        # Lost ranks, and blocks that arrived during the computation, come before the wait.
+        # Lost ranks, and shards that arrived during the computation, come before the wait.
         while self._client.poll():
             pass
 

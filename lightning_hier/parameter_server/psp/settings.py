@@ -16,7 +16,7 @@ class QuorumError(RuntimeError):
 
 @dataclass(frozen=True)
 class PushRule:
-    """When a server updates its block (Algorithm 1, server, line 12).
+    """When a server updates its shard (Algorithm 1, server, line 12).
 
     Attributes:
         min_pushes: c: ``"all"``, a number of workers, or a fraction of them, rounded up.
@@ -64,7 +64,7 @@ class PushRule:
     def is_over(
         self, *, gradients: int, needed: int, silent: int, enough_since: float | None, now: float
     ) -> bool:
-        """Whether a server updates its block now.
+        """Whether a server updates its shard now.
 
         Args:
             gradients: workers that have pushed.
@@ -106,8 +106,8 @@ class PullRule:
     """When a worker computes its next gradient (Algorithm 1, worker, line 15).
 
     Attributes:
-        min_pulled: b, fraction of the blocks. Blocks without parameters don't count.
-        timeout_s: tau_2, seconds for which a worker waits for more blocks once it has enough.
+        min_pulled: b, fraction of the shards. Shards without parameters don't count.
+        timeout_s: tau_2, seconds for which a worker waits for more shards once it has enough.
 
     """
 
@@ -124,24 +124,24 @@ class PullRule:
         check_share("min_pulled", self.min_pulled)
         check_not_negative("pull_timeout_s", self.timeout_s)
 
-    def needed(self, blocks: int) -> int:
-        """Number of blocks that a worker needs."""
-        return rounded_up(self.min_pulled, blocks)
+    def needed(self, shards: int) -> int:
+        """Number of shards that a worker needs."""
+        return rounded_up(self.min_pulled, shards)
 
     def is_over(
-        self, *, pulled: int, needed: int, blocks: int, enough_since: float | None, now: float
+        self, *, pulled: int, needed: int, shards: int, enough_since: float | None, now: float
     ) -> bool:
         """Whether a worker goes on now.
 
         Args:
-            pulled: blocks that are newer than the last push.
-            needed: number of blocks that it needs.
-            blocks: all blocks.
-            enough_since: time at which enough blocks had been pulled, in seconds.
+            pulled: shards that are newer than the last push.
+            needed: number of shards that it needs.
+            shards: all shards.
+            enough_since: time at which enough shards had been pulled, in seconds.
             now: the time, in seconds.
 
         """
-        if pulled == blocks:
+        if pulled == shards:
             return True
         waited = enough_since is not None and now >= enough_since + self.timeout_s
         return pulled >= needed and waited

@@ -4,43 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.psp.counts import WorkerCounts
-from lightning_hier.parameter_server.psp.plan import ParameterBlock
-from lightning_hier.parameter_server.psp.round import PushFacts
+from lightning_hier.parameter_server.psp.pushes import PushFacts
 from lightning_hier.parameter_server.psp.settings import PullRule
-from lightning_hier.parameter_server.psp.worker_block import OptimizerProgress, WorkerBlock
+from lightning_hier.parameter_server.psp.shards import Shard
+from lightning_hier.parameter_server.psp.worker_shard import OptimizerProgress, WorkerShard
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 
 class Worker:
-    """Pushes gradients and takes blocks. It neither waits nor receives, so that tests drive it.
+    """Pushes gradients and takes shards. It neither waits nor receives, so that tests drive it.
 
     A worker goes on with the newest timestamp that it has received, and not with one more than its
     own, as printed: a worker that has fallen behind would be late for ever.
 
     Args:
-        blocks: all blocks, with this rank's parameters.
+        shards: all shards, with this rank's parameters.
         world_size: number of ranks.
         send: sends a message to a rank; returns False if it could not be sent.
         pull_rule: b and tau_2.
-        warming: whether the step of an optimizer from a version waits for all blocks.
+        warming: whether the step of an optimizer from a version waits for all shards.
         retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
-        counts: for logging.
+        late: shards that arrived after the worker had gone on without them, or twice.
         collectives_done: number of the last live-rank collective that has ended.
 
     """
 
     def __init__(
         self,
-        blocks: Sequence[ParameterBlock],
+        shards: Sequence[Shard],
         world_size: int,
         send: Callable[[int, Message], bool],
         *,
@@ -48,22 +45,17 @@ class Worker:
         warming: Callable[[int, int], bool] = lambda optimizer, version: False,
         retry_s: float = 2.0,
     ) -> None:
-        self.counts = WorkerCounts()
+        self.late = 0
         self.collectives_done = 0
         self._world_size = world_size
         self._rule = pull_rule
         self._warming = warming
         self._gone: set[int] = set()
-        self._blocks = {
-            block.number: WorkerBlock(block, send, retry_s=retry_s)
-            for block in blocks
-            if block.size
-        }
-        optimizers = 1 + max((block.optimizer for block in blocks), default=-1)
+        held = [WorkerShard(shard, send, retry_s=retry_s) for shard in shards if shard.size]
+        self._shards = {one.number: one for one in held}
+        optimizers = 1 + max((shard.optimizer for shard in shards), default=-1)
         self._progress = [
-            OptimizerProgress(
-                [one for one in self._blocks.values() if one.block.optimizer == index]
-            )
+            OptimizerProgress([one for one in held if one.shard.optimizer == index])
             for index in range(optimizers)
         ]
         self._rendezvous = 0
@@ -77,7 +69,7 @@ class Worker:
     @property
     def unsent(self) -> int:
         """Gradients that could not be sent before the worker went on."""
-        return sum(one.request.dropped for one in self._blocks.values())
+        return sum(one.request.dropped for one in self._shards.values())
 
     def timestamp(self, optimizer: int) -> int:
         """t of an optimizer: the timestamp of its next push."""
@@ -86,29 +78,29 @@ class Worker:
     def push(self, optimizer: int, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
         progress = self._progress[optimizer]
-        pushes: list[tuple[Tensor, list[int]]] = []
-        for one in progress.blocks:
-            flat = one.host.empty()  # the transport keeps it until it is sent
-            gradients = one.host.read_gradients(flat)
-            if not all_finite(flat):
-                self.abstain(optimizer, now)
-                return
-            pushes.append((flat, [at for at, own in enumerate(gradients) if own is None]))
+        # New buffers: the transport keeps them until they are sent.
+        buffers = [one.host.empty() for one in progress.shards]
+        found = [
+            one.host.read_gradients(flat)
+            for one, flat in zip(progress.shards, buffers, strict=True)
+        ]
+        if not all(all_finite(flat) for flat in buffers):
+            self.abstain(optimizer, now)
+            return
         groups = [dict(group) for group in hyperparameters]
-        for one, (flat, absent) in zip(progress.blocks, pushes, strict=True):
+        for one, flat, gradients in zip(progress.shards, buffers, found, strict=True):
             facts = PushFacts(
                 version=one.timestamp,
                 final=one.final,
                 collectives_done=self.collectives_done,
                 steps=progress.steps,
                 hyperparameters=groups,
-                absent=absent,
+                absent=[at for at, own in enumerate(gradients) if own is None],
             )
-            number, timestamp = one.block.number, progress.timestamp
-            push = Message(Kind.PUSH, number, timestamp, vars(facts), flat)
+            push = Message(Kind.PUSH, one.number, progress.timestamp, vars(facts), flat)
             # Repeated without the gradient: a server that has it must not get it twice, and the
             # round of one that has not does without it.
-            repeat = Message(Kind.ABSTAIN, number, timestamp, self._abstain_facts(one))
+            repeat = self._abstention(one, progress.timestamp)
             one.request.put(one.owner, push, now, repeat=repeat)
         progress.steps += 1
         progress.enough_since = None
@@ -116,10 +108,8 @@ class Worker:
     def abstain(self, optimizer: int, now: float) -> None:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
-        for one in progress.blocks:
-            facts = self._abstain_facts(one)
-            request = Message(Kind.ABSTAIN, one.block.number, progress.timestamp, facts)
-            one.request.put(one.owner, request, now)
+        for one in progress.shards:
+            one.request.put(one.owner, self._abstention(one, progress.timestamp), now)
         progress.steps += 1
         progress.enough_since = None
 
@@ -130,16 +120,16 @@ class Worker:
         progress.steps += 1
 
     def is_pulled(self, optimizer: int, now: float) -> bool:
-        """Whether enough blocks have been received for the next gradient (line 15).
+        """Whether enough shards have been received for the next gradient (line 15).
 
         Late requests are repeated.
         """
         self.tick(now)
         progress = self._progress[optimizer]
-        blocks = len(progress.blocks)
-        pulled = sum(one.newest > progress.timestamp for one in progress.blocks)
+        shards = len(progress.shards)
+        pulled = sum([one.newest > progress.timestamp for one in progress.shards])
         warming = self._warming(optimizer, progress.timestamp)
-        needed = blocks if warming else self._rule.needed(blocks)
+        needed = shards if warming else self._rule.needed(shards)
         if pulled < needed:
             progress.enough_since = None
         elif progress.enough_since is None:
@@ -147,13 +137,13 @@ class Worker:
         return self._rule.is_over(
             pulled=pulled,
             needed=needed,
-            blocks=blocks,
+            shards=shards,
             enough_since=progress.enough_since,
             now=now,
         )
 
     def pull(self, optimizer: int) -> None:
-        """Write received blocks into the parameters, in place, and take the newest timestamp."""
+        """Write received values into the parameters, in place, and take the newest timestamp."""
         self._progress[optimizer].pull()
 
     def arrive(self, now: float) -> None:
@@ -162,13 +152,13 @@ class Worker:
         self._at_rendezvous = True
         facts = {"number": self._rendezvous}
         for progress in self._progress:
-            for one in progress.blocks:
-                request = Message(Kind.ARRIVE, one.block.number, progress.timestamp, facts)
+            for one in progress.shards:
+                request = Message(Kind.ARRIVE, one.number, progress.timestamp, facts)
                 one.request.put(one.owner, request, now)
 
     def has_global_model(self) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
-        return all(one.final == self._rendezvous for one in self._blocks.values())
+        return all(one.final == self._rendezvous for one in self._shards.values())
 
     def take_global(self) -> None:
         """Write the values of the rendezvous into the parameters, in place."""
@@ -178,63 +168,66 @@ class Worker:
             progress.behind = 0
 
     def missing(self, optimizer: int | None = None) -> str:
-        """Names the servers of missing blocks: of an optimizer, or at the rendezvous."""
+        """Names the servers of missing shards: of an optimizer, or at the rendezvous."""
         if optimizer is None:
-            awaited = [one for one in self._blocks.values() if one.final != self._rendezvous]
+            awaited = [one for one in self._shards.values() if one.final != self._rendezvous]
             what = f"the values of rendezvous {self._rendezvous}"
         else:
             progress = self._progress[optimizer]
-            awaited = [one for one in progress.blocks if one.newest <= progress.timestamp]
-            what = f"blocks newer than version {progress.timestamp}"
+            awaited = [one for one in progress.shards if one.newest <= progress.timestamp]
+            what = f"shards newer than version {progress.timestamp}"
         named = ", ".join(str(rank) for rank in sorted({one.owner for one in awaited}))
         return f"{what} have not come from rank {named}: look at the log of rank {named}"
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a BLOCK or FINAL; one of a rank that does not serve the block any more is ignored.
+        """Take a BLOCK or FINAL; one of a rank that does not serve the shard any more is ignored.
 
         Raises:
             PeerError: the server has waited too long for a worker; names it.
 
         """
         message, flat = received.message, received.message.payload
-        one = self._blocks.get(message.block)
+        one = self._shards.get(message.block)
         if one is None or received.sender != one.owner:
             return
-        number = message.facts.get("number", 0)
-        if "missing" in message.facts:
-            self._raise_missing(one, message)
-        elif flat is None or (flat.dtype, flat.numel()) != one.block.form:
+        final = message.kind == Kind.FINAL
+        # Answers to the requests of a training step and of a rendezvous must not be confused.
+        if final != self._at_rendezvous:
             return
-        elif message.kind == Kind.FINAL and self._at_rendezvous and number == self._rendezvous:
+        if final and message.facts.get("number") != self._rendezvous:
+            return
+        if "missing" in message.facts:
+            if one.request.message is not None:
+                raise PeerError(_missing_workers(one.owner, message))
+        elif flat is None or (flat.dtype, flat.numel()) != one.shard.form:
+            return
+        elif final:
             one.take_final(message, self._rendezvous)
-        elif message.kind == Kind.BLOCK and not self._at_rendezvous:
-            self.counts.late += not one.take_block(message, now)
+        else:
+            self.late += not one.take_values(message, now)
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Move the blocks of a rank that is gone to their next servers."""
+        """Move the shards of a rank that is gone to their next servers."""
         self._gone.add(rank)
-        for one in self._blocks.values():
-            owner = one.block.owner(self._gone, self._world_size)
+        for one in self._shards.values():
+            owner = one.shard.owner(self._gone, self._world_size)
             if owner != one.owner:
                 one.move(owner, now)
 
     def tick(self, now: float) -> None:
         """Send unsent requests, and repeat those whose answers are late."""
-        for one in self._blocks.values():
+        for one in self._shards.values():
             one.tick(now)
 
-    def _abstain_facts(self, one: WorkerBlock) -> dict[str, int]:
-        return {"final": one.final, "collectives_done": self.collectives_done}
+    def _abstention(self, one: WorkerShard, timestamp: int) -> Message:
+        facts = {"final": one.final, "collectives_done": self.collectives_done}
+        return Message(Kind.ABSTAIN, one.number, timestamp, facts)
 
-    def _raise_missing(self, one: WorkerBlock, message: Message) -> None:
-        at_rendezvous = message.kind == Kind.FINAL
-        if one.request.message is None or at_rendezvous != self._at_rendezvous:
-            return
-        if at_rendezvous and message.facts.get("number") != self._rendezvous:
-            return
-        named = ", ".join(map(str, message.facts["missing"]))
-        what = "at a rendezvous of all ranks" if at_rendezvous else "for gradients"
-        raise PeerError(
-            f"rank {one.owner} has waited too long {what}, for rank {named}: look at the log of "
-            f"rank {named}; ranks that are slow but healthy need a larger timeout"
-        )
+
+def _missing_workers(server: int, message: Message) -> str:
+    named = ", ".join(map(str, message.facts["missing"]))
+    what = "at a rendezvous of all ranks" if message.kind == Kind.FINAL else "for gradients"
+    return (
+        f"rank {server} has waited too long {what}, for rank {named}: look at the log of rank "
+        f"{named}; ranks that are slow but healthy need a larger timeout"
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,20 +10,17 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.two_stage.opening import read_values_
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
-_log = logging.getLogger(__name__)
-
 
 class MasterModel:
     """W, and a copy of the user's optimizer that updates it.
 
-    The server loop applies pushes, and the main thread of the same rank copies the state. A lock
-    makes them exclude each other.
+    The server loop applies pushes, and the main thread of the same rank copies the state.
 
     Args:
         optimizer: of the user; it is copied.
@@ -33,27 +28,24 @@ class MasterModel:
 
     Attributes:
         version: updates so far.
+        dtype: of W and of the sums.
 
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
         self._parameters = list(parameters)
-        numel = sum(parameter.numel() for parameter in parameters)
-        self._weights = torch.empty(numel, dtype=shared_dtype(parameters))
-        read_values_(parameters, self._weights)
-        self._updater = Updater(optimizer, shaped(self._weights, parameters))
-        self._copy: Tensor | None = None
-        self._lock = threading.Lock()
+        self._numel = sum(parameter.numel() for parameter in parameters)
+        self.dtype = shared_dtype(parameters)
         self.version = 0
+        weights = torch.empty(self._numel, dtype=self.dtype)
+        read_values_(parameters, weights)
+        held = shaped(weights, parameters)
+        updater = Updater(optimizer, held)
+        self._values = ServedValues("the master's model", [*held.values()], updater, self.dtype)
 
     def __len__(self) -> int:
         """Number of elements."""
-        return self._weights.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of W and of the sums."""
-        return self._weights.dtype
+        return self._numel
 
     @torch.no_grad()
     def apply(
@@ -67,59 +59,38 @@ class MasterModel:
     ) -> bool:
         """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
 
-            For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
-            An update to NaN or inf is undone: W is restored, and the optimizer's state, which
-            may hold them too, is reset.
+        For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
 
-            Args:
-                total: sum of ``count`` gradients, 1-D; read only.
-                count: gradients in it, at least 1.
-                rate_factor: multiplies the learning rate.
-        hyperparameters: of the node's optimizer.
-                absent: positions of the parameters without a gradient, which are not updated.
+        Args:
+            total: sum of ``count`` gradients, 1-D; read only.
+            count: gradients in it, at least 1.
+            rate_factor: multiplies the learning rate.
+            hyperparameters: of the node's optimizer.
+            absent: positions of the parameters without a gradient, which are not updated.
 
-            Returns:
-                Whether it was done: not if the sum or the new W is not finite.
+        Returns:
+            False if the sum or the new W is not finite: nothing has changed then.
 
         """
-        if not all_finite(total):
-            return False
-        pieces = (total / count).split([parameter.numel() for parameter in self._parameters])
-        mean = [None if place in absent else piece for place, piece in enumerate(pieces)]
-        before = self.copy()
-        with self._lock:
-            self._updater.step(mean, rate_factor=rate_factor, hyperparameters=hyperparameters)
-            if all_finite(self._weights):
-                self.version += 1
-                self._copy = None
-                return True
-            self._weights.copy_(before)
-            self._updater.reset()
-        _log.warning(
-            "an update of the master's model is not finite: it stays as it was, and the state of "
-            "its optimizer starts anew"
+        done = self._values.update(
+            total / count, absent=absent, rate_factor=rate_factor, hyperparameters=hyperparameters
         )
-        return False
+        self.version += done
+        return done
 
     def copy(self) -> Tensor:
         """W, 1-D; a copy that is never changed."""
-        with self._lock:
-            if self._copy is None:
-                self._copy = self._weights.clone()
-            return self._copy
+        return self._values.flat()
 
     def snapshot(self) -> tuple[dict[Parameter, Tensor], Mapping[int, Any]]:
         """Consistent copies of W, by parameter, and of the optimizer's state."""
-        with self._lock:
-            weights = self._weights.clone()
-            state = self._updater.state()
-        values = shaped(weights, self._parameters)
+        flat, state = self._values.snapshot()
+        values = shaped(flat.clone(), self._parameters)
         return {own: values[own].to(own.dtype) for own in self._parameters}, state
 
     def load(self, state: Mapping[int, Any]) -> None:
         """Load the ``state`` of an optimizer's state_dict."""
-        with self._lock:
-            self._updater.load(state)
+        self._values.load(dict(state))
 
 
 def shaped(flat: Tensor, parameters: Sequence[Parameter]) -> dict[Parameter, Tensor]:

@@ -38,9 +38,9 @@ def test_late_gradient_is_dropped_and_its_worker_gets_the_newest_block_at_once()
 def test_tau_1_runs_from_the_cth_gradient() -> None:
     served = Served(4, c=2, tau=0.5)
     served.push(0, 0, now=1.0)
-    assert served.block.deadline() == 1.0 + 1800
+    assert served.shard.deadline() == 1.0 + 1800
     served.push(1, 0, now=3.0)
-    assert served.block.deadline() == 3.5
+    assert served.shard.deadline() == 3.5
     assert served.push(2, 0, now=3.4) == []
     assert served.tick(3.49) == []
     assert served.tick(3.5) == [(0, 1), (1, 1), (2, 1)]
@@ -130,7 +130,7 @@ def test_update_that_overflows_is_undone_with_its_state() -> None:
     served.push(0, 1, -3e38)
     assert served.t == 2
     assert torch.equal(served.values, good)
-    assert served.block.values.state() == {}
+    assert served.shard.values.snapshot()[1] == {}
     served.push(0, 2, -1.0)
     torch.testing.assert_close(served.values, good + 10.0)
     assert served.counts.nonfinite == 1
@@ -251,11 +251,11 @@ def test_those_that_wait_too_long_are_told_for_whom() -> None:
     served = Served(3, limit_s=10.0)
     served.push(0, 0, now=1.0)
     served.push(2, 0, now=2.0)
-    assert served.block.deadline() == 11.0
+    assert served.shard.deadline() == 11.0
     served.tick(11.0)
     told = [(worker, message.kind, message.facts) for worker, message in served.sent]
     assert told == [(w, Kind.BLOCK, {"missing": [1]}) for w in (0, 2)]
-    assert served.block.deadline() == 21.0
+    assert served.shard.deadline() == 21.0
 
 
 def test_a_worker_that_is_gone_is_not_waited_for_and_its_gradient_counts() -> None:
@@ -283,7 +283,7 @@ def test_any_messages_in_any_order(script: list[tuple[str, int, int]], c: Any) -
     served, pushed, before = Served(3, c=c), 0, 0
     for what, worker, timestamp in script:
         if what == "arrive":
-            served.arrive(worker, timestamp, served.block.final_number + 1)
+            served.arrive(worker, timestamp, served.shard.final_number + 1)
         else:
             pushed += what == "push"
             getattr(served, what)(worker, timestamp)
@@ -297,4 +297,4 @@ def test_any_messages_in_any_order(script: list[tuple[str, int, int]], c: Any) -
 def test_a_message_of_no_block_of_the_plan_is_passed_over() -> None:
     served = Served(1)
     message = Message(Kind.ARRIVE, 0, 0, {"number": "one"})
-    assert served.hear(served.block.arrive, 0, message, 0.0) == []
+    assert served.hear(served.shard.arrive, 0, message, 0.0) == []

@@ -1,4 +1,4 @@
-"""The blocks of parameters, and the ranks that serve them."""
+"""Shards: the parameters that each rank serves."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterBlock:
-    """Parameters of one optimizer that one server holds.
+class Shard:
+    """Parameters of one optimizer that one server holds; a block of the paper.
 
     Attributes:
         number: in messages: ``optimizer * world_size + home``.
@@ -33,21 +33,21 @@ class ParameterBlock:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Dtype of the flat block in messages, which holds each parameter exactly."""
+        """Dtype of the flat shard in messages, which represents each parameter exactly."""
         return reduce(torch.promote_types, (parameter.dtype for parameter in self.parameters))
 
     @cached_property
     def size(self) -> int:
-        """Elements of the block."""
+        """Elements of the shard."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @cached_property
     def form(self) -> tuple[torch.dtype, int]:
-        """Dtype and size of the flat block."""
+        """Dtype and size of the flat shard."""
         return self.dtype, self.size
 
     def tensors(self, flat: Tensor) -> list[Tensor]:
-        """New tensors in the shapes of the parameters, with the values of a flat block."""
+        """New tensors in the shapes of the parameters, with the values of a flat shard."""
         pieces = flat.split([parameter.numel() for parameter in self.parameters])
         return [
             piece.to(parameter.dtype, copy=True).view(parameter.shape)
@@ -55,7 +55,7 @@ class ParameterBlock:
         ]
 
     def owner(self, gone: Collection[int], world_size: int) -> int:
-        """The rank that serves the block: its home or the next live rank, in cyclic order.
+        """The rank that serves the shard: its home or the next live rank, in cyclic order.
 
         Raises:
             RuntimeError: no rank is alive.
@@ -65,18 +65,18 @@ class ParameterBlock:
             rank = (self.home + step) % world_size
             if rank not in gone:
                 return rank
-        raise RuntimeError(f"no rank is left to serve block {self.number}")
+        raise RuntimeError(f"no rank is left to serve shard {self.number}")
 
 
-def plan_blocks(optimizers: Sequence[Optimizer], world_size: int) -> list[ParameterBlock]:
-    """Cut the trainable parameters of every optimizer into one block a rank.
+def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]:
+    """Cut the trainable parameters of every optimizer into one shard a rank.
 
     Whole tensors, the largest first, are each assigned to the rank with the fewest elements so far,
     over all optimizers. The plan is the same on all ranks. If there are fewer tensors than ranks,
-    some blocks are empty.
+    some shards are empty.
     """
     loads = [0] * world_size
-    blocks = []
+    shards = []
     for number, optimizer in enumerate(optimizers):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         trained = [index for index, p in enumerate(parameters) if p.requires_grad]
@@ -87,13 +87,6 @@ def plan_blocks(optimizers: Sequence[Optimizer], world_size: int) -> list[Parame
             held[rank].append(index)
         for rank, indices in enumerate(held):
             own = tuple(sorted(indices))
-            blocks.append(
-                ParameterBlock(
-                    number * world_size + rank,
-                    rank,
-                    number,
-                    own,
-                    tuple(parameters[index] for index in own),
-                )
-            )
-    return blocks
+            taken = tuple(parameters[index] for index in own)
+            shards.append(Shard(number * world_size + rank, rank, number, own, taken))
+    return shards

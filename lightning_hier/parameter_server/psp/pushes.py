@@ -1,0 +1,156 @@
+"""Gradients that workers push: their facts, the round they belong to, and counts of their fates."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+# Gradients over which the logged staleness is a mean.
+_WINDOW = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushFacts:
+    """Facts of a PUSH: the fields of its JSON object.
+
+    Attributes:
+        version: timestamp of the shard with which the gradient was computed.
+        final: number of the last rendezvous that has ended for the worker.
+        collectives_done: number of the last live-rank collective that has ended for the worker.
+        steps: number of steps of the worker; the most advanced worker has made most.
+        hyperparameters: of the worker's optimizer, for each parameter group.
+        absent: positions in the shard of the parameters without a gradient.
+
+    """
+
+    version: int
+    final: int
+    steps: int
+    hyperparameters: list[dict[str, Any]] = field(default_factory=list)
+    absent: list[int] = field(default_factory=list)
+    collectives_done: int = 0
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> PushFacts | None:
+        """Facts of a received message; None if they are not those of a PUSH."""
+        try:
+            read = cls(**facts)
+            numbers = [read.version, read.final, read.collectives_done, read.steps, *read.absent]
+        except TypeError:
+            return None
+        whole = all([type(number) is int for number in numbers])
+        return read if whole and _are_groups(read.hyperparameters) else None
+
+
+class Round:
+    """The pushes for one update of a shard (Algorithm 1, server, lines 4 to 12).
+
+    Gradients are kept by worker until the round ends and added in order of rank, so the sum does
+    not depend on the order of arrival, and runs in which every round has all gradients are equal to
+    the last bit. That costs at most one shard for each worker, so one model a rank in all. A second
+    gradient of the same worker is added to its first on arrival.
+
+    Attributes:
+        responded: workers that have pushed or abstained.
+        newest: largest timestamp of the responses; -1: there is none.
+        gradients: d, number of gradients.
+        sums: gradient of each worker.
+        absent: positions of the parameters that no gradient has.
+        began: time of the first response; infinite: there is none.
+        enough_since: time at which c gradients had been pushed; None: they have not.
+
+    """
+
+    def __init__(self) -> None:
+        self.responded: set[int] = set()
+        self.newest = -1
+        self.gradients = 0
+        self.sums: dict[int, Tensor] = {}
+        self.absent: set[int] | None = None
+        self.began = math.inf
+        self.enough_since: float | None = None
+
+    def add(self, worker: int, gradient: Tensor, absent: Sequence[int]) -> None:
+        """Keep a gradient.
+
+        Args:
+            worker: that has pushed it.
+            gradient: flat; kept as it is, and not changed.
+            absent: positions of the parameters without a gradient; it is zero there.
+
+        """
+        earlier = self.sums.get(worker)
+        self.sums[worker] = gradient if earlier is None else _copy_wide(earlier).add_(gradient)
+        self.absent = set(absent) if self.absent is None else self.absent & set(absent)
+        self.gradients += 1
+
+    def mean(self) -> Tensor:
+        """``g / d``, flat; gradients of half precision are summed in single precision."""
+        first, *others = sorted(self.sums)
+        total = _copy_wide(self.sums[first])
+        for worker in others:
+            total.add_(self.sums[worker])
+        return total.div_(self.gradients)
+
+
+@dataclass
+class ServerCounts:
+    """Counts of one rank's server, written in the server loop and read from any thread.
+
+    A gradient that is pushed ends as one of ``used``, ``dropped`` and ``nonfinite``, unless the
+    server dies first.
+
+    Attributes:
+        used: gradients in an update or in the current round.
+        dropped: gradients that arrived too late (Algorithm 1, server, line 8), or twice.
+        nonfinite: gradients and updates that were left out because of NaN or inf.
+        rounds: updates of a shard.
+        in_rounds: gradients in those updates.
+        takeovers: shards taken over from ranks that are gone.
+
+    """
+
+    used: int = 0
+    dropped: int = 0
+    nonfinite: int = 0
+    rounds: int = 0
+    in_rounds: int = 0
+    takeovers: int = 0
+    _staleness: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    _lock: Lock = field(default_factory=Lock)
+
+    def note_used(self, staleness: int) -> None:
+        """Count a gradient that was computed with a shard ``staleness`` versions old."""
+        with self._lock:
+            self.used += 1
+            self._staleness.append(staleness)
+
+    def metrics(self) -> dict[str, float]:
+        """All counts by metric name."""
+        with self._lock:
+            staleness = sum(self._staleness) / max(1, len(self._staleness))
+        return {
+            "hier/psp/staleness": staleness,
+            "hier/psp/dropped": float(self.dropped),
+            "hier/psp/nonfinite": float(self.nonfinite),
+            "hier/psp/rounds": float(self.rounds),
+            "hier/psp/gradients_per_round": self.in_rounds / max(1, self.rounds),
+            "hier/psp/takeovers": float(self.takeovers),
+        }
+
+
+def _are_groups(value: Any) -> bool:
+    return isinstance(value, list) and all([isinstance(group, dict) for group in value])
+
+
+def _copy_wide(gradient: Tensor) -> Tensor:
+    dtype = torch.float32 if gradient.dtype in _HALF else gradient.dtype
+    return gradient.to(dtype, copy=True)

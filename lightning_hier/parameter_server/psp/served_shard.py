@@ -1,0 +1,297 @@
+"""Algorithm 1 of psp_sgd, server side, for one shard."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Set
+from dataclasses import dataclass
+
+from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.parameter_server.collective_leader import WaitingRanks
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
+from lightning_hier.parameter_server.psp.settings import PSPSettings
+from lightning_hier.parameter_server.psp.shards import Shard
+from lightning_hier.parameter_server.served_values import ServedValues
+from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Worker:
+    """State of a worker on the server of a shard."""
+
+    address: bytes = b""
+    pull: int | None = None  # it waits for a version newer than this one
+    sent: int = -1  # newest version that it has been sent
+    pushed: int = -1  # newest timestamp that it has pushed
+    rendezvous: int = 0  # number of the rendezvous at which it waits; 0: it does not
+    resumes: int = 0  # timestamp of its next push after that rendezvous
+
+
+class ServedShard:
+    """A shard on its server: values, the current round, and the workers that wait.
+
+    At the end of a round the timestamp becomes one more than the newest of the round's responses:
+    each worker is sent a version newer than its own at the end of the round of its push, or at
+    once.
+
+    A worker is sent a version only for a request, and only when the one before has left the queue:
+    on a slow link a second copy would delay the first.
+
+    Args:
+        shard: number, size and dtype.
+        values: and their Updater.
+        timestamp: t, version of the values.
+        settings: of all servers.
+        live: live workers; its owner updates the set.
+        waiting_ranks: workers that wait in a live-rank collective; its owner updates it.
+        replies: port of the rank. Workers repeat requests whose replies are lost.
+        counts: for logging.
+
+    Attributes:
+        final_number: number of the last rendezvous that has ended; 0: none has.
+
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        values: ServedValues,
+        *,
+        timestamp: int,
+        settings: PSPSettings,
+        live: Set[int],
+        waiting_ranks: WaitingRanks,
+        replies: Replies,
+        counts: ServerCounts,
+    ) -> None:
+        self.shard = shard
+        self.values = values
+        self.timestamp = timestamp
+        self.final_number = 0
+        self._settings = settings
+        self._live = live
+        self._waiting_ranks = waiting_ranks
+        self._replies = replies
+        self._counts = counts
+        self._round = Round()
+        self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
+        self._most_advanced: PushFacts | None = None
+        self._final: Message | None = None
+        self._updated = False
+        self._retry_at = self._rendezvous_since = math.inf
+
+    def respond(self, received: Received, now: float) -> None:
+        """Handle a PUSH or an ABSTAIN, which is also a request for a newer version.
+
+        A gradient is used, or dropped (lines 6 to 11).
+        """
+        message, worker = received.message, self._workers[received.sender]
+        timestamp, final = message.timestamp, message.facts.get("final")
+        if message.kind == Kind.PUSH:
+            if timestamp < self.timestamp or timestamp <= worker.pushed:
+                self._counts.dropped += 1
+            else:
+                self._take(received.sender, message)
+            worker.pushed = max(worker.pushed, timestamp)
+        # A message from before the worker's arrival at a rendezvous needs no answer.
+        if not worker.rendezvous or timestamp >= worker.resumes:
+            worker.rendezvous = 0
+            if worker.sent <= timestamp or not self._is_queued(received.address, Kind.BLOCK):
+                worker.address, worker.pull = received.address, timestamp
+        if isinstance(final, int):
+            self.end_rendezvous(final)
+        if timestamp >= self.timestamp:
+            current = self._round
+            current.responded.add(received.sender)
+            current.newest = max(current.newest, timestamp)
+            current.began = min(current.began, now)
+        self._answer(now)
+        self.end_if_complete(now)
+
+    def arrive(self, received: Received, now: float) -> None:
+        """Note that a worker has arrived at a rendezvous: it pushes no more until all have."""
+        number = received.message.facts.get("number")
+        if not isinstance(number, int):
+            return
+        if self._final is not None and number <= self.final_number:
+            if not self._is_queued(received.address, Kind.FINAL):
+                self._replies.send(received.address, self._final)
+            return
+        self.end_rendezvous(number - 1)
+        if not self._arrived():
+            self._rendezvous_since = now
+        worker = self._workers[received.sender]
+        worker.address, worker.pull = received.address, None
+        worker.rendezvous, worker.resumes = number, received.message.timestamp
+        self.end_if_complete(now)
+
+    def end_rendezvous(self, number: int) -> None:
+        """End a rendezvous with the current values, if it has not ended yet.
+
+        It may have ended under an earlier server of the shard: messages of workers that have gone
+        on carry its number.
+        """
+        if number <= self.final_number:
+            return
+        self.final_number = number
+        facts, flat = {"number": number}, self.values.flat()
+        self._final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
+        for _, worker in sorted(self._arrived().items()):
+            if worker.rendezvous <= number:
+                worker.rendezvous = 0
+                self._replies.send(worker.address, self._final)
+
+    def take_late_copy(self, copy: Message, now: float) -> None:
+        """Take a worker's copy (HOLD) that arrives after the shard was taken over.
+
+        A newer copy is used unless there has been a push, which may be part of it already.
+        """
+        unused = not self._updated and not self._round.responded
+        if copy.payload is not None and copy.timestamp > self.timestamp and unused:
+            self.values.replace(copy.payload)
+            self.timestamp = copy.timestamp
+            self._answer(now)
+        self.end_rendezvous(copy.facts["final"])
+
+    def leave(self, worker: int, now: float) -> None:
+        """Stop waiting for a worker; its gradient in this round counts."""
+        self._workers.pop(worker, None)
+        self.end_if_complete(now)
+
+    def end_if_complete(self, now: float) -> None:
+        """End the round, or the rendezvous, if it waits for no more workers."""
+        arrived = self._arrived()
+        if arrived and not self._absent():
+            # The rest of the round belongs to the model that all ranks will hold.
+            if self._round.responded:
+                self._update()
+            self.timestamp = max(self.timestamp, *(one.resumes for one in arrived.values()))
+            self.end_rendezvous(self._latest_rendezvous())
+        elif self._round.responded and self._round_is_over(now):
+            self._update()
+            self._answer(now)
+
+    def deadline(self) -> float | None:
+        """Time at which to call :meth:`tick`."""
+        due = min(self._report_at(), self._retry_at)
+        if self._round.enough_since is not None:
+            due = min(due, self._round.enough_since + self._settings.rule.timeout_s)
+        return None if due == math.inf else due
+
+    def tick(self, now: float) -> None:
+        """End rounds whose time is over, and report missing workers at the time limit."""
+        self.end_if_complete(now)
+        self._answer(now)
+        if self._report_at() <= now:
+            self._report_missing(now)
+
+    def _arrived(self) -> dict[int, _Worker]:
+        """The workers that wait at a rendezvous."""
+        return {rank: one for rank, one in self._workers.items() if one.rendezvous}
+
+    def _absent(self) -> list[int]:
+        """Live workers that have not arrived, or only at an earlier rendezvous than the others."""
+        arrived, latest = self._arrived(), self._latest_rendezvous()
+        here = {rank for rank, one in arrived.items() if one.rendezvous == latest}
+        return sorted(self._live - here)
+
+    def _latest_rendezvous(self) -> int:
+        return max((one.rendezvous for one in self._arrived().values()), default=0)
+
+    def _active(self) -> Set[int]:
+        """Workers that may push now; those at a rendezvous or in a collective may not."""
+        return self._live - self._arrived().keys() - self._waiting_ranks.ranks()
+
+    def _round_is_over(self, now: float) -> bool:
+        """Line 12."""
+        current, active, rule = self._round, self._active(), self._settings.rule
+        size = self._settings.world_size
+        warming = self._settings.warming(self.shard.optimizer, self.timestamp)
+        wanted = size if warming else rule.needed(size)
+        needed = min(wanted, len(active | current.sums.keys()))
+        if len(current.sums) < needed:
+            current.enough_since = None
+        elif current.enough_since is None:
+            current.enough_since = now
+        return rule.is_over(
+            gradients=len(current.sums),
+            needed=needed,
+            silent=len(active - current.responded),
+            enough_since=current.enough_since,
+            now=now,
+        )
+
+    def _take(self, worker: int, message: Message) -> None:
+        """Keep a gradient for the update, unless it is malformed or not finite."""
+        gradient = message.payload
+        facts = PushFacts.read(message.facts)
+        fits = gradient is not None and (gradient.dtype, gradient.numel()) == self.shard.form
+        if gradient is None or facts is None or not fits:
+            _log.warning("rank %d pushed what can't be used", worker)
+            self._counts.dropped += 1
+            return
+        if not all_finite(gradient):
+            self._counts.nonfinite += 1
+            return
+        self._counts.note_used(max(0, self.timestamp - facts.version))
+        self._round.add(worker, gradient, facts.absent)
+        if self._most_advanced is None or facts.steps > self._most_advanced.steps:
+            self._most_advanced = facts
+
+    def _update(self) -> None:
+        """Lines 13 and 14, and a new round."""
+        ended, self._round = self._round, Round()
+        self._updated = True
+        if ended.gradients and self._most_advanced is not None:
+            warming = self._settings.warming(self.shard.optimizer, self.timestamp)
+            scaled = self._settings.linear_scaling and not warming
+            done = self.values.update(
+                ended.mean(),
+                absent=ended.absent or (),
+                rate_factor=float(ended.gradients) if scaled else 1.0,
+                hyperparameters=self._most_advanced.hyperparameters or None,
+            )
+            self._counts.rounds += 1
+            self._counts.in_rounds += ended.gradients
+            self._counts.nonfinite += not done
+        self.timestamp = max(self.timestamp, ended.newest) + 1
+
+    def _answer(self, now: float) -> None:
+        """Send the current version to the workers that wait for it (line 3)."""
+        self._retry_at = math.inf
+        for _, worker in sorted(self._workers.items()):
+            if worker.pull is None or worker.pull >= self.timestamp:
+                continue
+            answer = Message(Kind.BLOCK, self.shard.number, self.timestamp, {}, self.values.flat())
+            queued = self._is_queued(worker.address, Kind.BLOCK)
+            if not queued and self._replies.send(worker.address, answer):
+                worker.sent, worker.pull = self.timestamp, None
+            else:
+                self._retry_at = now + RETRY_S
+
+    def _is_queued(self, address: bytes, kind: Kind) -> bool:
+        return self._replies.is_sending(address, kind, self.shard.number)
+
+    def _report_at(self) -> float:
+        """Time at which workers in the round or at a rendezvous have waited too long for others."""
+        since = self._rendezvous_since if self._arrived() else math.inf
+        return min(self._round.began, since) + self._settings.limit_s
+
+    def _report_missing(self, now: float) -> None:
+        silent = {"missing": sorted(self._active() - self._round.responded)}
+        for worker in self._workers.values():
+            if worker.pull is not None and worker.pull >= self.timestamp:
+                report = Message(Kind.BLOCK, self.shard.number, 0, silent)
+                self._replies.send(worker.address, report)
+        for worker in self._arrived().values():
+            absent = {"missing": self._absent(), "number": self._latest_rendezvous()}
+            self._replies.send(worker.address, Message(Kind.FINAL, self.shard.number, 0, absent))
+        if self._round.responded:
+            self._round.began = now
+        self._rendezvous_since = now

@@ -1,0 +1,108 @@
+"""Parameters that a server holds, and their update by a copy of the user's optimizer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.parameter_server.updater import ParameterStates, Updater
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+
+_log = logging.getLogger(__name__)
+
+
+class ServedValues:
+    """Values of parameters on the host, and their Updater. From any thread.
+
+    Args:
+        name: of the values, for log messages.
+        tensors: the values; updated in place.
+        updater: over these tensors.
+        dtype: of flat copies; it must represent every tensor exactly.
+
+    """
+
+    def __init__(
+        self, name: str, tensors: Sequence[Tensor], updater: Updater, dtype: torch.dtype
+    ) -> None:
+        self._name = name
+        self._tensors = list(tensors)
+        self._sizes = [tensor.numel() for tensor in tensors]
+        self._updater = updater
+        self._dtype = dtype
+        self._flat: Tensor | None = None
+        # Two-stage ASGD copies the state in another thread than the one that updates it.
+        self._lock = threading.RLock()
+
+    def flat(self) -> Tensor:
+        """The current values, 1-D; a copy that is never changed."""
+        with self._lock:
+            if self._flat is None:
+                pieces = [tensor.reshape(-1).to(self._dtype) for tensor in self._tensors]
+                self._flat = torch.cat([torch.empty(0, dtype=self._dtype), *pieces])
+            return self._flat
+
+    def replace(self, flat: Tensor) -> None:
+        """Replace the values."""
+        with self._lock:
+            for tensor, piece in zip(self._tensors, flat.split(self._sizes), strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+            self._flat = None
+
+    def update(
+        self,
+        mean: Tensor,
+        *,
+        absent: Collection[int],
+        rate_factor: float,
+        hyperparameters: Hyperparameters | None,
+    ) -> bool:
+        """``w <- w - rate_factor * lr * Updater(mean)``.
+
+        An update to NaN or inf is undone: the values are restored, and the optimizer's state, which
+        may contain them too, is reset.
+
+        Args:
+            mean: the gradient, 1-D.
+            absent: positions of parameters without a gradient, which are not updated.
+            rate_factor: multiplies every learning rate.
+            hyperparameters: of the user's optimizer; None: those of the last update.
+
+        Returns:
+            False if the gradient or the new values are not finite.
+
+        """
+        if not all_finite(mean):
+            return False
+        with self._lock:
+            before, pieces = self.flat(), mean.split(self._sizes)
+            gradients = [None if at in absent else piece for at, piece in enumerate(pieces)]
+            self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)
+            self._flat = None
+            # Freed before the new flat copy is made, so that both do not exist at once.
+            del mean, pieces, gradients
+            if all_finite(self.flat()):
+                return True
+            self.replace(before)
+            self._updater.reset()
+        _log.warning(
+            "an update of %s is not finite: the values stay as they were, and the state of their "
+            "optimizer is reset",
+            self._name,
+        )
+        return False
+
+    def snapshot(self) -> tuple[Tensor, ParameterStates]:
+        """Consistent copies: the flat values, and the optimizer's state by parameter index."""
+        with self._lock:
+            return self.flat(), self._updater.state()
+
+    def load(self, states: ParameterStates) -> None:
+        """Load the optimizer's state of these parameters."""
+        with self._lock:
+            self._updater.load(states)
