@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -165,29 +166,37 @@ def require_same(settings: Mapping[str, Any], device: torch.device) -> None:
         raise ValueError(problem)
 
 
+@contextmanager
 def raise_everywhere(
-    problem: str | None,
     device: torch.device,
     *,
     error: type[Exception] = ValueError,
     place: str = "a check of all ranks",
-) -> None:
-    """Raise an error on every rank if any rank has a problem, so that no rank waits for others.
+) -> Iterator[None]:
+    """Run checks of this rank; if one fails on any rank, raise its error on every rank.
 
-    A collective of the world: every rank must call it, with None if it has no problem.
+    A collective of the world: every rank must enter it. The checks inside must not communicate.
+
+    Args:
+        device: of collectives.
+        error: what a check raises. Any other exception is raised at once, on this rank alone.
+        place: name of the exchange in errors.
 
     Raises:
-        error: ValueError, or the given type, naming the problems and the ranks that have them.
+        error: names the problems, and the ranks that have them if they differ.
 
     """
+    failed = None
+    try:
+        yield
+    except error as caught:
+        failed = caught
     problems: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, own in enumerate(gather_json(problem, device, place=place)):
+    for rank, own in enumerate(gather_json(failed and str(failed), device, place=place)):
         if own is not None:
             problems[own].append(rank)
-    if not problems:
-        return
     if len(problems) == 1:
-        raise error(next(iter(problems)))
-    raise error(
-        " | ".join(f"rank {', '.join(map(str, ranks))}: {text}" for text, ranks in problems.items())
-    )
+        raise error(next(iter(problems))) from failed
+    if problems:
+        named = (f"rank {', '.join(map(str, r))}: {text}" for text, r in problems.items())
+        raise error(" | ".join(named)) from failed

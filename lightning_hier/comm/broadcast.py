@@ -19,8 +19,13 @@ def is_averaged(tensor: Tensor) -> bool:
     return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
 
 
-def ddp_problem(module: Module, backend: str) -> str | None:
-    """Names of tensors of a module that DDP can't send over ``backend``, as a message, or None."""
+def check_sendable(module: Module, backend: str) -> None:
+    """Check that DDP can send all tensors of a module over ``backend``.
+
+    Raises:
+        ValueError: it can't; names the tensors.
+
+    """
     named = [*module.named_parameters(), *module.named_buffers()]
     refused = [
         f"{name} ({tensor.dtype})"
@@ -28,12 +33,11 @@ def ddp_problem(module: Module, backend: str) -> str | None:
         if tensor.dtype in _NEVER_SENT
         or (backend == "gloo" and tensor.is_floating_point() and tensor.itemsize == 1)
     ]
-    if not refused:
-        return None
-    return (
-        f"DDP can't send {', '.join(refused)} over {backend}: keep such a tensor as int32 or "
-        "int64, or its bytes as a buffer of uint8 (tensor.view(torch.uint8))"
-    )
+    if refused:
+        raise ValueError(
+            f"DDP can't send {', '.join(refused)} over {backend}: keep such a tensor as int32 or "
+            "int64, or its bytes as a buffer of uint8 (tensor.view(torch.uint8))"
+        )
 
 
 def is_direction(name: str, buffer: Tensor) -> bool:

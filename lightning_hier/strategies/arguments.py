@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import timedelta
 from inspect import signature
@@ -127,3 +128,29 @@ def check_timeout(timeout: object) -> None:
             "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "
             f"torch's default, got {timeout!r}"
         )
+
+
+def check_one_worker(virtual_workers: int) -> None:
+    """Check the number of virtual workers where there are parameter servers.
+
+    Raises:
+        ValueError: several.
+
+    """
+    if virtual_workers != 1:
+        raise ValueError(
+            f"virtual_workers must be 1 with parameter servers, got {virtual_workers}: only the "
+            "synchronous strategies have several workers on a rank. Start a rank for each."
+        )
+
+
+def check_grace(grace_s: float) -> None:
+    """Check the time for which a rank may be unreachable.
+
+    Raises:
+        ValueError: it is no positive, finite number of seconds.
+
+    """
+    number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
+    if not number or not 0 < grace_s < math.inf:
+        raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")

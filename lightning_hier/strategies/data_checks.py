@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
-from lightning_hier.strategies.virtual_workers.checks import loaders_problem
+from lightning_hier.strategies.virtual_workers.checks import check_loaders
 from lightning_hier.strategies.virtual_workers.data import batch_counts
 
 if TYPE_CHECKING:
@@ -25,23 +23,29 @@ UnevenBatches = Literal["error", "join"]
 """Ranks with different numbers of batches: a mistake, or those that run out join the others."""
 
 
-def gather_counts(own: Sequence[float], device: torch.device) -> list[float]:
-    """Return the numbers of batches of all workers, in order of rank. A collective of the world."""
-    counts = gather_json(list(own), device, place="the comparison of batch counts")
-    return [one for of_rank in counts for one in of_rank]
+def check_data(trainer: pl.Trainer, counts: Sequence[float] = ()) -> list[float]:
+    """Check that all ranks shuffle alike, and gather the numbers of their batches.
 
+    A collective of the world: every rank must call it once its data are there.
 
-def check_data(trainer: pl.Trainer) -> None:
-    """Check the order of samples and the numbers of batches. A collective of the world.
+    Args:
+        trainer: that fits.
+        counts: batches of each worker of this rank; by default those of its only worker.
+
+    Returns:
+        Batches of all workers in one epoch, in order of rank; inf where the data have no length.
 
     Raises:
-        ValueError: on every rank, if ranks have different seeds or numbers of batches.
+        ValueError: on every rank, if ranks have different seeds.
 
     """
-    require_same_shuffle(trainer)
-    counts = gather_counts([trainer.num_training_batches], trainer.strategy.root_device)
-    if problem := uneven_problem(counts):
-        raise ValueError(problem)
+    own = {
+        "seeds": _seeds(trainer.train_dataloader),
+        "counts": list(counts) or [trainer.num_training_batches],
+    }
+    rows = gather_json(own, trainer.strategy.root_device, place="the comparison of batch counts")
+    check_seeds([row["seeds"] for row in rows])
+    return [one for row in rows for one in row["counts"]]
 
 
 def check_session_data(session: FitSession, *, join: bool) -> None:
@@ -55,59 +59,63 @@ def check_session_data(session: FitSession, *, join: bool) -> None:
         ValueError: on every rank, if these numbers can't be trained.
 
     """
-    trainer, device = session.trainer, session.communicators.device
-    require_same_shuffle(trainer)
-    size, groups = session.worker_layout.sizes
+    trainer, (size, groups) = session.trainer, session.worker_layout.sizes
     virtual = len(session.workers) > 1
-    if virtual:
-        raise_everywhere(loaders_problem(trainer), device)
-    own = batch_counts(trainer) if virtual else [trainer.num_training_batches]
-    counts = gather_counts(own, device)
+    with raise_everywhere(session.communicators.device):
+        if virtual:
+            check_loaders(trainer)
+    counts = check_data(trainer, batch_counts(trainer) if virtual else ())
     if join:
-        warmup_steps = int(session.settings.warmup_steps) if session.warming else 0
-        accumulated = trainer.accumulate_grad_batches
-        problem = join_problem(
-            counts, group_size=size, warmup_steps=warmup_steps, accumulated=accumulated
+        check_joined(
+            counts,
+            group_size=size,
+            warmup_steps=int(session.settings.warmup_steps) if session.warming else 0,
+            accumulated=trainer.accumulate_grad_batches,
         )
+    elif virtual:
+        check_even(counts, "worker")
     else:
-        problem = uneven_problem(counts, "worker" if virtual else "rank")
-        if problem is not None and groups > 1 and not virtual:
-            problem = f"{problem}, or pass uneven_batches='join'"
-    if problem is not None:
-        raise ValueError(problem)
+        check_even(counts, way_out=", or pass uneven_batches='join'" if groups > 1 else "")
 
 
-def uneven_problem(counts: Sequence[float], of: str = "rank") -> str | None:
-    """What to object to where all need the same number of batches, or None.
+def check_even(counts: Sequence[float], of: str = "rank", *, way_out: str = "") -> None:
+    """Check that all have the same number of batches.
 
     Args:
         counts: of each, in one epoch; inf where the data have no length.
         of: what has batches, in the singular.
+        way_out: what else can be done, for the end of the message.
+
+    Raises:
+        ValueError: they have different numbers.
 
     """
-    if len(set(counts)) == 1:
-        return None
-    return (
-        f"the {of}s have different numbers of training batches: {_by_count(counts, of)}. Give "
-        f"every {of} the same number (drop_last, a DistributedSampler, or limit_train_batches)"
-    )
+    if len(set(counts)) > 1:
+        raise ValueError(
+            f"the {of}s have different numbers of training batches: {_by_count(counts, of)}. Give "
+            f"every {of} the same number (drop_last, a DistributedSampler, or limit_train_batches)"
+            f"{way_out}"
+        )
 
 
-def join_problem(
+def check_joined(
     counts: Sequence[float], *, group_size: int, warmup_steps: int, accumulated: int
-) -> str | None:
-    """What to object to where ranks that run out join the others, or None.
+) -> None:
+    """Check the numbers of batches where ranks that run out join the others.
 
     Args:
-        counts: as in :func:`uneven_problem`.
+        counts: as in :func:`check_even`.
         group_size: ranks of a group.
         warmup_steps: steps of the warm-up that are still to come.
         accumulated: batches that make a step.
 
+    Raises:
+        ValueError: the ranks of a group have different numbers, or the warm-up is too long.
+
     """
     groups = [counts[i : i + group_size] for i in range(0, len(counts), group_size)]
     if any(len(set(group)) > 1 for group in groups):
-        return (
+        raise ValueError(
             "the ranks of a group have different numbers of training batches: "
             f"{_by_count(counts)}, in groups of {group_size}. uneven_batches='join' lets groups "
             "run out that have fewer batches than others; the ranks inside a group meet at every "
@@ -115,39 +123,11 @@ def join_problem(
         )
     fewest = math.ceil(min(counts) / accumulated) if min(counts) < math.inf else math.inf
     if len(set(counts)) > 1 and warmup_steps > fewest:
-        return (
+        raise ValueError(
             f"a warm-up of {warmup_steps} steps goes on when the first ranks run out of batches, "
             f"after {fewest} steps: {_by_count(counts)}. All ranks meet at every step of it: "
             f"set warmup_steps to at most {fewest}"
         )
-    return None
-
-
-def join_trainer_problem(trainer: pl.Trainer) -> str | None:
-    """What of a Trainer has all ranks meet in the middle of an epoch or count steps, or None."""
-    found = []
-    settings: Any = trainer  # some are not among its annotations
-    if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
-        found.append("max_steps and min_steps (ranks take different numbers: use max_epochs)")
-    interval = settings._val_check_time_interval or trainer.val_check_interval
-    if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
-        found.append("validation in the middle of an epoch (leave out val_check_interval)")
-    for callback in settings.callbacks:
-        if isinstance(callback, Timer) and callback._interval == "step":
-            found.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
-        if isinstance(callback, ModelCheckpoint) and (
-            callback._every_n_train_steps > 0 or callback._train_time_interval is not None
-        ):
-            found.append(
-                "ModelCheckpoint in the middle of an epoch (leave out every_n_train_steps and "
-                "train_time_interval)"
-            )
-    if not found:
-        return None
-    return (
-        "with uneven_batches='join' all ranks meet at the ends of epochs alone, so it can't be "
-        f"combined with {'; '.join(found)}"
-    )
 
 
 def _by_count(counts: Sequence[float], of: str = "rank") -> str:
@@ -161,18 +141,16 @@ def _by_count(counts: Sequence[float], of: str = "rank") -> str:
     )
 
 
-def require_same_shuffle(trainer: pl.Trainer) -> None:
+def check_seeds(by_rank: Sequence[Sequence[int]]) -> None:
     """Check that samplers which divide shuffled data among ranks have the same seed on all ranks.
 
     Lightning gives its samplers the seed of the variable PL_GLOBAL_SEED, which ``seed_everything``
     sets, or 0. The samplers are compared, not the variable: ranks may draw other numbers otherwise.
-    A collective of the world: every rank must call it once its data are there.
 
     Raises:
-        ValueError: on every rank, with the seeds of all ranks.
+        ValueError: they differ; names the seeds of all ranks.
 
     """
-    by_rank = gather_json(_seeds(trainer.train_dataloader), trainer.strategy.root_device)
     if all(seeds == by_rank[0] for seeds in by_rank):
         return
     listed = "; ".join(

@@ -15,18 +15,16 @@ from torch.optim import Optimizer
 from lightning_hier.callbacks.progress import place_in_block, show_in_progress_bar
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.automatic import Synchronisation
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
 from lightning_hier.strategies.checkpoints.run_state import State
-from lightning_hier.strategies.data_position import DataPosition
-from lightning_hier.strategies.optimizer_checks import check_optimizers
+from lightning_hier.strategies.data_position import DataPosition, IsolatedValidation
 from lightning_hier.strategies.rank_groups import RankGroups
-from lightning_hier.strategies.reduction import Reduction
+from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 from lightning_hier.strategies.training import Training, build_training
-from lightning_hier.strategies.validation import IsolatedValidation
 
 
 class FitSession:
@@ -185,11 +183,7 @@ class FitSession:
             join: whether ranks that have run out of batches join the others.
             watching: callbacks that log metrics.
 
-        Raises:
-            ValueError: on every rank, if optimizers differ or do not suit the settings.
-
         """
-        check_optimizers(optimizers, self.settings, self.communicators, len(self.workers))
         self._training = training = build_training(
             self, optimizers, one_host=one_host, on_nonfinite=on_nonfinite
         )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
@@ -17,23 +16,34 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
-from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.strategies import checks
+from lightning_hier.comm.tiers import GroupSize, WorkerLayout
 from lightning_hier.strategies.arguments import check_synchronisations
-from lightning_hier.strategies.automatic import Synchronisation, can_warm_up, resolved_for_run
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
-from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
+from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
 from lightning_hier.strategies.collectives import naming_missing_of_ddp
 from lightning_hier.strategies.data_checks import UnevenBatches, check_session_data
 from lightning_hier.strategies.fit_session import FitSession
-from lightning_hier.strategies.group_batchnorm import GroupSyncBatchNorm
-from lightning_hier.strategies.initial_model import share_initial_model
-from lightning_hier.strategies.reduction import wrap_by_ddp
+from lightning_hier.strategies.module_setup import (
+    GroupSyncBatchNorm,
+    share_initial_model,
+    wrap_by_ddp,
+)
+from lightning_hier.strategies.optimizer_checks import (
+    check_averaged_optimizers,
+    log_choices,
+    warn_of_optimizers,
+)
+from lightning_hier.strategies.settings import Synchronisation, can_warm_up, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
-from lightning_hier.strategies.virtual_workers.checks import check_combination, combination_problem
+from lightning_hier.strategies.trainer_checks import check_join
+from lightning_hier.strategies.virtual_workers.checks import (
+    check_combination,
+    check_virtual_trainer,
+)
 from lightning_hier.strategies.virtual_workers.data import WorkerData, move_batches
 
 
@@ -110,7 +120,8 @@ class HierarchicalStrategy(TieredStrategy):
         self.on_nonfinite: OnNonfinite = on_nonfinite
         check_choice("uneven_batches", uneven_batches, get_args(UnevenBatches))
         self.uneven_batches: UnevenBatches = uneven_batches
-        check_combination(self)
+        if isinstance(group_size, int):  # else it depends on the ranks
+            check_combination(self, WorkerLayout(group_size, virtual_workers))
 
     @override
     def _settings(self) -> dict[str, Any]:
@@ -124,29 +135,50 @@ class HierarchicalStrategy(TieredStrategy):
         }
 
     @override
-    def _problem(self) -> str | None:
-        return combination_problem(self, self._groups.worker_counts) or checks.layout_problem(
-            self._groups.size, self._groups.all_workers, self.block_sync
-        )
+    def _check_groups(self) -> None:
+        check_combination(self, self._groups.worker_counts)
+        groups = self._groups.all_workers // self._groups.size
+        if self.block_sync is not None:
+            self.block_sync.filter_for(groups)
+        elif groups > 1:
+            raise ValueError(
+                f"block_sync=None needs one group of all ranks, but groups of {self._groups.size} "
+                f"make {groups} groups that would never meet: pass block_sync=BMUF(...) or "
+                "ModelAveraging(...), or group_size='world'"
+            )
 
     @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        self._require_same_start()
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        if fitting:
-            join, warms_up = self.uneven_batches == "join", self.warmup_steps > 0
-            checks.check_fit(trainer, self._groups.worker_counts, join=join, warms_up=warms_up)
-            if self._layer_sync is not None:
-                self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
-        super().setup(trainer)
-        if fitting:
-            self._fit_session.begin(
-                self.optimizers,
-                one_host=self._on_one_host,
-                on_nonfinite=self.on_nonfinite,
-                join=join,
-                watching=self._watching(),
-            )
+    def _check_trainer(self, trainer: pl.Trainer) -> None:
+        if self.uneven_batches == "join":
+            check_join(trainer)
+        if self.virtual_workers > 1:
+            warms_up = self.warmup_steps > 0
+            check_virtual_trainer(trainer, self._groups.worker_counts, warms_up=warms_up)
+
+    @override
+    def _check_optimizers(self) -> None:
+        check_averaged_optimizers(self.optimizers, self.block_sync, self.virtual_workers)
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self._layer_sync is not None:
+            self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
+
+    @override
+    def _begin_fit(self, trainer: pl.Trainer) -> None:
+        models = self.communicators.models
+        alone = self._groups.size == 1  # sends no gradients
+        sync = None if alone else self.gradient_sync
+        warn_of_optimizers(self.optimizers, sync, self.block_sync, models)
+        log_choices(self.optimizers, self.block_sync, models)
+        self._fit_session.begin(
+            self.optimizers,
+            one_host=self._on_one_host,
+            on_nonfinite=self.on_nonfinite,
+            join=self.uneven_batches == "join",
+            watching=self._watching(),
+        )
 
     @override
     def configure_ddp(self) -> None:
@@ -257,7 +289,8 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Resume the run of the checkpoint, or warn of losses. A collective of the world."""
-        require_same_optimizers(checkpoint, self.optimizers, self.root_device)
+        with raise_everywhere(self.root_device):
+            check_saved_optimizers(checkpoint["optimizer_states"], self.optimizers)
         if not self._checkpoints.resume(self._fit_session, checkpoint):
             super().load_optimizer_state_dict(checkpoint)
 

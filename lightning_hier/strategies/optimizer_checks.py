@@ -3,68 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import zip_longest
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch.nn import Module
+from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.comm.agreement import gather_where_different
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
-from lightning_hier.strategies.automatic import Synchronisation
+from lightning_hier.parameter_server.updater import objection
+
+Place = tuple[int, int, str]
+"""A parameter: index of its optimizer, of its group there, and its name in the module."""
 
 
-def check_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer],
-    settings: Synchronisation,
-    communicators: Communicators,
-    virtual_workers: int,
+def check_averaged_optimizers(
+    optimizers: Sequence[Optimizer], block_sync: BlockSync | None, virtual_workers: int
 ) -> None:
-    """Check optimizers, warn of unsuitable settings, and log automatic values.
-
-    A collective of the world: every rank must call it.
-
-    Args:
-        optimizers: of the module.
-        settings: of the run.
-        communicators: channels of this rank.
-        virtual_workers: of each rank.
+    """Check the optimizers of a synchronous strategy.
 
     Raises:
-        ValueError: on every rank, if optimizers differ or do not suit the settings.
+        ValueError: they can't be combined with the settings.
 
     """
-    device, models = communicators.device, communicators.models
-    block_sync = settings.block_sync
-    raise_everywhere(optimizer_problem(optimizers, block_sync, virtual_workers), device)
-    require_same(optimizer_settings(optimizers), device)
-    # A group of one worker sends no gradients.
-    alone = communicators.world.size * virtual_workers == models
-    warn_of_optimizers(optimizers, None if alone else settings.gradient_sync, block_sync, models)
-    log_choices(optimizers, block_sync, models)
-
-
-def optimizer_problem(
-    optimizers: Sequence[torch.optim.Optimizer],
-    block_sync: BlockSync | None,
-    virtual_workers: int,
-) -> str | None:
-    """Return why the optimizers can't be combined with the settings, or None."""
     if virtual_workers > 1 and len(optimizers) > 1:
         # The block of one could end when the first workers have stepped the others too.
-        return (
+        raise ValueError(
             f"virtual_workers above 1 can't be combined with {len(optimizers)} optimizers: start a "
             "rank for each worker"
         )
     if block_sync is None:
-        return None
-    objections = (block_sync.objection(optimizer) for optimizer in optimizers)
-    return next((one for one in objections if one is not None), None)
+        return
+    for optimizer in optimizers:
+        if problem := block_sync.objection(optimizer):
+            raise ValueError(problem)
+
+
+def check_served_optimizers(optimizers: Sequence[Optimizer]) -> None:
+    """Check optimizers that become the Updaters of parameter servers.
+
+    Raises:
+        ValueError: they can't, or two of them share a parameter.
+
+    """
+    seen: set[int] = set()
+    for optimizer in optimizers:
+        if problem := objection(optimizer):
+            raise ValueError(problem)
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if own & seen:
+            raise ValueError(
+                "two optimizers share a parameter, which can't be: each parameter lies on one "
+                "server, with one optimizer. Divide the parameters among the optimizers."
+            )
+        seen |= own
+
+
+def require_same_order(
+    module: Module, optimizers: Sequence[Optimizer], device: torch.device
+) -> None:
+    """Check that optimizers list the same parameters in the same order on all ranks.
+
+    A collective of the world: every rank must call it.
+
+    Raises:
+        ValueError: on every rank, naming the first place that differs.
+
+    """
+    names = {own: name for name, own in module.named_parameters()}
+    places = [
+        (index, number, names.get(own, f"a tensor of shape {tuple(own.shape)}"))
+        for index, optimizer in enumerate(optimizers)
+        for number, group in enumerate(optimizer.param_groups)
+        for own in group["params"]
+    ]
+    rows = gather_where_different(places, device, place="the comparison of optimizers") or ()
+    check_order([[(one, group, name) for one, group, name in row] for row in rows])
+
+
+def check_order(rows: Sequence[Sequence[Place]]) -> None:
+    """Check the order of the parameters of all ranks.
+
+    Args:
+        rows: for each rank, all parameters of its optimizers in their order.
+
+    Raises:
+        ValueError: names the first place at which the optimizers of two ranks differ.
+
+    """
+    for rank, row in enumerate(rows):
+        for number, (first, own) in enumerate(zip_longest(rows[0], row)):
+            if own != first:
+                raise ValueError(
+                    "optimizers must list the same parameters in the same order on all ranks, "
+                    "since servers identify a parameter by its place. "
+                    f"At place {number} is {_named(first)} on rank 0, and {_named(own)} on rank "
+                    f"{rank}. A set has another order in every process: take "
+                    "`[p for p in self.parameters() if p in chosen]`, the order of the module"
+                )
+
+
+def _named(place: Place | None) -> str:
+    if place is None:
+        return "nothing more"
+    optimizer, group, name = place
+    return f"{name} (optimizer {optimizer}, group {group})"
 
 
 def warn_of_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[Optimizer],
     gradient_sync: GradientSync | None,
     block_sync: BlockSync | None,
     num_models: int,
@@ -90,15 +139,10 @@ def warn_of_optimizers(
 
 
 def log_choices(
-    optimizers: Sequence[torch.optim.Optimizer], block_sync: BlockSync | None, num_models: int
+    optimizers: Sequence[Optimizer], block_sync: BlockSync | None, num_models: int
 ) -> None:
     """Log once what ``"auto"`` has chosen for the optimizers."""
     if block_sync is None:
         return
     for choice in filter(None, {block_sync.chosen(own, num_models) for own in optimizers}):
         rank_zero_info(choice)
-
-
-def optimizer_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """What must not differ between ranks about the optimizers."""
-    return {"optimizers": [type(one).__name__ for one in optimizers]}

@@ -26,16 +26,6 @@ def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:
     return [rank // ranks_per_host for rank in range(strategy.world_size)]
 
 
-def node_groups_problem(strategy: ParallelStrategy, ranks_per_host: int) -> str | None:
-    """Return why the ranks of one host can't make up a group, or None.
-
-    Under Ray a collective of the world: every rank must call it.
-    """
-    if not in_ray(strategy):
-        return None  # Lightning starts equally many ranks on every host
-    return ray_train.node_groups_problem(host_of_ranks(strategy, ranks_per_host))
-
-
 def unbind_from_device() -> None:
     """Let groups be cut from a world over gloo, whatever device the ranks compute on.
 

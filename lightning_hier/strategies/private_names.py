@@ -136,15 +136,16 @@ def private(module: str, name: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def private_names_problem(
-    module: pl.LightningModule | None, virtual_workers: int = 1
-) -> str | None:
-    """Which names the installed Lightning and torch lack, or None.
+def check_private_names(module: pl.LightningModule | None, virtual_workers: int = 1) -> None:
+    """Check that the installed Lightning and torch have all names.
 
     Args:
         module: that its Trainer is about to run, or None where there is no Trainer.
         virtual_workers: of a rank; names that are for virtual workers, as their use says, are
             needed where there are several.
+
+    Raises:
+        ValueError: they lack some.
 
     """
     found = [*_gone_of_modules()]
@@ -154,10 +155,11 @@ def private_names_problem(
         for own in (trainer.strategy.checkpoint_io, *trainer.callbacks):  # type: ignore[attr-defined]
             found += _gone_of_instance(own)
     gone = [one for one in found if virtual_workers > 1 or "virtual worker" not in one]
-    return _lacking(gone) if gone else None
+    if gone:
+        raise ValueError(_lacking(gone))
 
 
-def require_names(instance: object) -> None:
+def check_names(instance: object) -> None:
     """Check that an object of Lightning has the names of :data:`OF_INSTANCES`.
 
     Raises:

@@ -99,8 +99,9 @@ class PSPStrategy(ParameterServerStrategy):
         }
 
     @override
-    def _problem(self) -> str | None:
-        return self.push_rule.objection(self.world_size)
+    def _check_groups(self) -> None:
+        if problem := self.push_rule.objection(self.world_size):
+            raise ValueError(problem)
 
     @property
     @override

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from lightning.pytorch.strategies import DDPStrategy
@@ -10,7 +11,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.strategies import placement
+from lightning_hier.strategies import ray_train
 
 
 class RankGroups:
@@ -70,23 +71,27 @@ class RankGroups:
             raise RuntimeError("the process groups are made when the Trainer starts to run")
         return self._communicators
 
-    def division_problem(self) -> str | None:
-        """Return why the ranks can't be divided into such groups, or None."""
-        # On every rank, before they are known to agree on the size: under Ray it is a collective.
-        hosts = placement.node_groups_problem(self._strategy, self._strategy.num_processes)
-        if self._group_size == "node" and hosts is not None:
-            return hosts
-        try:
-            _ = self.worker_layout, self.worker_counts
-        except ValueError as error:
-            return str(error)
-        return None
+    def check_division(self, hosts: Sequence[int]) -> None:
+        """Check that the ranks can be divided into such groups.
+
+        Args:
+            hosts: for each rank, the host that it is on.
+
+        Raises:
+            ValueError: they can't.
+
+        """
+        if self._group_size == "node":
+            ray_train.check_hosts(hosts)
+        _ = self.worker_layout, self.worker_counts
 
     def are_built(self, generation: int) -> bool:
         """Whether the process groups of ``generation`` are there."""
         return self._communicators is not None and self._generation == generation
 
-    def build(self, generation: int, *, timeout: timedelta, traffic: Traffic) -> None:
+    def build(
+        self, generation: int, hosts: Sequence[int], *, timeout: timedelta, traffic: Traffic
+    ) -> None:
         """Make the process groups. A collective of the world: every rank must call it."""
         strategy, worker_counts = self._strategy, self.worker_counts
         self._generation = generation
@@ -95,7 +100,7 @@ class RankGroups:
             device=strategy.root_device,
             timeout=timeout,
             traffic=traffic,
-            host_of=placement.host_of_ranks(strategy, strategy.num_processes),
+            host_of=hosts,
             models_per_rank=worker_counts.models_per_rank,
             process_groups=SHARED,
         )

@@ -42,18 +42,21 @@ def host_index() -> int:
     return int(_context().get_node_rank())
 
 
-def node_groups_problem(hosts: Sequence[int]) -> str | None:
-    """Why the workers of one host can't make up a group, or None.
+def check_hosts(hosts: Sequence[int]) -> None:
+    """Check that the workers of one host can make up a group.
 
     Args:
         hosts: for each rank, the host that it is on.
+
+    Raises:
+        ValueError: they can't. Other launchers than Ray have as many ranks on every host.
 
     """
     counts = [hosts.count(host) for host in sorted(set(hosts))]
     in_order = list(hosts) == sorted(hosts)
     if in_order and len(set(counts)) == 1:
-        return None
-    return (
+        return
+    raise ValueError(
         "group_size='node' needs the same number of workers on every host, but Ray has placed "
         f"{', '.join(map(str, counts))}: ask for as many workers as fill the hosts evenly "
         "(num_workers and resources_per_worker of ScalingConfig), or give group_size as a number"

@@ -22,13 +22,13 @@ from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.server_loop import ServerLoop
+from lightning_hier.strategies.data_position import IsolatedValidation
 from lightning_hier.strategies.global_buffers import GlobalBuffers
 from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
 from lightning_hier.strategies.misuse import RawSteps, ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
 from lightning_hier.strategies.trainer_changes import TrainerChanges
-from lightning_hier.strategies.validation import IsolatedValidation
 
 BuildEngine = Callable[[Ports, Client], Engine]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
@@ -24,12 +23,16 @@ from lightning_hier.comm.agreement import gather_json, raise_everywhere, require
 from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.comm.traffic import Tier
-from lightning_hier.strategies import checks, server_checks
-from lightning_hier.strategies.checkpoints.saved_optimizers import require_same_optimizers
+from lightning_hier.strategies import arguments
+from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
 from lightning_hier.strategies.collectives import LiveRankCollectives, WorldCollectives
-from lightning_hier.strategies.initial_model import share_initial_model
-from lightning_hier.strategies.optimizer_checks import optimizer_settings
+from lightning_hier.strategies.module_setup import share_initial_model
+from lightning_hier.strategies.optimizer_checks import (
+    check_served_optimizers,
+    require_same_order,
+)
 from lightning_hier.strategies.tiered import TieredStrategy
+from lightning_hier.strategies.trainer_checks import check_served_trainer
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.client import Client
@@ -37,6 +40,18 @@ if TYPE_CHECKING:
     from lightning_hier.parameter_server.open_ports import Ports
     from lightning_hier.strategies.server_session import ServerSession
 
+SECTION = "lightning_hier_servers"
+"""Key of a checkpoint for the state of parameter servers."""
+
+_RESUMES = (
+    "training goes on from the servers' parameters and optimizer state. Gradients that were in "
+    "flight when it was written are not in it."
+)
+_TAKES_OVER = (
+    "it was not saved by a strategy with parameter servers. The servers begin with its model and "
+    "its optimizer states; steps are counted from 0, so warmup_steps begin again. State of another "
+    "strategy (block momentum, residuals, random numbers, the position in the data) is not used."
+)
 _AGENTS_WAIT = (
     "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
     "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
@@ -80,8 +95,8 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         super().__init__(
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
-        server_checks.check_workers(self.virtual_workers)
-        server_checks.check_grace(grace_s)
+        arguments.check_one_worker(self.virtual_workers)
+        arguments.check_grace(grace_s)
         self.grace_s = grace_s
         self._states: Sequence[Mapping[int, Any]] | None = None
         self._steps: list[int] = []
@@ -93,26 +108,20 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         """Make what this rank does. Every rank must call it."""
 
     @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        self._require_same_start()
-        self._failed = False
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        if fitting:
-            problem = server_checks.strategy_problem(self) or server_checks.callback_problem(
-                trainer
-            )
-            raise_everywhere(problem, self.root_device)
-            checks.check_run(trainer)
-        super().setup(trainer)
-        if fitting:
-            problem = server_checks.optimizer_problem(self.optimizers)
-            raise_everywhere(problem, self.root_device)
-            self._states, self._steps = None, server_checks.saved_steps(trainer, self.optimizers)
-            settings = optimizer_settings(self.optimizers)
-            require_same(settings | {"steps so far": self._steps}, self.root_device)
-            server_checks.require_same_order(self._module, self.optimizers, self.root_device)
-            self._session = self._open_session(trainer)
-            self._session.begin(trainer, self.optimizers, self._watching())
+    def _check_trainer(self, trainer: pl.Trainer) -> None:
+        check_served_trainer(trainer)
+
+    @override
+    def _check_optimizers(self) -> None:
+        check_served_optimizers(self.optimizers)
+
+    @override
+    def _begin_fit(self, trainer: pl.Trainer) -> None:
+        self._states, self._steps, self._failed = None, _saved_steps(trainer), False
+        require_same({"steps so far": self._steps}, self.root_device)
+        require_same_order(self._module, self.optimizers, self.root_device)
+        self._session = self._open_session(trainer)
+        self._session.begin(trainer, self.optimizers, self._watching())
 
     @override
     def configure_ddp(self) -> None:
@@ -184,14 +193,15 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
         """Save what the Trainer has put together, with the number of steps of each optimizer."""
-        checkpoint[server_checks.SECTION] = {"steps": list(self._steps)}
+        checkpoint[SECTION] = {"steps": list(self._steps)}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Give the servers their part of the optimizers' state, and the workers the settings."""
-        require_same_optimizers(checkpoint, self.optimizers, self.root_device)
-        resumes = server_checks.resumes(checkpoint)
+        with raise_everywhere(self.root_device):
+            check_saved_optimizers(checkpoint["optimizer_states"], self.optimizers)
+        resumes = _RESUMES if SECTION in checkpoint else _TAKES_OVER
         rank_zero_warn(f"Resuming from {self._module.trainer.ckpt_path}: {resumes}")
         for index, state in enumerate(checkpoint["optimizer_states"]):
             self.optimizers[index].load_state_dict({**state, "state": {}})
@@ -290,3 +300,13 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         if self._session is None:
             raise RuntimeError("there is a session only while the Trainer fits")
         return self._session
+
+
+def _saved_steps(trainer: pl.Trainer) -> list[int]:
+    """Steps of each optimizer before this fit: none, unless parameter servers have saved them.
+
+    Of other optimizers than the saved ones it is the fewest steps that any of those has made.
+    """
+    saved = trainer._checkpoint_connector._loaded_checkpoint.get(SECTION, {}).get("steps", [])
+    number = len(trainer.strategy.optimizers)
+    return list(saved) if len(saved) == number else [min(saved, default=0)] * number

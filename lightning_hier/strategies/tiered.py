@@ -15,6 +15,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
@@ -32,10 +33,16 @@ from lightning_hier.strategies import arguments, placement, ray_train
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.same_checkpoint import read_nothing, read_same
 from lightning_hier.strategies.collectives import Collectives, WorldCollectives, naming_missing
-from lightning_hier.strategies.data_checks import check_data
-from lightning_hier.strategies.description import comparable, described
-from lightning_hier.strategies.private_names import private_names_problem, require_names
+from lightning_hier.strategies.data_checks import check_data, check_even
+from lightning_hier.strategies.private_names import check_names, check_private_names
 from lightning_hier.strategies.rank_groups import RankGroups
+from lightning_hier.strategies.settings import comparable, described
+from lightning_hier.strategies.trainer_checks import (
+    check_module,
+    check_trainer,
+    trainer_settings,
+    warn_of_coupling,
+)
 
 
 class TieredStrategy(DDPStrategy, ABC):
@@ -76,7 +83,7 @@ class TieredStrategy(DDPStrategy, ABC):
         ddp_kwargs = arguments.without_taken(type(self), ddp_kwargs)
         arguments.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
-        require_names(self)
+        check_names(self)
         arguments.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
         check_whole("virtual_workers", virtual_workers)
@@ -105,9 +112,20 @@ class TieredStrategy(DDPStrategy, ABC):
         Of this rank; no communication.
         """
 
-    def _problem(self) -> str | None:
-        """Return what can't work with this number of ranks, which groups divide, or None."""
-        return None
+    def _check_groups(self) -> None:
+        """Raise a ValueError if the settings don't suit the groups, which divide the ranks."""
+
+    @abstractmethod
+    def _check_trainer(self, trainer: pl.Trainer) -> None:
+        """Raise a ValueError if the Trainer can't be combined with the strategy."""
+
+    @abstractmethod
+    def _check_optimizers(self) -> None:
+        """Raise a ValueError if the optimizers can't be combined with the strategy."""
+
+    @abstractmethod
+    def _begin_fit(self, trainer: pl.Trainer) -> None:
+        """Prepare for training; all checks but those of the data have passed."""
 
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON. Needs the environment to be set up."""
@@ -190,12 +208,11 @@ class TieredStrategy(DDPStrategy, ABC):
         generation = SHARED.renew(self.root_device)
         if self._groups.are_built(generation):
             return  # a Trainer that validates or tests after fitting keeps its process groups
-        raise_everywhere(
-            private_names_problem(self.lightning_module, self.virtual_workers)
-            or self._groups.division_problem()
-            or self._problem(),
-            self.root_device,
-        )
+        hosts = placement.host_of_ranks(self, self.num_processes)
+        with raise_everywhere(self.root_device):
+            check_private_names(self.lightning_module, self.virtual_workers)
+            self._groups.check_division(hosts)
+            self._check_groups()
         own = {
             "strategy": type(self).__name__,
             "group_size": self._groups.size,
@@ -204,7 +221,29 @@ class TieredStrategy(DDPStrategy, ABC):
             "timeout": str(self._limit),
         }
         require_same(own | comparable(self._settings()), self.root_device)
-        self._groups.build(generation, timeout=self._limit, traffic=self.traffic)
+        self._groups.build(generation, hosts, timeout=self._limit, traffic=self.traffic)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Check model, Trainer and optimizers on all ranks. A collective of the world."""
+        if not self._start_compared:
+            self._start_compared = True
+            read_nothing(self.root_device)
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            with raise_everywhere(self.root_device):
+                check_module(self._module)
+                check_trainer(trainer)
+                self._check_trainer(trainer)
+            require_same(trainer_settings(trainer), self.root_device)
+            warn_of_coupling(trainer)
+        super().setup(trainer)
+        if fitting:
+            with raise_everywhere(self.root_device):
+                self._check_optimizers()
+            names = [type(optimizer).__name__ for optimizer in self.optimizers]
+            require_same({"optimizers": names}, self.root_device)
+            self._begin_fit(trainer)
 
     @override
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
@@ -256,12 +295,6 @@ class TieredStrategy(DDPStrategy, ABC):
             self._module.double()
         super().load_model_state_dict(checkpoint, strict)
 
-    def _require_same_start(self) -> None:
-        """Check that no rank resumes where this one starts from scratch, before ``setup``."""
-        if not self._start_compared:
-            self._start_compared = True
-            read_nothing(self.root_device)
-
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -269,7 +302,7 @@ class TieredStrategy(DDPStrategy, ABC):
 
     def _check_data(self) -> None:
         """Check the training data of all ranks. A collective of the world."""
-        check_data(self._module.trainer)
+        check_even(check_data(self._module.trainer))
 
     @override
     def on_exception(self, exception: BaseException) -> None:

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.joining import Joining
@@ -21,9 +22,7 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.averaged_weights import AveragedWeights
 from lightning_hier.strategies.checkpoints.run_state import RunState
-from lightning_hier.strategies.end_of_data import EndOfData
-from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
-from lightning_hier.strategies.loss_scale import LossScale
+from lightning_hier.strategies.lifecycle import EndOfData, EpochWithoutSteps, GlobalModelLifecycle
 from lightning_hier.strategies.misuse import RawSteps
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
@@ -158,3 +157,30 @@ def build_training(
             trainer, communicators, lambda: synchroniser.trained.kept_equal
         ),
     )
+
+
+class LossScale:
+    """Resets the scale of fp16 gradients to its value when the model was last healthy.
+
+    Every step with a non-finite gradient halves the scale. A model with NaN has such steps until
+    its block ends, and at the scale that is left then, gradients would vanish for a long time.
+
+    Args:
+        scaler: the GradScaler of this rank.
+        worker: the worker of this rank, which keeps the scale.
+
+    """
+
+    def __init__(self, scaler: Any, worker: Worker) -> None:
+        self._scaler = scaler
+        self._worker = worker
+        if worker.loss_scale is None:
+            worker.loss_scale = float(scaler.get_scale())
+
+    def after_block(self, report: BlockReport) -> None:
+        """Note the scale of a healthy worker, or give it back to one that restarts."""
+        if report.restarted:
+            healthy = {"scale": self._worker.loss_scale, "_growth_tracker": 0}
+            self._scaler.load_state_dict(self._scaler.state_dict() | healthy)
+        else:
+            self._worker.loss_scale = float(self._scaler.get_scale())

@@ -17,7 +17,7 @@ from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_h
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder
-from lightning_hier.comm.gradients.reducers import build_reducer
+from lightning_hier.comm.gradients.reduction import build_reducer
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker

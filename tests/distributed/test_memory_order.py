@@ -8,8 +8,7 @@ from torch.nn import Parameter
 
 import lightning_hier as lh
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
-from lightning_hier.comm.gradients.memory_order import flattened, shaped
-from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
+from lightning_hier.comm.gradients.worker_gradients import WorkerGradients, flattened, shaped
 from tests.distributed.gradients import start
 from tests.ranks import run_ranks
 

@@ -12,7 +12,6 @@ KINDS = frozenset(
     {
         "ValueError",
         "TypeError",
-        "NotDividedError",
         "PeerError",
         "NonFiniteModelError",
         "OutOfStepError",

@@ -163,10 +163,10 @@ def test_strategy_that_lacks_one_is_one_error(
 def test_every_object_that_lacks_one_is_found(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, kind = owner.rpartition(".")
     instance = getattr(import_module(module), kind)(*ARGUMENTS.get(kind, ()))
-    private_names.require_names(instance)
+    private_names.check_names(instance)
     monkeypatch.setitem(OF_INSTANCES, owner, {"_renamed": "as an example"})
     with pytest.raises(ValueError, match=rf"builds on: {kind}\._renamed \(as an example\)"):
-        private_names.require_names(instance)
+        private_names.check_names(instance)
 
 
 IMPORTED_WITHOUT_NAMES = """\

@@ -36,6 +36,7 @@ def test_setting_that_a_rank_lacks_is_a_difference() -> None:
 def test_one_process_agrees_with_itself() -> None:
     cpu = torch.device("cpu")
     assert gather_json({"a": (1, 2)}, cpu) == [{"a": [1, 2]}]
-    raise_everywhere(None, cpu)
-    with pytest.raises(ValueError, match="^no good$"):
-        raise_everywhere("no good", cpu)
+    with raise_everywhere(cpu):
+        pass
+    with pytest.raises(ValueError, match="^no good$"), raise_everywhere(cpu):
+        raise ValueError("no good")

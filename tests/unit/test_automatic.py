@@ -12,7 +12,7 @@ from lightning_hier.algorithms.automatic import (
     auto_density,
     auto_warmup_steps,
 )
-from lightning_hier.strategies.automatic import Synchronisation, numbers
+from lightning_hier.strategies.settings import Synchronisation, numbers
 
 
 @pytest.mark.parametrize(

@@ -6,26 +6,28 @@ from math import inf
 
 import pytest
 
-from lightning_hier.strategies.data_checks import join_problem, uneven_problem
+from lightning_hier.strategies.data_checks import check_even, check_joined
 
 
 def _join(counts: list[float], group_size: int = 1, warmup: int = 0, accumulated: int = 1) -> str:
-    problem = join_problem(
-        counts, group_size=group_size, warmup_steps=warmup, accumulated=accumulated
-    )
-    return problem or ""
+    try:
+        check_joined(counts, group_size=group_size, warmup_steps=warmup, accumulated=accumulated)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("counts", [[4], [4, 4, 4], [inf, inf]])
 def test_equal_counts_are_no_problem(counts: list[float]) -> None:
-    assert uneven_problem(counts) is None
+    check_even(counts)
     assert _join(counts, warmup=100) == ""
     assert _join(counts, group_size=len(counts)) == ""
 
 
 def test_ranks_are_named_by_their_counts() -> None:
-    said = uneven_problem([4.0, inf, 4.0, 2.0]) or ""
-    assert "4 on ranks 0, 2; an unknown number on rank 1; 2 on rank 3." in said
+    named = "4 on ranks 0, 2; an unknown number on rank 1; 2 on rank 3."
+    with pytest.raises(ValueError, match=named):
+        check_even([4.0, inf, 4.0, 2.0])
 
 
 def test_groups_may_differ_and_their_ranks_may_not() -> None:

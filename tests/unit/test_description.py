@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import lightning_hier as lh
-from lightning_hier.strategies.description import comparable, described
+from lightning_hier.strategies.settings import comparable, described
 
 
 class State:

@@ -102,12 +102,11 @@ def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workl
     """The longest step of all ranks, for which synchronous ranks wait; all train at once."""
     if not configs:
         return None
-    problem, own = None, None
-    try:
-        own = asdict(workload_of(configs, steps, device))
-    except Exception as error:  # Whatever it is, the others must not wait for this rank.
-        problem = f"the step can't be timed: {type(error).__name__}: {error}"
-    raise_everywhere(problem, device)
+    with raise_everywhere(device):
+        try:
+            own = asdict(workload_of(configs, steps, device))
+        except Exception as error:  # Whatever it is, the others must not wait for this rank.
+            raise ValueError(f"the step can't be timed: {type(error).__name__}: {error}") from error
     return Workload(**max(gather_json(own, device), key=lambda values: values["step_s"]))
 
 

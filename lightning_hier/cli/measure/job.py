@@ -14,7 +14,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
-from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
@@ -78,11 +78,11 @@ def _ranks_per_host(host: int, device: torch.device) -> int:
     """The number of ranks of each host, which must be the same, in order of host."""
     hosts = gather_json(host, device)
     counts = {host: hosts.count(host) for host in sorted(set(hosts))}
-    problem = None
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} on host {host}" for host, count in counts.items())
-        problem = f"all hosts must have the same number of ranks, got {said}"
-    elif hosts != sorted(hosts):
-        problem = f"ranks must be numbered host by host, got hosts {hosts} for ranks 0, 1, ..."
-    raise_everywhere(problem, device)
+        listed = ", ".join(f"{count} on host {host}" for host, count in counts.items())
+        raise ValueError(f"all hosts must have the same number of ranks, got {listed}")
+    if hosts != sorted(hosts):
+        raise ValueError(
+            f"ranks must be numbered host by host, got hosts {hosts} for ranks 0, 1, ..."
+        )
     return counts[host]

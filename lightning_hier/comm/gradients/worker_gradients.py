@@ -12,7 +12,6 @@ from torch.nn import Parameter
 
 from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
 from lightning_hier.comm.gradients.gradient_hook import GradientHook
-from lightning_hier.comm.gradients.memory_order import flattened, shaped
 from lightning_hier.comm.gradients.reached import reached_by_any
 
 # As DDP's: long enough that a collective is worth its start.
@@ -112,3 +111,23 @@ def _taken_flat(
             for own, gradient in zip(parameters, found, strict=True)
         ]
     )
+
+
+def flattened(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """The elements of a gradient in the order of a bucket; a copy only if its strides differ."""
+    return gradient.permute(_dimensions(parameter)).reshape(-1)
+
+
+def shaped(flat: Tensor, parameter: Tensor) -> Tensor:
+    """A view of a flat gradient with the shape and the strides of the parameter."""
+    order = _dimensions(parameter)
+    places = [order.index(dimension) for dimension in range(parameter.dim())]
+    return flat.view([parameter.shape[dimension] for dimension in order]).permute(places)
+
+
+def _dimensions(parameter: Tensor) -> list[int]:
+    """Dimensions in descending order of stride."""
+    dimensions = list(range(parameter.dim()))
+    order = sorted(dimensions, key=parameter.stride, reverse=True)
+    # Where elements overlap or leave gaps, DDP uses the order of their indices.
+    return order if parameter.permute(order).is_contiguous() else dimensions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_hier.strategies.automatic import numbers
 from lightning_hier.strategies.checkpoints.rank_files import Part
 from lightning_hier.strategies.checkpoints.run_state import State
 from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.settings import numbers
 
 
 def kinds(session: FitSession) -> dict[str, Any]:

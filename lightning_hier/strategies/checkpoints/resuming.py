@@ -93,30 +93,28 @@ class SavedRun:
             DamagedFileError: on every rank, naming a file that was cut off or has changed.
 
         """
-        paths, folder = self.files.paths(self.sizes), self.files.folder
-        missing = self.files.missing(self.sizes)
-        problem = None
-        if missing:
-            problem = (
-                f"the checkpoint is incomplete: {len(missing)} of the files that its ranks have "
-                f"written beside it are missing, among them {missing[0]}. It was cut off while it "
-                f"was saved, or moved without its folder {folder}, or the folder is not shared by "
-                "all hosts. Resume from another checkpoint (lightning_hier.newest_checkpoint finds "
-                "the newest complete one), or begin a new run from its weights with "
-                "load_from_checkpoint."
-            )
-        raise_everywhere(problem, device, error=FileNotFoundError)
-        if isinstance(base_io(self.io), AtomicCheckpointIO):  # of others the format is not known
-            own = (
-                paths[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else paths
-            )
-            problem = damage_beside(own, contents=True)
-        if problem is not None:
-            problem = (
-                f"the checkpoint is damaged: {problem}. Put back a copy of the file, or move the "
-                "checkpoint away; lightning_hier.newest_checkpoint then takes the one before it"
-            )
-        raise_everywhere(problem, device, error=DamagedFileError)
+        with raise_everywhere(device, error=FileNotFoundError):
+            if missing := self.files.missing(self.sizes):
+                raise FileNotFoundError(
+                    f"the checkpoint is incomplete: {len(missing)} of the files that its ranks "
+                    f"have written beside it are missing, among them {missing[0]}. It was cut off "
+                    "while it was saved, or moved without its folder "
+                    f"{self.files.folder}, or the folder is not shared by all hosts. Resume from "
+                    "another checkpoint (lightning_hier.newest_checkpoint finds the newest "
+                    "complete one), or begin a new run from its weights with load_from_checkpoint."
+                )
+        if not isinstance(base_io(self.io), AtomicCheckpointIO):
+            return  # the format of its files is not known
+        paths = self.files.paths(self.sizes)
+        if dist.is_initialized():
+            paths = paths[dist.get_rank() :: dist.get_world_size()]
+        with raise_everywhere(device, error=DamagedFileError):
+            if problem := damage_beside(paths, contents=True):
+                raise DamagedFileError(
+                    f"the checkpoint is damaged: {problem}. Put back a copy of the file, or move "
+                    "the checkpoint away; lightning_hier.newest_checkpoint then takes the one "
+                    "before it"
+                )
 
     def _read(self, path: str) -> State:
         state: State = self.io.load_checkpoint(

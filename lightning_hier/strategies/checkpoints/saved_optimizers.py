@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import raise_everywhere
-
 # Entries of every parameter group, whatever the optimizer.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}
 
@@ -28,43 +26,31 @@ _WAY_OUT = (
 )
 
 
-def require_same_optimizers(
-    checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], device: torch.device
+def check_saved_optimizers(
+    states: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Check that the optimizers of a checkpoint fit the present ones, before any is loaded.
+    """Check that saved states can be loaded into the optimizers, before any is loaded.
 
-    A collective of the world: every rank must call it.
+    A checkpoint does not tell the types of its optimizers; their hyperparameters do.
 
     Raises:
-        ValueError: on every rank, with the saved and the present optimizers.
+        ValueError: they can't; names the saved and the present optimizers.
 
-    """
-    raise_everywhere(optimizers_problem(checkpoint["optimizer_states"], optimizers), device)
-
-
-def optimizers_problem(
-    states: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]
-) -> str | None:
-    """Why saved states can't be loaded into the optimizers, or None.
-
-    A checkpoint does not say of which type its optimizers were: their hyperparameters tell.
     """
     if len(states) != len(optimizers):
-        return (
+        raise ValueError(
             f"the checkpoint has {_count(len(states), 'optimizer')} "
             f"({', '.join(_saved_type(_groups(state)) for state in states)}), and "
             f"configure_optimizers makes {len(optimizers)} "
             f"({', '.join(type(own).__name__ for own in optimizers)}): {_WAY_OUT}"
         )
     for index, (state, optimizer) in enumerate(zip(states, optimizers, strict=True)):
-        problem = _problem(_groups(state), optimizer)
-        if problem is not None:
+        if differs := _difference(_groups(state), optimizer):
             which = "the optimizer" if len(optimizers) == 1 else f"optimizer {index}"
-            return f"{which} of the checkpoint {problem}: {_WAY_OUT}"
-    return None
+            raise ValueError(f"{which} of the checkpoint {differs}: {_WAY_OUT}")
 
 
-def _problem(saved: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> str | None:
+def _difference(saved: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> str | None:
     if not saved:
         return None  # an optimizer with a format of its own, which it alone can judge
     present = type(optimizer).__name__

@@ -60,12 +60,9 @@ def save_run(
     own = [f"{time.time_ns():020d}", str(path)]
     save, common = gather_json(own, device, place=_SAVE)[0]
     files = RankFiles(common, save)
-    problem = None
-    for part, number, state in states:
-        write_part = partial(io.save_checkpoint, state, files.path(part, number))
-        problem = problem or _problem(write_part)
     try:
-        raise_everywhere(problem, device, error=OSError, place=_SAVE)
+        with raise_everywhere(device, error=OSError, place=_SAVE):
+            _write_all(states, files, io)
         checkpoint[SECTION] = {"format": FORMAT, "save": save, "sizes": [devices, groups], **shared}
         write_everywhere(lambda: write(checkpoint), device)
     except OSError:
@@ -84,7 +81,8 @@ def write_everywhere(write: Callable[[], None], device: torch.device) -> None:
         OSError: on every rank, if any rank could not write.
 
     """
-    raise_everywhere(_problem(write), device, error=OSError, place=_SAVE)
+    with raise_everywhere(device, error=OSError, place=_SAVE):
+        _write(write)
 
 
 def finish_writing(io: CheckpointIO) -> None:
@@ -98,11 +96,26 @@ def finish_writing(io: CheckpointIO) -> None:
         executor.submit(lambda: None).result()  # it writes one file after the other
 
 
-def _problem(act: Callable[[], None]) -> str | None:
+def _write_all(
+    states: Iterable[tuple[Part, int, dict[str, Any]]], files: RankFiles, io: CheckpointIO
+) -> None:
+    failed = None
+    # To the end in any case: each worker has its model in the module while its state is read.
+    for part, number, state in states:
+        try:
+            _write(partial(io.save_checkpoint, state, files.path(part, number)))
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _write(write: Callable[[], None]) -> None:
     try:
-        act()
-    except OSError as error:
-        return str(error)
+        write()
+    except OSError:
+        raise
     except Exception as error:  # of pickle, about values of a callback
-        return f"the checkpoint could not be written: {type(error).__name__}: {error}"
-    return None
+        raise OSError(
+            f"the checkpoint could not be written: {type(error).__name__}: {error}"
+        ) from error

@@ -25,7 +25,7 @@ _WAY_OUT = "leave that out, or start a rank for each worker"
 
 
 class Settings(Protocol):
-    """What of a strategy is looked at."""
+    """The settings of a strategy that are checked."""
 
     virtual_workers: int
     group_size: Any
@@ -36,27 +36,15 @@ class Settings(Protocol):
     _ddp_kwargs: Any
 
 
-def check_combination(strategy: Settings) -> None:
-    """Check the settings of a strategy as far as they tell by themselves.
-
-    Raises:
-        ValueError: some of them can't be combined with several workers on a rank.
-
-    """
-    if not isinstance(strategy.group_size, int):
-        return  # that depends on the ranks
-    layout = WorkerLayout(strategy.group_size, strategy.virtual_workers)
-    problem = combination_problem(strategy, layout)
-    if problem is not None:
-        raise ValueError(problem)
-
-
-def combination_problem(strategy: Settings, layout: WorkerLayout) -> str | None:
-    """Which settings of a strategy can't be combined with several workers on a rank, or None.
+def check_combination(strategy: Settings, layout: WorkerLayout) -> None:
+    """Check the settings of a strategy with several workers on a rank.
 
     Args:
         strategy: has the settings.
-        worker_counts: how the workers of a group are divided among ranks.
+        layout: how the workers of a group are divided among ranks.
+
+    Raises:
+        ValueError: some of them can't be combined with several workers on a rank.
 
     """
     found = []
@@ -70,21 +58,23 @@ def combination_problem(strategy: Settings, layout: WorkerLayout) -> str | None:
             found.append("gradient_sync=CommHook(...), which needs DDP")
         if not strategy._ddp_kwargs.get("broadcast_buffers", True):
             found.append("broadcast_buffers=False")
-    if not found:
-        return None
-    return (
-        f"virtual_workers={layout.workers_per_rank} with group_size={layout.group_size} can't be "
-        f"combined with {', '.join(found)}: {_WAY_OUT}"
-    )
+    if found:
+        raise ValueError(
+            f"virtual_workers={layout.workers_per_rank} with group_size={layout.group_size} can't "
+            f"be combined with {', '.join(found)}: {_WAY_OUT}"
+        )
 
 
-def virtual_problem(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up: bool) -> str | None:
-    """What about Trainer and module can't be trained with several workers on a rank, or None.
+def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up: bool) -> None:
+    """Check Trainer and module where a rank has several workers.
 
     Args:
         trainer: about to fit.
-        worker_counts: how the workers of a group are divided among ranks.
+        layout: how the workers of a group are divided among ranks.
         warms_up: whether there is a warm-up, in which all workers share a model.
+
+    Raises:
+        ValueError: they can't be trained so.
 
     """
     found = []
@@ -107,9 +97,10 @@ def virtual_problem(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up: bool
         found.append(f"{hook} (use on_after_batch_transfer)")
     if layout.per_model > 1 or warms_up:
         found += needs_own_model(trainer)
-    if not found:
-        return None
-    return f"virtual_workers above 1 can't be combined with {', '.join(found)}: {_WAY_OUT}"
+    if found:
+        raise ValueError(
+            f"virtual_workers above 1 can't be combined with {', '.join(found)}: {_WAY_OUT}"
+        )
 
 
 def needs_own_model(trainer: pl.Trainer) -> list[str]:
@@ -122,14 +113,19 @@ def needs_own_model(trainer: pl.Trainer) -> list[str]:
     return found
 
 
-def loaders_problem(trainer: pl.Trainer) -> str | None:
-    """What about the training data, which have begun, workers can't share, or None."""
+def check_loaders(trainer: pl.Trainer) -> None:
+    """Check the training data, once they have begun, where a rank has several workers.
+
+    Raises:
+        ValueError: they can't be divided among the workers.
+
+    """
     data = trainer.train_dataloader
     if isinstance(data, WorkerLoaders):
-        return None
+        return
     number = len(CombinedLoader(data).flattened)
     together = "put their datasets into one, or start a rank for each worker"
-    return (
+    raise ValueError(
         "virtual_workers above 1 needs one DataLoader of training data, got a "
         f"{type(data).__name__} of {number}: {together if number > 1 else 'pass it by itself'}"
     )

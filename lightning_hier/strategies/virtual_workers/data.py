@@ -12,10 +12,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.strategies.private_names import private
-from lightning_hier.strategies.virtual_workers.division import (
-    NotDividedError,
-    divide_among_workers,
-)
+from lightning_hier.strategies.virtual_workers.division import divide_among_workers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, WorkerLoaders
 
 if TYPE_CHECKING:
@@ -51,19 +48,14 @@ class WorkerData:
             with self._requesting(number):
                 return _request_loader(trainer)
 
-        problem, divided = None, None
-        try:
-            divided = divide_among_workers(
+        with raise_everywhere(session.communicators.device):
+            return divide_among_workers(
                 loader,
                 session.numbers,
                 session.worker_layout.world_size,
                 session.random,
                 request if source.is_module() else None,
             )
-        except NotDividedError as error:
-            problem = str(error)
-        raise_everywhere(problem, session.communicators.device)
-        return divided
 
     @contextmanager
     def _requesting(self, number: int) -> Iterator[None]:

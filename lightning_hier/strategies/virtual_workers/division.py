@@ -14,12 +14,8 @@ from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.private_names import private, require_names
+from lightning_hier.strategies.private_names import check_names, private
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
-
-
-class NotDividedError(ValueError):
-    """Nothing tells how to divide the training data among workers."""
 
 
 def divide_among_workers(
@@ -39,13 +35,13 @@ def divide_among_workers(
         request: asks the module or its data for the loader of one worker, where they make it.
 
     Raises:
-        NotDividedError: nothing tells how the data are divided among ranks, or they are divided
+        ValueError: nothing tells how the data are divided among ranks, or they are divided
             otherwise.
 
     """
     sampler = _divided_by(loader) if isinstance(loader, DataLoader) else None
     if not isinstance(loader, DataLoader) or sampler is None:
-        raise NotDividedError(
+        raise ValueError(
             f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
             f"{type(loader).__name__} does not tell how it is divided among ranks: give a "
             "DataLoader of a map-style dataset and leave use_distributed_sampler=True, or give its "
@@ -54,7 +50,7 @@ def divide_among_workers(
         )
     rank, ranks = workers.start // len(workers), total // len(workers)
     if (sampler.num_replicas, sampler.rank) != (ranks, rank):
-        raise NotDividedError(
+        raise ValueError(
             f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
             f"{type(sampler).__name__} divides them otherwise: rank {rank} of {ranks} has "
             f"num_replicas={sampler.num_replicas} and rank={sampler.rank}. Leave "
@@ -90,7 +86,7 @@ def _requested(
     loader = None if request is None else request(number)
     own = _divided_by(loader) if isinstance(loader, DataLoader) else None
     if own is None or (own.num_replicas, own.rank) != (total, number):
-        raise NotDividedError(
+        raise ValueError(
             f"the sampler {type(sampler).__name__} divides the training data when it is made, so "
             f"it has to be made for each of {total} workers: have one loader made in "
             "train_dataloader of the LightningModule or LightningDataModule, with the rank and the "
@@ -141,7 +137,7 @@ def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) ->
     data: Any = sampler.dataset
     if isinstance(sampler, DistributedSamplerWrapper):
         # Keeps the order of an epoch, which its own sampler draws.
-        require_names(data)
+        check_names(data)
         wrapper = private("lightning.fabric.utilities.distributed", "_DatasetSamplerWrapper")
         data = wrapper(generators.copied(data._sampler))
     DistributedSampler.__init__(

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.strategies.misuse import WorkerWrites
-from lightning_hier.strategies.private_names import require_names
+from lightning_hier.strategies.private_names import check_names
 from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
 from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
@@ -165,7 +165,7 @@ class SharedClosure(Closure):
     def __init__(
         self, closures: Sequence[Closure], make_gradients: Callable[[], ClosureResult]
     ) -> None:
-        require_names(closures[0])
+        check_names(closures[0])
         super().__init__(closures[0]._step_fn)
         self._make_gradients = make_gradients
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import torch
-import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_hier.comm.broadcast import ddp_problem
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.gradients.gradient_hook import (
@@ -20,10 +16,10 @@ from lightning_hier.comm.gradients.gradient_hook import (
     Reducer,
     gradient_hook,
 )
-from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
+from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientSync
+from lightning_hier.comm.gradients.gtc_hook import GTCReducer
 from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
-from lightning_hier.comm.gradients.reducers import build_reducer
 from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.comm.worker import Worker
 
@@ -156,30 +152,24 @@ class Reduction:
             self._hook.close()
 
 
-def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
-    """Set the strategy's model: its module, wrapped by DDP over ``ranks`` if there are any.
+def build_reducer(
+    config: GradientSync,
+    group: Channel,
+    workers: Sequence[Worker],
+    grad_scale: Callable[[], float],
+) -> Reducer:
+    """Build the reducer that averages gradients over a group.
 
-    A collective of these ranks.
+    Args:
+        config: settings of the user.
+        group: ranks of the group.
+        workers: workers of this rank, with their residuals and thresholds.
+        grad_scale: returns the present factor of loss scaling.
+
     """
-    module = strategy.lightning_module
-    assert module is not None
-    strategy.model = module
-    if ranks is None:
-        return module
-    if problem := ddp_problem(module, dist.get_backend()):
-        raise ValueError(problem)
-    # DDP copies the model in a stream of its own: after the optimizer's kernels, and before the
-    # next step.
-    _wait_for_kernels(strategy.root_device)
-    strategy._ddp_kwargs["process_group"] = ranks.group
-    try:
-        strategy.model = wrapped = strategy._setup_model(module)
-    finally:
-        del strategy._ddp_kwargs["process_group"]
-    _wait_for_kernels(strategy.root_device)
-    return wrapped
-
-
-def _wait_for_kernels(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if isinstance(config, GTC):
+        memories = [worker.memory for worker in workers]
+        return GTCReducer(group, config, memories, grad_scale=grad_scale)
+    if isinstance(config, CommHook):
+        return HookReducer(group, config)
+    return AllReducer(group)

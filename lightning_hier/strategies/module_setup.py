@@ -1,0 +1,90 @@
+"""Prepares the module of a rank for a fit: one initial model, DDP, and SyncBatchNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.layer_sync import LayerSync
+from lightning.pytorch.strategies import DDPStrategy
+from torch.distributed import ProcessGroup
+from torch.nn import Module, SyncBatchNorm
+from typing_extensions import override
+
+from lightning_hier.comm.agreement import require_same
+from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.communicators import Communicators
+
+
+def share_initial_model(module: Module, communicators: Communicators) -> None:
+    """Give every rank the model of rank 0, in place. A collective of the world.
+
+    Raises:
+        ValueError: on every rank, if the ranks' models differ in more than their values.
+
+    """
+    require_same(model_settings(module), communicators.device)
+    place = communicators.progress.at("the broadcast of the initial model")
+    with place, torch.no_grad():
+        tensors = [*module.parameters(), *module.buffers()]
+        broadcast_tensors_(tensors, communicators.world, "initial_model")
+
+
+def model_settings(module: Module) -> dict[str, Any]:
+    """What must not differ between ranks about the model, before anything of it is sent."""
+    settings: dict[str, Any] = {}
+    for name, parameter in module.named_parameters():
+        frozen = "" if parameter.requires_grad else " frozen"
+        settings[f"parameter {name}"] = f"{tuple(parameter.shape)} {parameter.dtype}{frozen}"
+    for name, buffer in module.named_buffers():
+        settings[f"buffer {name}"] = f"{tuple(buffer.shape)} {buffer.dtype}"
+    return settings
+
+
+def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
+    """Set the strategy's model: its module, wrapped by DDP over ``ranks`` if there are any.
+
+    A collective of these ranks.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    strategy.model = module
+    if ranks is None:
+        return module
+    check_sendable(module, dist.get_backend())
+    # DDP copies the model in a stream of its own: after the optimizer's kernels, and before the
+    # next step.
+    _wait_for_kernels(strategy.root_device)
+    strategy._ddp_kwargs["process_group"] = ranks.group
+    try:
+        strategy.model = wrapped = strategy._setup_model(module)
+    finally:
+        del strategy._ddp_kwargs["process_group"]
+    _wait_for_kernels(strategy.root_device)
+    return wrapped
+
+
+def _wait_for_kernels(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class GroupSyncBatchNorm(LayerSync):
+    """What ``Trainer(sync_batchnorm=True)`` does under a hierarchical strategy."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        """Compute batch statistics over ``group``."""
+        self._group = group
+
+    @override
+    def apply(self, model: Module) -> Module:
+        """Convert all BatchNorm layers."""
+        converted: Module = SyncBatchNorm.convert_sync_batchnorm(model, self._group)
+        return converted
+
+    @override
+    def revert(self, model: Module) -> Module:
+        """Leave them: in evaluation a SyncBatchNorm is a BatchNorm."""
+        return model

@@ -1,0 +1,141 @@
+"""Checks of module and Trainer before training: each raises an error on this rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint, ModelPruning, Timer
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.nn import Embedding, EmbeddingBag, Module
+
+
+def check_module(module: Module) -> None:
+    """Check the model.
+
+    Raises:
+        ValueError: it can't be trained.
+
+    """
+    sparse = [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, (Embedding, EmbeddingBag)) and child.sparse
+    ]
+    if sparse:
+        raise ValueError(
+            f"sparse gradients are not supported, and {', '.join(sparse)} has sparse=True: set "
+            "sparse=False (GTC sends few elements of a dense gradient anyway)"
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ValueError("the model has no trainable parameter: nothing to synchronise")
+
+
+def check_trainer(trainer: pl.Trainer) -> None:
+    """Check the Trainer.
+
+    Raises:
+        ValueError: a setting can't be combined with several ranks.
+
+    """
+    seconds = trainer._val_check_time_interval  # type: ignore[attr-defined]
+    if seconds is not None and trainer.world_size > 1:
+        raise ValueError(
+            f"val_check_interval of {seconds:g} s can't be combined with "
+            "several ranks: each would validate when its own clock says so, and they must validate "
+            "at the same step. Give it as a number of batches or a part of an epoch."
+        )
+    # A hook may write at any time into one model that all ranks train at every step.
+    one_model = getattr(trainer.strategy, "block_sync", trainer) is None
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        resets = isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis
+        if resets and not one_model:
+            raise ValueError(
+                f"{type(callback).__name__} can't set weights back at the end of an epoch "
+                "(use_lottery_ticket_hypothesis, which is on by default): the module holds the "
+                "global model then, and training goes on from another one. Pass "
+                "use_lottery_ticket_hypothesis=False."
+            )
+
+
+def check_join(trainer: pl.Trainer) -> None:
+    """Check the Trainer where ranks that run out of batches join the others.
+
+    Raises:
+        ValueError: a setting needs all ranks in the middle of an epoch, or counts steps.
+
+    """
+    found = []
+    settings: Any = trainer  # some are not among its annotations
+    if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
+        found.append("max_steps and min_steps (ranks take different numbers: use max_epochs)")
+    interval = settings._val_check_time_interval or trainer.val_check_interval
+    if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
+        found.append("validation in the middle of an epoch (leave out val_check_interval)")
+    for callback in settings.callbacks:
+        if isinstance(callback, Timer) and callback._interval == "step":
+            found.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
+        if isinstance(callback, ModelCheckpoint) and (
+            callback._every_n_train_steps > 0 or callback._train_time_interval is not None
+        ):
+            found.append(
+                "ModelCheckpoint in the middle of an epoch (leave out every_n_train_steps and "
+                "train_time_interval)"
+            )
+    if found:
+        raise ValueError(
+            "with uneven_batches='join' all ranks meet at the ends of epochs alone, so it can't be "
+            f"combined with {'; '.join(found)}"
+        )
+
+
+def check_served_trainer(trainer: pl.Trainer) -> None:
+    """Check the Trainer where parameter servers train.
+
+    Raises:
+        ValueError: a setting can't be combined with parameter servers.
+
+    """
+    if trainer._accelerator_connector._layer_sync is not None:
+        raise ValueError(
+            "sync_batchnorm=True can't be combined with parameter servers: every batch would wait "
+            "for all ranks. Leave it out: statistics are averaged when the model is evaluated."
+        )
+    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+    # Tuner.lr_find has one that ends its fit with the search.
+    if any(isinstance(own, LearningRateFinder) and not own._early_exit for own in callbacks):
+        raise ValueError(
+            "LearningRateFinder can't be combined with parameter servers: they would go on from "
+            "what the search has made of the model. Leave it out, and call "
+            "Tuner(trainer).lr_find(model, data) before fit."
+        )
+
+
+def warn_of_coupling(trainer: pl.Trainer) -> None:
+    """Warn of callbacks that make all ranks wait for each other at every batch."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Timer) and callback._interval == "step":
+            rank_zero_warn(
+                "Trainer(max_time=...) asks all ranks at every step whether time is up, so groups "
+                "wait for each other within blocks. Use callbacks=[Timer(..., interval='epoch')]."
+            )
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            rank_zero_warn(
+                "ModelCheckpoint(train_time_interval=...) asks all ranks at every step whether to "
+                "save, so groups wait for each other within blocks. Use every_n_train_steps."
+            )
+
+
+def trainer_settings(trainer: pl.Trainer) -> dict[str, Any]:
+    """Settings of the Trainer that must not differ between ranks."""
+    return {
+        "precision": str(trainer.precision),
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "gradient_clip_val": trainer.gradient_clip_val,
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+    }
