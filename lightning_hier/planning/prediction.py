@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole
-from lightning_hier.comm.blocks.averaging import AcrossDtype
+from lightning_hier.comm.blocks.exchange import AcrossDtype
 
 
 @dataclass(frozen=True, kw_only=True)

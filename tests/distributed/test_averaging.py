@@ -9,12 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_hier.comm.blocks.averaging import (
-    AcrossDtype,
-    Averaging,
-    ErrorFeedback,
-    make_codec,
-)
+from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
+from lightning_hier.comm.blocks.exchange import AcrossDtype, Averaging, make_codec
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline, Stages
 from lightning_hier.comm.tiers import RankLayout

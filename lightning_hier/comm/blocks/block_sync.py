@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import Self
@@ -20,12 +21,13 @@ from lightning_hier.algorithms.arguments import (
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
-from lightning_hier.comm.blocks.averaging import AcrossDtype
+from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
+from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
+from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
 
 LocalMomentum = Literal["reset", "keep", "average"]
-Across = Literal["auto", "leader", "sharded"]
 
 
 class BlockSync(NamedArguments):
@@ -86,6 +88,18 @@ class BlockSync(NamedArguments):
 
         """
         raise NotImplementedError
+
+    def outer_step(self, global_model: Tensor, *, num_models: int, from_updates: bool) -> OuterStep:
+        """Outer step of a fragment. Settings with another outer optimizer override it.
+
+        Args:
+            global_model: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
+            num_models: averaged models.
+            from_updates: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
+
+        """
+        block_filter = self.filter_for(num_models)
+        return BlockMomentumStep(block_filter, global_model, from_updates=from_updates)
 
     def local_state(
         self,
@@ -191,7 +205,7 @@ class ModelAveraging(LocalMomentumSync):
         overlap: whether the mean is computed while the next block is trained, evenly over its
             steps. It is applied one block late, and the progress of that block is kept. The
             equations are those of
-            :class:`~lightning_hier.comm.blocks.overlapped_bucket.OverlappedBucket`.
+            :class:`~lightning_hier.comm.blocks.delay.Delay`.
 
     Raises:
         ValueError: a value outside its range.

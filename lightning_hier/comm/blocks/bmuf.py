@@ -20,13 +20,13 @@ from lightning_hier.algorithms.block_momentum import (
     auto_block_momentum,
 )
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
-from lightning_hier.comm.blocks.averaging import AcrossDtype
 from lightning_hier.comm.blocks.block_sync import (
-    Across,
     BlockSync,
     LocalMomentum,
     LocalMomentumSync,
 )
+from lightning_hier.comm.blocks.exchange import AcrossDtype
+from lightning_hier.comm.blocks.shard_placement import Across
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,17 +13,19 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.bucket_mean import BucketSettings
-from lightning_hier.comm.blocks.dtype_bucket import DtypeBucket
+from lightning_hier.comm.blocks.delay import Delay
+from lightning_hier.comm.blocks.exchange import Exchange, make_codec
+from lightning_hier.comm.blocks.fragment import Fragment
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
-from lightning_hier.comm.blocks.overlapped_bucket import OverlappedBucket
+from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.stages import Pipeline
 
 Agree = Callable[[ModelHealth], Participation]
 """Exchanges the model's health with all ranks; raises the same error on every rank."""
@@ -74,51 +76,61 @@ class ModelBlock:
             if number > 1
             else LocalState()
         )
-        settings = BucketSettings(
-            local_state=self.local_state,
-            block_filter=config.filter_for(number),
-            placement=placement,
-            route=communicators.route,
-            across_dtype=config.across_dtype if number > 1 else "same",
-            models=models,
-            block_size=config.steps,
-        )
-        filtered, averaged = by_dtype(members.parameters), by_dtype(members.float_buffers)
+        parameters, buffers = by_dtype(members.parameters), by_dtype(members.float_buffers)
         carried = by_dtype(self.local_state.carried)
-        bucket = OverlappedBucket if config.overlap and number > 1 else DtypeBucket
-        self._buckets = [
-            bucket(filtered.get(own, []), averaged.get(own, []), carried.get(own, []), settings)
-            for own in sorted({*filtered, *averaged, *carried}, key=str)
+        self._fragments = [
+            self._fragment(parameters.get(own, []), buffers.get(own, []), carried.get(own, []))
+            for own in sorted({*parameters, *buffers, *carried}, key=str)
         ]
 
+    def _fragment(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
+    ) -> Fragment:
+        """The fragment of all tensors of one dtype."""
+        config, route, number = self._config, self._communicators.route, self._communicators.models
+        dtype = [*parameters, *buffers, *carried][0].dtype
+        codec = make_codec(config.across_dtype, dtype) if number > 1 else None
+        delayed = config.overlap and number > 1
+        shard = Shard(parameters, buffers, carried, self._placement, quantised=codec is not None)
+        outer = config.outer_step(
+            shard.read()[shard.parameters].clone(),
+            num_models=number,
+            from_updates=delayed or codec is not None,
+        )
+        exchange = Exchange(shard, codec, route, delayed=delayed)
+        delay = Delay(outer, self._models, route.in_flight, config.steps) if delayed else None
+        return Fragment(shard, exchange, outer, self.local_state, delay)
+
     def state(self) -> list[dict[str, Any]]:
-        """This rank's shard of W and Delta for each dtype; the tensors are not copied."""
-        return [bucket.state() for bucket in self._buckets]
+        """This rank's shard of each fragment; the tensors are not copied."""
+        return [fragment.state() for fragment in self._fragments]
 
     def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
         """Continue in the middle of a block of the same groups."""
-        for bucket, state in zip(self._buckets, states, strict=True):
-            bucket.load(state)
+        for fragment, state in zip(self._fragments, states, strict=True):
+            fragment.load(state)
         self.local_state.set_counts(counts)
 
     def load_local(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Load the state of another local model of this rank, which is in the module."""
-        for bucket, state in zip(self._buckets, states, strict=True):
-            bucket.load_local(state)
+        for fragment, state in zip(self._fragments, states, strict=True):
+            fragment.load_local(state)
 
     @torch.no_grad()
-    def restart(self, models: Sequence[tuple[Tensor, Tensor]], counts: Counts) -> None:
-        """Begin a block from a run of other groups; the tensors become its start model.
+    def restart(self, vectors: Sequence[Mapping[str, Tensor]], counts: Counts) -> None:
+        """Begin a block from a run of other groups.
 
         A collective of the group.
 
         Args:
-            models: W and Delta, whole and flat, for each dtype in the order of :meth:`state`.
+            vectors: for each fragment in the order of :meth:`state` the vectors of its outer step,
+                whole and flat.
             counts: of the local state.
 
         """
-        for bucket, (global_model, update) in zip(self._buckets, models, strict=True):
-            bucket.restart_(global_model, update)
+        for fragment, whole in zip(self._fragments, vectors, strict=True):
+            Pipeline(fragment.restart_(whole)).run()
+            fragment.finish_global()
         self.local_state.go_on(counts)
 
     def stepping(self) -> AbstractContextManager[None]:
@@ -131,28 +143,27 @@ class ModelBlock:
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
         first healthy group. A group that is left out gets the same, and fresh optimizer state.
         """
-        # As DDP does before every forward pass.
-        broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
-        participation = agree(self._gather())
+        participation = agree(self._read())
         first_buffers = self._keep_local_updates()
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.collect(participation)
         with profiler_range("hier/block/models"):
-            found = [bucket.synchronise_(participation) for bucket in self._buckets]
-        for bucket in self._buckets:
-            bucket.start_overlap(participation)
-        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=True):
+            for fragment in self._fragments:
+                fragment.begin(participation)
+            Pipeline(
+                chunk for own in self._fragments for chunk in own.synchronise(participation)
+            ).run()
+        norms = [fragment.finish(participation) for fragment in self._fragments]
+        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
             tensor.copy_(value)
         self._broadcast_other_buffers(participation)
-        self._copy_to_other_models()
-        for _ in self._models.each():
-            if not participation.takes_part:
-                forget_state_(self._optimizer, self.members.parameters, self.local_state.carried)
-            self.local_state.finish()
-        return BlockReport.of(found, participation, self._communicators)
+        self._begin_next_block(participation)
+        return BlockReport.of(norms, participation, self._communicators)
 
     def write_global_model(self, agree: Agree, *, pending: bool) -> Participation:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
+
+        A collective of the world, after all work in flight.
 
         Args:
             agree: as in :meth:`synchronise`; its result is returned.
@@ -161,10 +172,15 @@ class ModelBlock:
                 they are averaged in any case.
 
         """
-        broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
-        participation = agree(self._gather())
-        for bucket in self._buckets:
-            bucket.write_global_(participation, pending=pending)
+        participation = agree(self._read())
+        self._communicators.route.in_flight.finish()
+        Pipeline(
+            chunk
+            for own in self._fragments
+            for chunk in own.write_global(participation, pending=pending)
+        ).run()
+        for fragment in self._fragments:
+            fragment.finish_global()
         self._broadcast_other_buffers(participation)
         return participation
 
@@ -172,11 +188,11 @@ class ModelBlock:
     def regrown(self, members: Members) -> ModelBlock:
         """The same block with more members, whose present values are their global ones.
 
-        The old block writes its state into the tensors and the new one reads it, then they get
-        their local values back. Error feedback is dropped. A collective of the group.
+        Error feedback is dropped. A collective of the group.
 
         Raises:
             ValueError: this rank has several local models.
+
         """
         if self._models.number > 1:
             raise ValueError(
@@ -184,10 +200,7 @@ class ModelBlock:
                 "parameters while training: have them trainable from the start, or start a rank "
                 "for each worker"
             )
-        saved = [(t, t.detach().clone()) for t in [*members.tensors, *self.local_state.carried]]
         self._communicators.route.in_flight.finish()
-        for bucket in self._buckets:
-            bucket.recall_()
         block = ModelBlock(
             members,
             self._optimizer,
@@ -197,28 +210,22 @@ class ModelBlock:
             models=self._models,
         )
         block.local_state.inherit(self.local_state)
-        for name in self._buckets[0].vectors() if self._buckets else ():
-            for parameter in members.parameters:
-                parameter.zero_()
-            for bucket in self._buckets:
-                bucket.write_vector_(name)
-            for bucket in block._buckets:
-                bucket.read_vector_(name)
-        older = {bucket.dtype: bucket for bucket in self._buckets}
-        for bucket in block._buckets:
-            if bucket.dtype in older:
-                bucket.follow(older[bucket.dtype])
-        for tensor, local in saved:
-            tensor.copy_(local)
+        older = {fragment.dtype: fragment for fragment in self._fragments}
+        for fragment in block._fragments:
+            if fragment.dtype in older:
+                fragment.continue_(older[fragment.dtype])
         return block
 
-    def _gather(self) -> ModelHealth:
+    def _read(self) -> ModelHealth:
         """Copy this rank's shard into the transfer buffers; returns the whole model's health."""
+        # As DDP does before every forward pass.
+        broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
         health = ModelHealth()
         for turn, _ in enumerate(self._models.each()):
-            health = sum((bucket.gather(add=turn > 0) for bucket in self._buckets), health)
+            for fragment in self._fragments:
+                health += fragment.read(add=turn > 0)
             self.local_state.note(first=turn == 0)
-        if not all(bucket.is_all for bucket in self._buckets):
+        if not all(fragment.is_all for fragment in self._fragments):
             # Other shards are overwritten, but what this rank computed from them is not.
             own = self.members
             carried = self.local_state.carried
@@ -226,23 +233,30 @@ class ModelBlock:
         return health
 
     def _keep_local_updates(self) -> list[Tensor]:
-        """Keep each local model's update; returns the other buffers of the first model."""
+        """Keep each local model's update; the other buffers of the first model of several."""
         first: list[Tensor] = []
+        if self._models.number == 1:
+            return first
         for turn, _ in enumerate(self._models.each()):
             if turn == 0:
                 first = [tensor.clone() for tensor in self.members.other_buffers]
-            for bucket in self._buckets:
-                bucket.keep_local_update_()
+            for fragment in self._fragments:
+                fragment.keep_local_update_()
         return first
 
-    def _copy_to_other_models(self) -> None:
-        """Give the other local models of this rank the result of the one in the module."""
+    def _begin_next_block(self, participation: Participation) -> None:
+        """Give all local models of this rank the result, and their optimizers their state."""
+        result = self._models.current
         equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
-        for _ in self._models.others():
-            for bucket in self._buckets:
-                bucket.write_()
-            for tensor, value in equal:
-                tensor.copy_(value)
+        for model in self._models.each():
+            if model != result:
+                for fragment in self._fragments:
+                    fragment.write_()
+                for tensor, value in equal:
+                    tensor.copy_(value)
+            if not participation.takes_part:
+                forget_state_(self._optimizer, self.members.parameters, self.local_state.carried)
+            self.local_state.finish()
 
     def _broadcast_other_buffers(self, participation: Participation) -> None:
         """Give all ranks those of the first healthy group's first rank."""

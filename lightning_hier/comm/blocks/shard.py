@@ -1,10 +1,9 @@
-"""A rank's shard of a flat model of one dtype, and the transfer buffer."""
+"""A rank's shard of the flat tensors of a fragment, and the transfer buffer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,39 +22,34 @@ CHUNK = 1 << 19
 _PIECE = 1 << 17
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A range of elements of every rank's shard, counted from the start of the shard.
 
     Attributes:
         start: first element.
         stop: first element after it; the shard of this rank may end before.
-        filtered: range of the filtered tensors in it, on this rank.
-        averaged: range of the tensors that are only averaged.
+        parameters: range of the parameters in it, on this rank.
+        buffers: range of the buffers.
         carried: range of the state of the local optimizer.
 
     """
 
     start: int
     stop: int
-    filtered: slice
-    averaged: slice
+    parameters: slice
+    buffers: slice
     carried: slice
-
-
-Values = Callable[[slice], Tensor]
-"""Values of a range of the shard."""
 
 
 class Shard:
     """Elements that this rank exchanges with other groups.
 
-    Filtered tensors come first (the block filter applies to them), then tensors that are only
-    averaged, then state of the local optimizer.
+    Parameters come first (the outer step applies to them), then buffers that are only averaged,
+    then state of the local optimizer.
 
     Args:
-        filtered: tensors of one dtype.
-        averaged: likewise.
+        parameters: tensors of one dtype.
+        buffers: likewise.
         carried: likewise.
         placement: division among the ranks of the group.
         quantised: whether updates are quantised.
@@ -63,19 +57,21 @@ class Shard:
     Attributes:
         chunk: elements of one chunk.
         values: this rank's shard of the transfer buffer.
-        start: its position in the flat model.
+        start: its position in the flat tensors.
         is_all: whether this rank exchanges every element.
-        elements: number of filtered elements of the whole model.
-        filtered: range of filtered elements in the shard.
-        averaged: likewise.
-        carried: likewise.
+        elements: number of elements of all parameters.
+        parameters: range of the parameters in the shard.
+        buffers: range of the buffers.
+        carried: range of the optimizer state.
+        carried_start: position of this rank's optimizer state in all of it.
+        has_buffers: whether there are any, on any rank.
 
     """
 
     def __init__(
         self,
-        filtered: Sequence[Tensor],
-        averaged: Sequence[Tensor],
+        parameters: Sequence[Tensor],
+        buffers: Sequence[Tensor],
         carried: Sequence[Tensor],
         placement: ShardPlacement,
         *,
@@ -83,72 +79,62 @@ class Shard:
     ) -> None:
         self._placement = placement
         self.chunk = 2 * CHUNK if quantised else CHUNK
-        self._model = FlatView([*filtered, *averaged])
+        self._model = FlatView([*parameters, *buffers])
         self._carried = FlatView(carried)
-        self._view = FlatView([*filtered, *averaged, *carried])
-        example = self._view.tensors[0]
+        self._view = FlatView([*parameters, *buffers, *carried])
+        numel, example = len(self._view), self._view.tensors[0]
         self._buffer = torch.zeros(
-            placement.padded(len(self._view)), dtype=example.dtype, device=example.device
+            placement.padded(numel), dtype=example.dtype, device=example.device
         )
-        place = placement.shard(len(self._view))
-        self.start = place.start
+        place = placement.shard(numel)
+        self.start: int = place.start
         self.values = self._buffer[place]
-        self.is_all = self.values.numel() >= len(self._view)
-        self.elements = len(FlatView(filtered))
-        self.filtered = self._own(0, self.elements)
-        self.averaged = self._own(self.elements, len(self._model))
-        self.carried = self._own(len(self._model), len(self._view))
-
-    def _own(self, start: int, stop: int) -> slice:
-        size = self.values.numel()
-        low, high = (min(max(edge - self.start, 0), size) for edge in (start, stop))
-        return slice(low, high)
-
-    @property
-    def carried_start(self) -> int:
-        """Position of this rank's optimizer state in all of it."""
-        return max(int(self.start) - len(self._model), 0)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of all tensors."""
-        return self._buffer.dtype
-
-    @property
-    def averages(self) -> bool:
-        """Whether any tensors are only averaged."""
-        return len(self._model) > self.elements
+        self.is_all = self.values.numel() >= numel
+        self.elements = sum(own.numel() for own in parameters)
+        edges = (0, self.elements, len(self._model), numel)
+        self.parameters, self.buffers, self.carried = (
+            slice(*(min(max(edge - self.start, 0), self.values.numel()) for edge in pair))
+            for pair in zip(edges, edges[1:], strict=False)
+        )
+        self.carried_start = max(self.start - len(self._model), 0)
+        self.has_buffers = len(self._model) > self.elements
 
     def read(self) -> Tensor:
         """Copy this rank's shard of the tensors into the transfer buffer; returns it."""
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
 
-    def read_in_pieces(self, *, into_buffer: bool = True) -> Iterator[tuple[Chunk, Values]]:
-        """Read the shard of the tensors piece by piece, each with its values.
+    def read_in_pieces(
+        self, *, into_buffer: bool = True
+    ) -> Iterator[tuple[Chunk, Tensor, Tensor, Tensor]]:
+        """Read the shard of the tensors piece by piece: parameters, buffers, optimizer state.
 
         Args:
             into_buffer: whether the pieces are copied into the transfer buffer. Otherwise a piece
                 is valid until the next one.
 
         """
-        length = min(chunk_length(self.values, _PIECE), self.values.numel())
+        length = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
         spare = None if into_buffer else self.values.new_empty(length)
-        for piece in self._ranges(self.values.numel(), max(length, 1)):
-            start, stop = piece.start, piece.stop
+        for piece in self._ranges(self.values.numel(), length):
+            start, stop, *kinds = piece
             own = self.values[start:stop] if spare is None else spare[: stop - start]
             self._view.read_(self.start + start, self.start + stop, own)
-            yield piece, partial(_inside, own, start)
+            parameters, buffers, carried = (own[k.start - start : k.stop - start] for k in kinds)
+            yield piece, parameters, buffers, carried
 
     def chunks(self) -> list[Chunk]:
-        """Chunks of the whole model, each a range of every rank's shard."""
+        """Chunks of the whole fragment, each a range of every rank's shard."""
         return list(self._ranges(self._placement.longest(len(self._view)), self.chunk))
 
     def _ranges(self, numel: int, each: int) -> Iterator[Chunk]:
         for start in range(0, numel, each):
             stop = min(start + each, numel)
-            kinds = (self.filtered, self.averaged, self.carried)
-            yield Chunk(start, stop, *(_overlap(kind, start, stop) for kind in kinds))
+            parameters, buffers, carried = (
+                slice(min(max(kind.start, start), stop), min(max(kind.stop, start), stop))
+                for kind in (self.parameters, self.buffers, self.carried)
+            )
+            yield Chunk(start, stop, parameters, buffers, carried)
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
         """Tensors of optimizer state in a range of the shard, and the range of each."""
@@ -179,11 +165,26 @@ class Shard:
         """Write the tensors that are not contiguous, after all chunks are distributed."""
         (self._view if carried else self._model).write_scattered(self._buffer)
 
+    def whole(self, vector: Tensor, kind: slice) -> dict[Tensor, Tensor]:
+        """Values of a vector with an element for each of ``kind``, by tensor.
 
-def _inside(values: Tensor, start: int, place: slice) -> Tensor:
-    return values[max(place.start - start, 0) : max(place.stop - start, 0)]
+        A collective of the group. The values are in the transfer buffer.
+        """
+        self.values[kind].copy_(vector)
+        longest = self._placement.longest(len(self._view))
+        for pending in self._placement.distribute(self._buffer, 0, longest):
+            pending.wait()
+        return self._by_tensor()
 
+    def fill_(self, vector: Tensor, kind: slice, whole: Mapping[Tensor, Tensor]) -> None:
+        """Set the elements of a vector of which ``whole`` has the tensors, in place."""
+        self.values[kind].copy_(vector)
+        for tensor, values in self._by_tensor().items():
+            if tensor in whole:
+                values.copy_(whole[tensor])
+        vector.copy_(self.values[kind])
 
-def _overlap(kind: slice, start: int, stop: int) -> slice:
-    low = min(max(kind.start, start), kind.stop)
-    return slice(low, max(min(kind.stop, stop), low))
+    def _by_tensor(self) -> dict[Tensor, Tensor]:
+        sizes = [tensor.numel() for tensor in self._view.tensors]
+        pieces = self._buffer[: len(self._view)].split(sizes)
+        return dict(zip(self._view.tensors, pieces, strict=True))

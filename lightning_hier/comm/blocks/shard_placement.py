@@ -1,16 +1,19 @@
-"""Which rank of a group exchanges which shard of a flat model with the other groups."""
+"""Which rank of a group exchanges which shard of a flat vector with the other groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.blocks.block_sync import Across
 from lightning_hier.comm.channel import Channel, Pending
+
+Across = Literal["auto", "leader", "sharded"]
+"""Ranks of a group that exchange its model with other groups."""
 
 
 class ShardPlacement:

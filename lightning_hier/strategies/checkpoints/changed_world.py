@@ -61,14 +61,14 @@ def resume_elsewhere(
 
 def _models(
     block: ModelBlock, parts: Sequence[Sequence[Mapping[str, Any]]], *, pending: bool
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[dict[str, Tensor]]:
     """W and Delta of each dtype, whole, as if the block had ended with the present model."""
     before = {shares[0]["dtype"]: _whole(shares) for shares in parts}
     models = []
     for own in block.state():
         now = _present(block, own["dtype"])
         if own["elements"] == 0:
-            models.append((now, now))
+            models.append({"global_model": now, "update": now})
             continue
         if own["dtype"] not in before or before[own["dtype"]][0].numel() != now.numel():
             raise ValueError(
@@ -79,7 +79,7 @@ def _models(
         if pending:
             starts = old.update_from == "start"
             update = now - (old.start_model(global_model, update) if starts else global_model)
-        models.append((now, update))
+        models.append({"global_model": now, "update": update})
     return models
 
 

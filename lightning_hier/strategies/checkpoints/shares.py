@@ -13,16 +13,13 @@ from lightning_hier.comm.blocks.model_block import ModelBlock
 Shares = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
 """What each rank of a group has saved of its blocks, in order: of each block the parts."""
 
-# Where in the whole a share of each begins is under these names.
-_STARTS = {"global_model": "start", "update": "start", "previous": "carried_start"}
-
 
 def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
     """A flat tensor of one part, whole; None where none is kept.
 
     Args:
         shares: of the ranks of a group, in order.
-        name: as in :meth:`DtypeBucket.state`.
+        name: as in :meth:`Fragment.state`.
 
     """
     own = [share[name] for share in shares if share.get(name) is not None]
@@ -44,8 +41,9 @@ def can_be_cut(kinds: Mapping[str, Any]) -> bool:
 
 def _cut(shares: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(shares[0])
-    for name, start in _STARTS.items():
-        whole, place = joined(shares, name), own[name]
-        if whole is not None and place is not None:
-            found[name] = whole[own[start] : own[start] + place.numel()]
+    for name, present in own.items():
+        whole = joined(shares, name) if isinstance(present, Tensor) else None
+        if whole is not None:
+            start = own["carried_start" if name == "previous" else "start"]
+            found[name] = whole[start : start + present.numel()]
     return found

@@ -1,19 +1,20 @@
-"""Sums over the groups of a flat chunk of their models: exact, or quantised with error feedback."""
+"""Means over the groups of the shard of a fragment: exact, or quantised with error feedback."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
 from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
 from lightning_hier.comm.across import AcrossRoute
+from lightning_hier.comm.blocks.error_feedback import ChunkFeedback, ErrorFeedback
+from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.channel import Channel, Pending
-from lightning_hier.comm.stages import Due, Stages
+from lightning_hier.comm.stages import Due, Stages, side_by_side
 
 AcrossDtype = Literal["same", "bfloat16", "int8"]
 """Data type of model updates between groups; ``"same"`` is that of the parameters."""
@@ -31,6 +32,99 @@ def make_codec(across_dtype: AcrossDtype, dtype: torch.dtype) -> Codec | None:
     return {"same": None, "bfloat16": BFloat16Codec(), "int8": Int8Codec()}[across_dtype]
 
 
+class Exchange:
+    """Averages this rank's shard in its transfer buffer, in place.
+
+    Methods that return stages are collectives of the ranks that average.
+
+    Args:
+        shard: of this rank.
+        codec: of updates of parameters; None exchanges them without quantisation.
+        route: process groups of the ranks that average.
+        delayed: whether the mean of the parameters is delayed, and so no part of one collective
+            with that of the buffers.
+
+    """
+
+    def __init__(
+        self, shard: Shard, codec: Codec | None, route: AcrossRoute, *, delayed: bool
+    ) -> None:
+        self._shard = shard
+        self._codec = codec
+        self._delayed = delayed
+        self._averaging = Averaging(route)
+        self._feedback: ErrorFeedback | None = None
+        if codec is not None and route.between is not None:
+            self._feedback = ErrorFeedback(
+                shard.parameters.stop - shard.parameters.start,
+                chunk=shard.chunk,
+                inter_host_ranks=route.inter_host_ranks,
+                like=shard.values,
+            )
+        # Number of `Due` that the mean of a chunk's parameters yields.
+        self.due = (1 if codec is None else 2) + route.hosts_are_shared
+
+    def chunk(
+        self, chunk: Chunk, participation: Participation, *, keep: bool, carried: bool = True
+    ) -> Stages:
+        """Average all tensors of a chunk.
+
+        Args:
+            chunk: of the shard.
+            participation: groups that take part.
+            keep: whether the error feedback is updated.
+            carried: whether the state of local optimizers is averaged too.
+
+        """
+        if self._codec is None and not self._delayed:
+            # One collective for everything that is not quantised.
+            end = self._shard.carried.stop if carried else self._shard.carried.start
+            return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), participation)
+        place = chunk.parameters
+        mean = self.parameters(self._shard.values[place], place, participation, keep=keep)
+        others = []
+        if chunk.buffers.start < chunk.buffers.stop:
+            others.append(self.exact(chunk.buffers, participation))
+        if carried and chunk.carried.start < chunk.carried.stop:
+            # Second moments span too many orders of magnitude for integers with a common scale.
+            state = _weigh_(self._shard.values[chunk.carried], participation)
+            others.append(self._averaging.quantised(state, BFloat16Codec(), None))
+        return side_by_side([mean, *others]) if others else mean
+
+    def parameters(
+        self, piece: Tensor, place: slice, participation: Participation, *, keep: bool
+    ) -> Stages:
+        """Average values of parameters, in place.
+
+        Args:
+            piece: the values.
+            place: their range in the shard.
+            participation: groups that take part.
+            keep: whether the error feedback is updated.
+
+        """
+        if self._codec is None:
+            return self._averaging.exact(_weigh_(piece, participation))
+        if not participation.takes_part:
+            piece.zero_()
+        feedback = self._feedback.of(place, keep=keep) if self._feedback else None
+        weight = 1.0 / participation.healthy
+        return self._averaging.quantised(piece, self._codec, feedback, weight=weight)
+
+    def exact(self, place: slice, participation: Participation) -> Stages:
+        """Average a range of the shard without quantisation."""
+        return self._averaging.exact(_weigh_(self._shard.values[place], participation))
+
+    def state(self) -> dict[str, Any] | None:
+        """Error feedback for a checkpoint; the tensors are not copied."""
+        return None if self._feedback is None else self._feedback.state()
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Load a state that was saved with the same chunks and ranks."""
+        if self._feedback is not None and state is not None:
+            self._feedback.load(state)
+
+
 class Averaging:
     """Sums chunks over the groups along a route.
 
@@ -45,10 +139,6 @@ class Averaging:
 
     def __init__(self, route: AcrossRoute) -> None:
         self._route = route
-
-    def due(self, codec: Codec | None) -> int:
-        """Number of :class:`~lightning_hier.comm.stages.Due` that the sum of a chunk yields."""
-        return (1 if codec is None else 2) + self._route.hosts_are_shared
 
     def exact(self, piece: Tensor) -> Stages:
         """Sum ``piece`` over the groups, in place. A collective of the ranks that average."""
@@ -102,72 +192,6 @@ class Averaging:
         return Due(started) if self._route.hosts_are_shared else started
 
 
-@dataclass(frozen=True)
-class ChunkFeedback:
-    """Rounding errors of one chunk.
-
-    Attributes:
-        own: of the values that this rank sends, as long as all shards.
-        sums: of the sums that this rank computes, as long as one shard.
-
-    """
-
-    own: Tensor
-    sums: Tensor
-
-    @classmethod
-    def zeros(cls, piece: Tensor, inter_host_ranks: int) -> ChunkFeedback:
-        """Errors before the first sum of such a chunk."""
-        each = _shard_length(piece.numel(), inter_host_ranks)
-        both = piece.new_zeros((inter_host_ranks + 1) * each, dtype=_error_dtype(piece.dtype))
-        return cls(both[: inter_host_ranks * each], both[inter_host_ranks * each :])
-
-
-class ErrorFeedback:
-    """Rounding errors of a rank's shard of the model; each sum adds those of the one before.
-
-    Args:
-        numel: elements of the shard.
-        chunk: elements of one chunk.
-        inter_host_ranks: number of ranks that exchange between hosts.
-        like: tensor on the device of the errors; its dtype is used, or float32 if that is wider.
-
-    """
-
-    def __init__(self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor) -> None:
-        self._chunk = chunk
-        self._ranks = inter_host_ranks
-        whole, rest = divmod(numel, chunk)
-        # Every chunk is padded to equal shards.
-        length = whole * _shard_length(chunk, self._ranks) + _shard_length(rest, self._ranks)
-        dtype = _error_dtype(like.dtype)
-        self._own = torch.zeros(self._ranks * length, dtype=dtype, device=like.device)
-        self._sums = torch.zeros(length, dtype=dtype, device=like.device)
-
-    def of(self, place: slice, *, keep: bool) -> ChunkFeedback:
-        """Errors of the chunk at ``place`` of the shard.
-
-        Args:
-            place: starts at a multiple of the chunk's length.
-            keep: whether a sum replaces the errors. False returns a copy.
-
-        """
-        number, each = place.start // self._chunk, _shard_length(self._chunk, self._ranks)
-        length = _shard_length(place.stop - place.start, self._ranks)
-        own = self._own[number * self._ranks * each :][: self._ranks * length]
-        sums = self._sums[number * each :][:length]
-        return ChunkFeedback(own, sums) if keep else ChunkFeedback(own.clone(), sums.clone())
-
-    def state(self) -> dict[str, Any]:
-        """State for a checkpoint; the tensors are not copied."""
-        return {"own": self._own, "sums": self._sums}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state that was saved with the same chunks and ranks."""
-        self._own.copy_(state["own"])
-        self._sums.copy_(state["sums"])
-
-
 def _quantised_between(
     piece: Tensor, codec: Codec, feedback: ChunkFeedback, between: Channel, weight: float
 ) -> Stages:
@@ -203,10 +227,7 @@ def _no_stages() -> Stages:
         yield []
 
 
-def _shard_length(numel: int, ranks: int) -> int:
-    """Elements of a shard of ``numel`` elements among ``ranks``, in whole quantisation groups."""
-    return -(-numel // (ranks * QUANTISATION_GROUP)) * QUANTISATION_GROUP
-
-
-def _error_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _weigh_(piece: Tensor, participation: Participation) -> Tensor:
+    """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
+    # A product with zero would keep NaN.
+    return piece.div_(participation.healthy) if participation.takes_part else piece.zero_()

@@ -1,0 +1,87 @@
+"""Rounding errors of quantised sums, which the next sum adds (error feedback)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+
+
+@dataclass(frozen=True)
+class ChunkFeedback:
+    """Rounding errors of one chunk.
+
+    Attributes:
+        own: of the values that this rank sends, as long as all shards.
+        sums: of the sums that this rank computes, as long as one shard.
+
+    """
+
+    own: Tensor
+    sums: Tensor
+
+    @classmethod
+    def zeros(cls, piece: Tensor, inter_host_ranks: int) -> ChunkFeedback:
+        """Errors before the first sum of such a chunk."""
+        each = _shard_length(piece.numel(), inter_host_ranks)
+        both = piece.new_zeros((inter_host_ranks + 1) * each, dtype=_error_dtype(piece.dtype))
+        return cls(both[: inter_host_ranks * each], both[inter_host_ranks * each :])
+
+
+class ErrorFeedback:
+    """Rounding errors of a rank's shard of a fragment; each sum adds those of the one before.
+
+    Args:
+        numel: elements of the shard.
+        chunk: elements of one chunk.
+        inter_host_ranks: number of ranks that exchange between hosts.
+        like: tensor on the device of the errors; its dtype is used, or float32 if that is wider.
+
+    """
+
+    def __init__(self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor) -> None:
+        self._chunk = chunk
+        self._ranks = inter_host_ranks
+        whole, rest = divmod(numel, chunk)
+        # Every chunk is padded to equal shards.
+        length = whole * _shard_length(chunk, self._ranks) + _shard_length(rest, self._ranks)
+        dtype = _error_dtype(like.dtype)
+        self._own = torch.zeros(self._ranks * length, dtype=dtype, device=like.device)
+        self._sums = torch.zeros(length, dtype=dtype, device=like.device)
+
+    def of(self, place: slice, *, keep: bool) -> ChunkFeedback:
+        """Errors of the chunk at ``place`` of the shard.
+
+        Args:
+            place: starts at a multiple of the chunk's length.
+            keep: whether a sum replaces the errors. False returns a copy.
+
+        """
+        number, each = place.start // self._chunk, _shard_length(self._chunk, self._ranks)
+        length = _shard_length(place.stop - place.start, self._ranks)
+        own = self._own[number * self._ranks * each :][: self._ranks * length]
+        sums = self._sums[number * each :][:length]
+        return ChunkFeedback(own, sums) if keep else ChunkFeedback(own.clone(), sums.clone())
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint; the tensors are not copied."""
+        return {"own": self._own, "sums": self._sums}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Load a state that was saved with the same chunks and ranks."""
+        self._own.copy_(state["own"])
+        self._sums.copy_(state["sums"])
+
+
+def _shard_length(numel: int, ranks: int) -> int:
+    """Elements of a shard of ``numel`` elements among ``ranks``, in whole quantisation groups."""
+    return -(-numel // (ranks * QUANTISATION_GROUP)) * QUANTISATION_GROUP
+
+
+def _error_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,140 @@
+"""The outer step of a fragment: from the mean of the groups' models to the next global model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.algorithms.sums import sum_of_squares
+
+
+class OuterStep:
+    """Interface of the outer optimizer of a fragment.
+
+    It holds this rank's shard of the global model W and of its own state. ``place`` is a range of
+    elements of that shard. No method communicates.
+
+    Args:
+        global_model: this rank's shard of W, flat. Updated in place.
+        from_updates: whether the means are those of local updates (the local model minus the start
+            model) instead of models. Updates are exchanged where they are quantised or delayed.
+
+    Attributes:
+        from_updates: see above. A subclass that needs updates sets it to True.
+        vectors: W as ``"global_model"``, and state with a value for each element of W, zero at
+            first. They are saved, divided among ranks and restored by name.
+
+    """
+
+    def __init__(self, global_model: Tensor, *, from_updates: bool) -> None:
+        self.from_updates = from_updates
+        self.vectors = {"global_model": global_model}
+
+    def start_model(self, place: slice) -> Tensor:
+        """W_g, from which the next block starts; may be a view of W."""
+        raise NotImplementedError
+
+    def prepare_(self, model: Tensor, place: slice) -> float:
+        """Turn a local model into the values to average, in place; their sum of squares."""
+        raise NotImplementedError
+
+    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+        """Update W and the state, in place.
+
+        Args:
+            mean: of the models, or of the local updates. Becomes W_g.
+            place: its range.
+
+        Returns:
+            The sums of squares of the mean and of the global update.
+
+        """
+        raise NotImplementedError
+
+    def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
+        """W as :meth:`apply_` would leave it; changes nothing.
+
+        Args:
+            place: the range.
+            mean: as in :meth:`apply_`; None applies none.
+            earlier: a mean update that is applied before it; None applies none.
+
+        """
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """Settings for a checkpoint, beside the vectors."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """State for a checkpoint; the tensors are not copied."""
+        return {**self.settings(), **self.vectors}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load a state of the same shard; vectors that it does not have stay as they are."""
+        for name, vector in self.vectors.items():
+            if state.get(name) is not None:
+                vector.copy_(state[name])
+
+
+class BlockMomentumStep(OuterStep):
+    """Model averaging, and classical and Nesterov block momentum (bmuf 2.1.3).
+
+    Its state is Delta, as ``"update"``; there is none without block momentum.
+
+    Args:
+        block_filter: the equations.
+        global_model: as in :class:`OuterStep`.
+        from_updates: as in :class:`OuterStep`.
+
+    """
+
+    def __init__(
+        self, block_filter: BlockFilter, global_model: Tensor, *, from_updates: bool
+    ) -> None:
+        super().__init__(global_model, from_updates=from_updates)
+        self._filter = block_filter
+        if block_filter.keeps_update:
+            self.vectors["update"] = torch.zeros_like(global_model)
+
+    def start_model(self, place: slice) -> Tensor:
+        """See :class:`OuterStep`."""
+        return self._filter.start_model(*self._at(place))
+
+    def prepare_(self, model: Tensor, place: slice) -> float:
+        """See :class:`OuterStep`."""
+        if not self.from_updates:
+            return sum_of_squares(model)
+        return self._filter.leave_out_start_(model, *self._at(place))
+
+    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+        """See :class:`OuterStep`."""
+        if self.from_updates:
+            return self._filter.advance_by_(mean, *self._at(place))
+        return self._filter.advance_(mean, *self._at(place))
+
+    def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
+        """See :class:`OuterStep`."""
+        model, update = self._at(place)
+        if earlier is not None:
+            model, update = model.clone(), None if update is None else update.clone()
+            self._filter.advance_by_(earlier.clone(), model, update)
+        if mean is None:
+            return model
+        if self.from_updates:
+            return self._filter.global_after(mean, model, update)
+        return self._filter.next_global(mean, model, update)
+
+    def settings(self) -> dict[str, Any]:
+        """See :class:`OuterStep`."""
+        return {"filter": asdict(self._filter)}
+
+    def _at(self, place: slice) -> tuple[Tensor, Tensor | None]:
+        """W and Delta of a range."""
+        update = self.vectors.get("update")
+        return self.vectors["global_model"][place], None if update is None else update[place]
