@@ -99,6 +99,29 @@ def check_synchronisations(
         )
 
 
+def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) -> None:
+    """Check the number of groups.
+
+    Args:
+        block_sync: across groups.
+        workers: of all ranks.
+        group_size: workers of one group.
+
+    Raises:
+        ValueError: there are several without ``block_sync``, or it does not suit their number.
+
+    """
+    groups = workers // group_size
+    if block_sync is not None:
+        block_sync.filter_for(groups)
+    elif groups > 1:
+        raise ValueError(
+            f"block_sync=None needs one group of all ranks, but groups of {group_size} make "
+            f"{groups} groups that would never meet: pass block_sync=BMUF(...) or "
+            "ModelAveraging(...), or group_size='world'"
+        )
+
+
 def check_group_size(group_size: object) -> None:
     """Check the size of a group.
 

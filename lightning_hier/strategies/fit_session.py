@@ -169,7 +169,6 @@ class FitSession:
         self,
         optimizers: Sequence[Optimizer],
         *,
-        one_host: bool,
         on_nonfinite: OnNonfinite = "error",
         join: bool = False,
         watching: Sequence[Callback] = (),
@@ -178,15 +177,12 @@ class FitSession:
 
         Args:
             optimizers: of the module; each has its own block.
-            one_host: whether all ranks are on one host.
             on_nonfinite: what becomes of groups whose models are not finite.
             join: whether ranks that have run out of batches join the others.
             watching: callbacks that log metrics.
 
         """
-        self._training = training = build_training(
-            self, optimizers, one_host=one_host, on_nonfinite=on_nonfinite
-        )
+        self._training = training = build_training(self, optimizers, on_nonfinite=on_nonfinite)
         training.termination.install()
         training.raw_steps.install()
         self.changes.on_close(training.raw_steps.remove)

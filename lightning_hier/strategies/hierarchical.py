@@ -21,29 +21,18 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
-from lightning_hier.strategies.arguments import check_synchronisations
+from lightning_hier.strategies import module_setup
+from lightning_hier.strategies.arguments import check_groups, check_synchronisations
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
 from lightning_hier.strategies.collectives import naming_missing_of_ddp
 from lightning_hier.strategies.data_checks import UnevenBatches, check_session_data
 from lightning_hier.strategies.fit_session import FitSession
-from lightning_hier.strategies.module_setup import (
-    GroupSyncBatchNorm,
-    share_initial_model,
-    wrap_by_ddp,
-)
-from lightning_hier.strategies.optimizer_checks import (
-    check_averaged_optimizers,
-    log_choices,
-    warn_of_optimizers,
-)
+from lightning_hier.strategies.optimizer_checks import check_averaged_optimizers, log_advice
 from lightning_hier.strategies.settings import Synchronisation, can_warm_up, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
-from lightning_hier.strategies.trainer_checks import check_join
-from lightning_hier.strategies.virtual_workers.checks import (
-    check_combination,
-    check_virtual_trainer,
-)
+from lightning_hier.strategies.trainer_checks import check_averaged_trainer
+from lightning_hier.strategies.virtual_workers.checks import check_combination
 from lightning_hier.strategies.virtual_workers.data import WorkerData, move_batches
 
 
@@ -56,26 +45,23 @@ class HierarchicalStrategy(TieredStrategy):
         gradient_sync: how gradients are averaged inside a group at every step: ``AllReduce()``,
             ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
         block_sync: how the models of the groups are averaged after every block:
-            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, or None: never, which needs
-            a single group.
-        warmup_steps: number of steps at the start in which every optimizer uses gradients that are
-            averaged exactly over the whole world, as under plain DDP; blocks begin after them.
-            ``"auto"`` is a tenth of the run's steps, at most 500, and 500 if the length is not
-            known; 0 in one group without compression, and where a warm-up is impossible.
+            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, or None in a single group.
+        warmup_steps: steps at the start in which every optimizer uses gradients that are averaged
+            exactly over the whole world; blocks begin after them. ``"auto"`` is a tenth of the
+            run's steps, at most 500, and 500 if the length is not known; 0 where it is impossible.
         virtual_workers: workers of every rank. Each has its own residuals, random numbers and part
             of the data; those of different groups have their own model and optimizer state. Up to
-            the order of additions the run is that on as many ranks. It must divide the workers
-            of a group, or be a multiple of them.
+            the order of additions the run is that on as many ranks. It must divide the workers of
+            a group, or be a multiple.
         on_nonfinite: what happens to a group whose model or averaged optimizer state holds NaN or
             inf at a synchronisation. ``"error"``: one error on every rank, before any model is
-            sent. ``"exclude"``: a warning; the mean is over the other groups, and this group
-            starts the next block from it. A model that all ranks train, as in the warm-up or in a
-            single group, is always an error.
+            sent. ``"exclude"``: a warning; this group starts the next block from the mean of the
+            others. A model that all ranks train, as in the warm-up, is always an error.
         uneven_batches: what happens to groups that run out of batches in an epoch before others.
-            ``"error"``: one error on every rank that names ranks and counts, before training if
-            the data have a length. ``"join"``: they take part in the remaining synchronisations of
-            the epoch with their present models, at the same weight. Validation, saving and
-            stopping within an epoch are then errors, and so are different counts in a group.
+            ``"error"``: one error that names ranks and counts, before training if the data have a
+            length. ``"join"``: they take part in the remaining synchronisations of the epoch with
+            their present models, at the same weight; validating, saving or stopping within an
+            epoch, and different counts in a group, are errors.
         timeout: limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -125,9 +111,8 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        fitting = self._session is not None
         return {
-            "warmup_steps": self.warmup_steps if fitting else self._asked.warmup_steps,
+            "warmup_steps": (self._asked if self._session is None else self).warmup_steps,
             "gradient_sync": self.gradient_sync,
             "block_sync": self.block_sync,
             "on_nonfinite": self.on_nonfinite,
@@ -137,23 +122,12 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def _check_groups(self) -> None:
         check_combination(self, self._groups.worker_counts)
-        groups = self._groups.all_workers // self._groups.size
-        if self.block_sync is not None:
-            self.block_sync.filter_for(groups)
-        elif groups > 1:
-            raise ValueError(
-                f"block_sync=None needs one group of all ranks, but groups of {self._groups.size} "
-                f"make {groups} groups that would never meet: pass block_sync=BMUF(...) or "
-                "ModelAveraging(...), or group_size='world'"
-            )
+        check_groups(self.block_sync, self._groups.all_workers, self._groups.size)
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        if self.uneven_batches == "join":
-            check_join(trainer)
-        if self.virtual_workers > 1:
-            warms_up = self.warmup_steps > 0
-            check_virtual_trainer(trainer, self._groups.worker_counts, warms_up=warms_up)
+        joins, warms_up = self.uneven_batches == "join", self.warmup_steps > 0
+        check_averaged_trainer(trainer, self._groups.worker_counts, joins=joins, warms_up=warms_up)
 
     @override
     def _check_optimizers(self) -> None:
@@ -163,21 +137,15 @@ class HierarchicalStrategy(TieredStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self._layer_sync is not None:
-            self._layer_sync = GroupSyncBatchNorm(self.communicators.group.group)
+            self._layer_sync = module_setup.GroupSyncBatchNorm(self.communicators.group.group)
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        models = self.communicators.models
-        alone = self._groups.size == 1  # sends no gradients
-        sync = None if alone else self.gradient_sync
-        warn_of_optimizers(self.optimizers, sync, self.block_sync, models)
-        log_choices(self.optimizers, self.block_sync, models)
+        sync = None if self._groups.size == 1 else self.gradient_sync  # one worker sends nothing
+        log_advice(self.optimizers, sync, self.block_sync, self.communicators.models)
+        joins, watching = self.uneven_batches == "join", self._watching()
         self._fit_session.begin(
-            self.optimizers,
-            one_host=self._on_one_host,
-            on_nonfinite=self.on_nonfinite,
-            join=self.uneven_batches == "join",
-            watching=self._watching(),
+            self.optimizers, on_nonfinite=self.on_nonfinite, join=joins, watching=watching
         )
 
     @override
@@ -186,12 +154,12 @@ class HierarchicalStrategy(TieredStrategy):
         self._session = session = FitSession(trainer, self._groups)
         self._ended = None
         warms_up = self.uneven_batches == "error" and can_warm_up(self._asked, session)
-        numbers = self._checkpoints.numbers
-        used = resolved_for_run(self._asked, numbers, trainer, warms_up=warms_up)
+        resumed = self._checkpoints.numbers
+        used = resolved_for_run(self._asked, resumed, trainer, warms_up=warms_up)
         self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
         self.block_sync = used.block_sync
-        session.reduce(used, partial(wrap_by_ddp, self))
-        share_initial_model(self._module, self.communicators)
+        session.reduce(used, partial(module_setup.wrap_by_ddp, self))
+        module_setup.share_initial_model(self._module, self.communicators)
         session.wrap()
 
     @property

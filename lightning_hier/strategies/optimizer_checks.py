@@ -112,13 +112,13 @@ def _named(place: Place | None) -> str:
     return f"{name} (optimizer {optimizer}, group {group})"
 
 
-def warn_of_optimizers(
+def log_advice(
     optimizers: Sequence[Optimizer],
     gradient_sync: GradientSync | None,
     block_sync: BlockSync | None,
     num_models: int,
 ) -> None:
-    """Warn once of optimizers whose settings work, but not well.
+    """Warn once of optimizers whose settings work, but not well; log what ``"auto"`` has chosen.
 
     Args:
         optimizers: of the module.
@@ -127,22 +127,17 @@ def warn_of_optimizers(
         num_models: groups.
 
     """
-    found: list[str | None] = []
+    warnings: list[str | None] = []
+    choices: list[str | None] = []
     for optimizer in optimizers:
         if gradient_sync is not None:
-            found.append(gradient_sync.advice(optimizer))
-        if block_sync is not None and num_models > 1:
-            found.append(block_sync.advice(optimizer, num_models))
-    # Optimizers of one kind may be advised the same, or, as by their betas, differently.
-    for advice in filter(None, dict.fromkeys(found)):
-        rank_zero_warn(advice)
-
-
-def log_choices(
-    optimizers: Sequence[Optimizer], block_sync: BlockSync | None, num_models: int
-) -> None:
-    """Log once what ``"auto"`` has chosen for the optimizers."""
-    if block_sync is None:
-        return
-    for choice in filter(None, {block_sync.chosen(own, num_models) for own in optimizers}):
+            warnings.append(gradient_sync.advice(optimizer))
+        if block_sync is not None:
+            choices.append(block_sync.chosen(optimizer, num_models))
+            if num_models > 1:
+                warnings.append(block_sync.advice(optimizer, num_models))
+    # Optimizers of one kind may get the same advice or, as by their betas, different advice.
+    for warning in filter(None, dict.fromkeys(warnings)):
+        rank_zero_warn(warning)
+    for choice in filter(None, dict.fromkeys(choices)):
         rank_zero_info(choice)

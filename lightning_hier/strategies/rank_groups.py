@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -70,6 +71,22 @@ class RankGroups:
         if self._communicators is None:
             raise RuntimeError("the process groups are made when the Trainer starts to run")
         return self._communicators
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that must be the same on all ranks, by name."""
+        return {"group_size": self.size, "virtual_workers": self._virtual_workers}
+
+    def describe(self) -> dict[str, Any]:
+        """Numbers of ranks, hosts, groups and virtual workers, by name."""
+        ranks = self._strategy.world_size
+        return {
+            "ranks": ranks,
+            "hosts": ranks // self._strategy.num_processes,
+            "groups": self.worker_layout.sizes[1],
+            "ranks_per_group": self.communicators.layout.sizes[0],
+            "virtual_workers": self._virtual_workers,
+        }
 
     def check_division(self, hosts: Sequence[int]) -> None:
         """Check that the ranks can be divided into such groups.

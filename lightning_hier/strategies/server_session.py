@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
@@ -29,6 +30,11 @@ from lightning_hier.strategies.misuse import RawSteps, ServedParameters
 from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
 from lightning_hier.strategies.trainer_changes import TrainerChanges
+
+_AGENTS_WAIT = (
+    "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
+    "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
+)
 
 BuildEngine = Callable[[Ports, Client], Engine]
 
@@ -233,6 +239,14 @@ class ServerSession:
                 closing.callback(self._server_loop.stop)
                 if orderly:
                     self._take_leave()
+
+    def warn_of_agents(self, num_nodes: int) -> None:
+        """Warn, on the lowest rank that is not lost, that torchrun waits for lost agents."""
+        if num_nodes == 1:
+            return
+        first = min(set(range(self._world_size)) - self.lost().keys())  # rank 0 may be lost itself
+        if dist.is_torchelastic_launched() and self._rank == first:
+            warnings.warn(_AGENTS_WAIT, stacklevel=1)
 
     def _take_leave(self) -> None:
         self._server_loop.begin_shutdown()

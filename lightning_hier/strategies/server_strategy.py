@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
@@ -27,10 +25,7 @@ from lightning_hier.strategies import arguments
 from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
 from lightning_hier.strategies.collectives import LiveRankCollectives, WorldCollectives
 from lightning_hier.strategies.module_setup import share_initial_model
-from lightning_hier.strategies.optimizer_checks import (
-    check_served_optimizers,
-    require_same_order,
-)
+from lightning_hier.strategies.optimizer_checks import check_served_optimizers, require_same_order
 from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.trainer_checks import check_served_trainer
 
@@ -51,10 +46,6 @@ _TAKES_OVER = (
     "it was not saved by a strategy with parameter servers. The servers begin with its model and "
     "its optimizer states; steps are counted from 0, so warmup_steps begin again. State of another "
     "strategy (block momentum, residuals, random numbers, the position in the data) is not used."
-)
-_AGENTS_WAIT = (
-    "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
-    "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
 )
 
 
@@ -230,10 +221,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         if session is not None:
             if session.lost():
                 keep_groups_at_exit()
-                several_agents = dist.is_torchelastic_launched() and self.num_nodes > 1
-                first = min(set(range(self.world_size)) - session.lost().keys())
-                if several_agents and self.global_rank == first:  # rank 0 may be lost itself
-                    warnings.warn(_AGENTS_WAIT, stacklevel=1)
+                session.warn_of_agents(self.num_nodes)
             session.close(orderly=not self._failed)
         super().teardown()
 

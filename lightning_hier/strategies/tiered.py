@@ -29,7 +29,7 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.strategies import arguments, placement, ray_train
+from lightning_hier.strategies import arguments, placement, ray_train, trainer_checks
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.same_checkpoint import read_nothing, read_same
 from lightning_hier.strategies.collectives import Collectives, WorldCollectives, naming_missing
@@ -37,12 +37,6 @@ from lightning_hier.strategies.data_checks import check_data, check_even
 from lightning_hier.strategies.private_names import check_names, check_private_names
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import comparable, described
-from lightning_hier.strategies.trainer_checks import (
-    check_module,
-    check_trainer,
-    trainer_settings,
-    warn_of_coupling,
-)
 
 
 class TieredStrategy(DDPStrategy, ABC):
@@ -51,13 +45,7 @@ class TieredStrategy(DDPStrategy, ABC):
     In a worker of Ray Train the Trainer's ``devices`` and ``num_nodes`` have no effect.
 
     Args:
-        group_size: workers of one group: a number, ``"node"`` (those of one host) or ``"world"``.
-            It must divide the number of workers.
-        warmup_steps: number of steps at the start in which every optimizer uses gradients that are
-            averaged exactly over all ranks.
-        virtual_workers: workers of every rank.
-        timeout: limit of every wait, after which an error names the missing ranks.
-        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
+        group_size, warmup_steps, virtual_workers, timeout, **ddp_kwargs: see the subclasses.
 
     Attributes:
         has_trainer: whether a Trainer has taken the strategy.
@@ -129,17 +117,9 @@ class TieredStrategy(DDPStrategy, ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON. Needs the environment to be set up."""
-        return {
-            "strategy": self.strategy_name,
-            "class": type(self).__name__,
-            "ranks": self.world_size,
-            "hosts": self.world_size // self.num_processes,
-            "groups": self.worker_layout.sizes[1],
-            "ranks_per_group": self.layout.sizes[0],
-            "warmup_steps": self.warmup_steps,
-            "virtual_workers": self.virtual_workers,
-            **described(self._settings()),
-        }
+        own: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
+        own |= {"warmup_steps": self.warmup_steps} | self._groups.describe()
+        return own | described(self._settings())
 
     def _watching(self) -> list[Callback]:
         """Return callbacks that log metrics during one fit."""
@@ -173,10 +153,6 @@ class TieredStrategy(DDPStrategy, ABC):
         """Ranks on this host."""
         ray = placement.in_ray(self)
         return ray_train.workers_on_this_host() if ray else super().num_processes
-
-    @property
-    def _on_one_host(self) -> bool:
-        return self.num_processes == self.world_size
 
     @property
     @override
@@ -213,13 +189,8 @@ class TieredStrategy(DDPStrategy, ABC):
             check_private_names(self.lightning_module, self.virtual_workers)
             self._groups.check_division(hosts)
             self._check_groups()
-        own = {
-            "strategy": type(self).__name__,
-            "group_size": self._groups.size,
-            "warmup_steps": self.warmup_steps,
-            "virtual_workers": self.virtual_workers,
-            "timeout": str(self._limit),
-        }
+        own: dict[str, Any] = {"strategy": type(self).__name__, "timeout": str(self._limit)}
+        own |= {"warmup_steps": self.warmup_steps} | self._groups.settings
         require_same(own | comparable(self._settings()), self.root_device)
         self._groups.build(generation, hosts, timeout=self._limit, traffic=self.traffic)
 
@@ -232,11 +203,11 @@ class TieredStrategy(DDPStrategy, ABC):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             with raise_everywhere(self.root_device):
-                check_module(self._module)
-                check_trainer(trainer)
+                trainer_checks.check_module(self._module)
+                trainer_checks.check_trainer(trainer)
                 self._check_trainer(trainer)
-            require_same(trainer_settings(trainer), self.root_device)
-            warn_of_coupling(trainer)
+            require_same(trainer_checks.trainer_settings(trainer), self.root_device)
+            trainer_checks.warn_of_coupling(trainer)
         super().setup(trainer)
         if fitting:
             with raise_everywhere(self.root_device):

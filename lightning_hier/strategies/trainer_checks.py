@@ -11,6 +11,9 @@ from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint, Mod
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 
+from lightning_hier.comm.tiers import WorkerLayout
+from lightning_hier.strategies.virtual_workers.checks import check_virtual_trainer
+
 
 def check_module(module: Module) -> None:
     """Check the model.
@@ -58,6 +61,27 @@ def check_trainer(trainer: pl.Trainer) -> None:
                 "global model then, and training goes on from another one. Pass "
                 "use_lottery_ticket_hypothesis=False."
             )
+
+
+def check_averaged_trainer(
+    trainer: pl.Trainer, layout: WorkerLayout, *, joins: bool, warms_up: bool
+) -> None:
+    """Check the Trainer under a synchronous strategy.
+
+    Args:
+        trainer: about to fit.
+        layout: how the workers of a group are divided among ranks.
+        joins: whether ranks that have run out of batches join the others.
+        warms_up: whether there is a warm-up.
+
+    Raises:
+        ValueError: a setting can't be combined with joining or with virtual workers.
+
+    """
+    if joins:
+        check_join(trainer)
+    if layout.workers_per_rank > 1:
+        check_virtual_trainer(trainer, layout, warms_up=warms_up)
 
 
 def check_join(trainer: pl.Trainer) -> None:

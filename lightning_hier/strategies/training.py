@@ -117,11 +117,12 @@ def build_training(
     session: FitSession,
     optimizers: Sequence[Optimizer],
     *,
-    one_host: bool,
     on_nonfinite: OnNonfinite,
 ) -> Training:
     """Make the objects of :class:`Training`; arguments are those of :meth:`FitSession.begin`."""
     trainer, module = session.trainer, session.trainer.lightning_module
+    strategy: Any = trainer.strategy
+    on_one_host = strategy.num_processes == strategy.world_size
     communicators, worker = session.communicators, session.worker
     worker.count_optimizers(len(optimizers))
     local = LocalModels(module, optimizers, communicators.models_per_rank)
@@ -134,7 +135,7 @@ def build_training(
         worker=worker,
         models=local,
         warmup_steps=int(session.settings.warmup_steps),
-        nics=None if one_host else fewest_nics(communicators.device),
+        nics=None if on_one_host else fewest_nics(communicators.device),
         on_nonfinite=on_nonfinite,
     )
     if session.scaler is not None:

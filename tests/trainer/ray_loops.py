@@ -69,7 +69,7 @@ def fit_by_each_preset(make: MakeTrainer = make_trainer) -> dict[str, Any]:
             "sizes": strategy.layout.sizes,
             "device": str(strategy.root_device),
             "sampler": strategy.distributed_sampler_kwargs,
-            "on_one_host": strategy._on_one_host,
+            "on_one_host": strategy.num_processes == strategy.world_size,
         }
         found[name] = {"weights": weights(model), "placed": placed}
     return found

@@ -20,7 +20,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
-from lightning_hier.strategies.optimizer_checks import warn_of_optimizers
+from lightning_hier.strategies.optimizer_checks import log_advice
 
 BETAS = st.sampled_from([0.5, 0.9, 0.99, 0.999])
 TAUS = st.one_of(st.integers(1, 200).map(float), st.floats(0.25, 50.0))
@@ -215,7 +215,7 @@ def test_each_of_several_optimizers_of_one_kind_is_advised() -> None:
     sync = lh.BMUFAdam(local_beta1="keep")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        warn_of_optimizers([_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
+        log_advice([_adam(0.9), _adam(0.9), _adam(0.7), _adam(0.5)], None, sync, 17)
     assert ["beta1=0.9" in str(said[0].message), "beta1=0.7" in str(said[1].message)] == [True] * 2
     assert len(said) == 2
 
