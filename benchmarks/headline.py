@@ -72,9 +72,9 @@ def loss_ratios(runs: Sequence[Mapping[str, object]]) -> dict[str, list[float]]:
 
     """
     losses = {
-        (str(run["system"]), run["seed"]): float(str(run["loss"]))
+        (str(run["system"]), run["seed"]): float(str(run["result"]))
         for run in runs
-        if run["workers"] == 4 and run["steps"] == 300
+        if (run["task"], run["workers"], run["steps"]) == ("language", 4, 300)
     }
     seeds = [seed for system, seed in losses if system == "ddp"]
     return {

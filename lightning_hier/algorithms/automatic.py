@@ -1,4 +1,4 @@
-"""The settings that ``"auto"`` stands for, from the length of a run.
+"""The settings that ``"auto"`` stands for, from the length of a run and the number of models.
 
 Each rule is one line, so that the log and the documentation can state it. An unknown
 length, as of an iterable dataset without ``max_steps``, is infinite.
@@ -15,20 +15,21 @@ Auto = Literal["auto"]
 _LONGEST_BLOCK = 50
 _LONGEST_WARMUP = 500
 _WARMUP_SHARE = 10
-_BLOCKS_PER_RUN = 20
+BLOCKS_PER_RUN = 20
 _LEAST_DENSITY = 0.01
 _LARGEST_DENSITY = 0.1
 _STEPS_OF_AN_ELEMENT = 30.0
 
 
-def auto_block_size(run_steps: float) -> int:
-    """Steps of a block: a twentieth of the run, from 1 to 50.
+def auto_block_size(run_steps: float, blocks: int = BLOCKS_PER_RUN) -> int:
+    """Steps of a block, from 1 to 50, so that the run has at least ``blocks`` of them.
 
     Args:
         run_steps: steps of one optimizer in the run, or infinity.
+        blocks: the least number of blocks, if the run has as many steps.
 
     """
-    return max(1, math.floor(min(run_steps / _BLOCKS_PER_RUN, _LONGEST_BLOCK)))
+    return max(1, math.floor(min(run_steps / blocks, _LONGEST_BLOCK)))
 
 
 def auto_warmup_steps(run_steps: float) -> int:

@@ -29,7 +29,7 @@ from lightning_hier.strategies.collectives import naming_missing_of_ddp
 from lightning_hier.strategies.data_checks import UnevenBatches, check_session_data
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.optimizer_checks import check_averaged_optimizers, log_advice
-from lightning_hier.strategies.settings import Synchronisation, can_warm_up, resolved_for_run
+from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.trainer_checks import check_averaged_trainer
 from lightning_hier.strategies.virtual_workers.checks import check_combination
@@ -153,9 +153,9 @@ class HierarchicalStrategy(TieredStrategy):
         trainer = self._module.trainer
         self._session = session = FitSession(trainer, self._groups)
         self._ended = None
-        warms_up = self.uneven_batches == "error" and can_warm_up(self._asked, session)
-        resumed = self._checkpoints.numbers
-        used = resolved_for_run(self._asked, resumed, trainer, warms_up=warms_up)
+        even = self.uneven_batches == "error"
+        numbers = self._checkpoints.numbers
+        used = resolved_for_run(self._asked, numbers, session, even_batches=even)
         self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
         self.block_sync = used.block_sync
         session.reduce(used, partial(module_setup.wrap_by_ddp, self))

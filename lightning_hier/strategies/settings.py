@@ -46,11 +46,12 @@ class Synchronisation:
             found.append("block_size")
         return found
 
-    def resolved(self, run_steps: float, *, warms_up: bool) -> Synchronisation:
-        """With a number in the place of each ``"auto"``.
+    def resolved(self, run_steps: float, *, num_models: int, warms_up: bool) -> Synchronisation:
+        """Return the same settings with a number in the place of each ``"auto"``.
 
         Args:
             run_steps: steps of one optimizer in the run; infinity where that is not known.
+            num_models: models that ``block_sync`` averages.
             warms_up: whether a warm-up can be had and does anything.
 
         """
@@ -60,7 +61,7 @@ class Synchronisation:
         return Synchronisation(
             warmup_steps,
             self.gradient_sync.resolved(run_steps),
-            None if self.block_sync is None else self.block_sync.resolved(run_steps),
+            None if self.block_sync is None else self.block_sync.resolved(run_steps, num_models),
         )
 
     def with_numbers(self, numbers: Mapping[str, Any]) -> Self:
@@ -91,7 +92,7 @@ def numbers(
     }
 
 
-def can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
+def _can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
     """Return whether a warm-up has an effect, and is possible with the Trainer's settings."""
     workers, groups = session.worker_layout.world_size, session.worker_layout.sizes[1]
     if workers == 1 or (groups == 1 and not isinstance(asked.gradient_sync, GTC)):
@@ -100,17 +101,18 @@ def can_warm_up(asked: Synchronisation, session: FitSession) -> bool:
 
 
 def resolved_for_run(
-    asked: Synchronisation, resumed: Mapping[str, Any], trainer: pl.Trainer, *, warms_up: bool
+    asked: Synchronisation, resumed: Mapping[str, Any], session: FitSession, *, even_batches: bool
 ) -> Synchronisation:
-    """What a run uses, said in a line of the log. A collective of the world.
+    """Choose a number for each ``"auto"`` and log the choice. A collective of the world.
 
-    A run that is resumed keeps the numbers with which it has begun, however long it has become.
+    A resumed run keeps the numbers with which it began, also if it is longer now.
 
     Args:
         asked: as the user has set it. Where nothing is ``"auto"``, nothing else happens.
         resumed: :func:`numbers` of the run that is resumed, if one is.
-        trainer: about to fit; asked for the length of the run, which begins its training data.
-        warms_up: whether a warm-up can be had and does anything.
+        session: of the run. Its Trainer is asked for the length of the run, which begins the
+            training data.
+        even_batches: whether all ranks have equally many batches, which a warm-up needs.
 
     """
     names = asked.automatic
@@ -118,10 +120,12 @@ def resolved_for_run(
         return asked
     used, why = asked.with_numbers(resumed), "as in the run that is resumed"
     if used.automatic:
-        steps = run_steps(trainer)
-        used = used.resolved(steps, warms_up=warms_up)
-        known = f"since the run has {steps:g} steps"
-        why = known if steps < math.inf else "since the length of the run is not known"
+        steps = run_steps(session.trainer)
+        warms_up = even_batches and _can_warm_up(asked, session)
+        num_models = session.worker_layout.sizes[1]
+        used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
+        length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"
+        why = f"since the run has {length} and {num_models} groups"
     found = numbers(int(used.warmup_steps), used.gradient_sync, used.block_sync)
     chosen = ", ".join(f"{name}='auto' is {found[name]:.3g}" for name in names)
     rank_zero_info(f"{chosen}, {why}.")

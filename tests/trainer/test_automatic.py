@@ -66,7 +66,7 @@ def test_defaults_of_a_run_of_known_length() -> None:
         assert betas == [0.9] * 6 + [0.5] * 54
     said = results[0][2]
     assert said[0] == (
-        "warmup_steps='auto' is 6, block_size='auto' is 3, since the run has 60 steps."
+        "warmup_steps='auto' is 6, block_size='auto' is 3, since the run has 60 steps and 2 groups."
     )
     assert "AdamW steps with a first beta of 0.5 in place of 0.9" in said[1]
     assert len(said) == 2

@@ -33,10 +33,22 @@ def test_rules(steps: float, block_size: int, warmup_steps: int, density: float)
     assert auto_density(steps) == pytest.approx(density)
 
 
+@pytest.mark.parametrize(
+    ("steps", "models", "block_size"),
+    [(300, 2, 15), (300, 4, 9), (300, 8, 4), (300, 64, 1), (3000, 8, 46), (10**6, 64, 50)],
+)
+def test_bmuf_adam_has_eight_blocks_for_each_model(
+    steps: int, models: int, block_size: int
+) -> None:
+    assert lh.BMUFAdam().resolved(steps, models).steps == block_size
+    assert lh.BMUFAdam(block_size=7).resolved(steps, models).steps == 7
+    assert lh.BMUF().resolved(steps, models).steps == min(50, steps // 20)
+
+
 def test_what_is_set_stays_and_only_the_rest_is_chosen() -> None:
     asked = Synchronisation(7, lh.GTC(), lh.BMUF(block_size=3))
     assert asked.automatic == ["density"]
-    used = asked.resolved(600, warms_up=True)
+    used = asked.resolved(600, num_models=2, warms_up=True)
     assert used == Synchronisation(7, lh.GTC(density=0.05), lh.BMUF(block_size=3))
     assert used.automatic == []
     fixed = Synchronisation("auto", lh.GTC(threshold=0.1), None)
@@ -45,13 +57,13 @@ def test_what_is_set_stays_and_only_the_rest_is_chosen() -> None:
 
 def test_warm_up_that_can_not_be_had_is_none() -> None:
     asked = Synchronisation("auto", lh.AllReduce(), lh.BMUFAdam())
-    assert asked.resolved(600, warms_up=False).warmup_steps == 0
-    assert asked.resolved(600, warms_up=True).warmup_steps == 60
+    assert asked.resolved(600, num_models=2, warms_up=False).warmup_steps == 0
+    assert asked.resolved(600, num_models=2, warms_up=True).warmup_steps == 60
 
 
 def test_numbers_of_another_run_fill_what_is_automatic() -> None:
     asked = Synchronisation("auto", lh.GTC(), lh.BMUF(block_size=3))
-    run = asked.resolved(600, warms_up=True)
+    run = asked.resolved(600, num_models=2, warms_up=True)
     saved = numbers(int(run.warmup_steps), run.gradient_sync, lh.BMUF(block_size=9))
     assert asked.with_numbers(saved) == run
     assert asked.with_numbers({}) == asked

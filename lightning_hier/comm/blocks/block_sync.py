@@ -18,7 +18,7 @@ from lightning_hier.algorithms.arguments import (
     check_flag,
     check_whole_or_auto,
 )
-from lightning_hier.algorithms.automatic import Auto, auto_block_size
+from lightning_hier.algorithms.automatic import BLOCKS_PER_RUN, Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.exchange import AcrossDtype
@@ -58,18 +58,24 @@ class BlockSync(NamedArguments):
             raise RuntimeError("block_size='auto' gets its number when a run begins: resolved(...)")
         return self.block_size
 
-    def resolved(self, run_steps: float) -> Self:
-        """The same with a number in the place of each ``"auto"`` that depends on the run's length.
+    def resolved(self, run_steps: float, num_models: int) -> Self:
+        """Return the same settings with a number in the place of ``block_size="auto"``.
 
         Args:
             run_steps: steps of one optimizer in the run; infinity where that is not known.
+            num_models: averaged models.
 
         """
         if self.block_size != "auto":
             return self
         settings: Any = self  # the base class has no fields of its own
-        made: Self = replace(settings, block_size=auto_block_size(run_steps))
+        block_size = auto_block_size(run_steps, self.least_blocks(num_models))
+        made: Self = replace(settings, block_size=block_size)
         return made
+
+    def least_blocks(self, num_models: int) -> int:
+        """Blocks that ``block_size="auto"`` gives a run of ``num_models`` models at least."""
+        return BLOCKS_PER_RUN
 
     def stepping(self, optimizer: Optimizer, num_models: int) -> AbstractContextManager[None]:
         """Context of each step of ``optimizer`` while blocks run."""

@@ -1,0 +1,105 @@
+"""What the study of defaults trains: a module, its data, and the figure by which runs compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+
+from examples.acoustic.data_module import AcousticDataModule
+from examples.acoustic.fixed_schedule import FixedScheduleLSTM
+from examples.language.data_module import Text
+from examples.language.model import LanguageModel
+from examples.ocr.data_module import TextLines
+from examples.ocr.model import DarkNetDBLSTM
+
+ModelAndData = tuple[pl.LightningModule, pl.LightningDataModule]
+
+# Windows of a batch of one worker, and their length: a step of four workers takes 0.1 s on a core.
+_BATCH_WINDOWS = 8
+_CONTEXT = 64
+_HEIGHT = 32  # pixels of a line of text
+
+
+@dataclass(frozen=True)
+class Task:
+    """A module with its data.
+
+    Attributes:
+        measure: name of the metric of the valid split that is reported; less is better.
+        unit: of ``measure``, for the head of the table.
+        build: makes module and data for a seed, a learning rate (None is the task's own) and a
+            first beta of Adam.
+        gradient_clip: largest norm of a gradient.
+        epochs: length of a run where it is counted in epochs; None where it is in steps.
+        valid_batches: batches of the valid split that are scored; 1.0 is all of them.
+
+    """
+
+    measure: str
+    unit: str
+    build: Callable[[int, float | None, float], ModelAndData]
+    gradient_clip: float = 1.0
+    epochs: int | None = None
+    valid_batches: int | float = 1.0
+
+    def trainer_arguments(self, steps: int) -> dict[str, Any]:
+        """Arguments of the Trainer: length, validation and gradient clipping."""
+        if self.epochs is not None:
+            return {"gradient_clip_val": self.gradient_clip, "max_epochs": self.epochs}
+        return {
+            "gradient_clip_val": self.gradient_clip,
+            "max_steps": steps,
+            "check_val_every_n_epoch": None,
+            "val_check_interval": steps,
+            "limit_val_batches": self.valid_batches,
+        }
+
+
+def _language(seed: int, rate: float | None, beta1: float) -> ModelAndData:
+    model = LanguageModel(
+        size="tiny",
+        vocabulary=257,
+        context=_CONTEXT,
+        schedule="constant",
+        beta1=beta1,
+        learning_rate=1e-3 if rate is None else rate,
+    )
+    data = Text(context=_CONTEXT, batch_windows=_BATCH_WINDOWS, eval_batch_windows=64, seed=seed)
+    return model, data
+
+
+def _acoustic(seed: int, rate: float | None, beta1: float) -> ModelAndData:
+    data = AcousticDataModule(batch_frames=256, seed=seed)
+    model = FixedScheduleLSTM(
+        feature_dim=data.corpus.feature_dim,
+        num_senones=len(data.corpus.senones),
+        hidden_dim=128,
+        num_layers=2,
+        learning_rate=0.35 if rate is None else rate,
+        schedule_epochs=(16, 6),
+    )
+    return model, data
+
+
+def _ocr(seed: int, rate: float | None, beta1: float) -> ModelAndData:
+    lines = {"train_lines": 2000, "valid_lines": 100, "test_lines": 120}
+    data = TextLines(corpus_args=lines, height=_HEIGHT, batch_lines=4, augment=True, seed=seed)
+    model = DarkNetDBLSTM.small(
+        num_classes=len(data.alphabet),
+        height=_HEIGHT,
+        learning_rate=2e-3 if rate is None else rate,
+        beta1=beta1,
+        decay_epochs=(7, 8, 9, 10),
+        unalignable="skip",
+    )
+    return model, data
+
+
+TASKS = {
+    "language": Task("valid/loss", "loss in nats a byte", _language, valid_batches=32),
+    "acoustic": Task("valid/frame_error_rate", "frame errors", _acoustic, epochs=16),
+    "ocr": Task("valid/cer", "character errors", _ocr, gradient_clip=5.0, epochs=11),
+}
