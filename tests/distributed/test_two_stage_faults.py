@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.two_stage import shared_file
+from lightning_hier.parameter_server.two_stage import shared_memory
 from tests.distributed.two_stage_world import two_stage_world
 from tests.ranks import RankOutcome, rank_outcomes
 from tests.waiting import leave_mark, nothing_stays_in, wait_for_marks, wait_until
@@ -104,6 +104,6 @@ def test_slow_node_holds_up_none_without_an_order(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_in_shared_memory_by_a_killed_job() -> None:
-    with nothing_stays_in(shared_file.FOLDER):
+    with nothing_stays_in(shared_memory.FOLDER):
         outcomes = rank_outcomes(_train, 2, 0, "killed", {})
     assert outcomes[0].died

@@ -15,9 +15,9 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.exchange import Exchange
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters

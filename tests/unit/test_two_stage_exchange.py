@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.two_stage.exchange import Exchange
+from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, file_size
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
+from lightning_hier.parameter_server.two_stage.shared_memory import create_file, remove_file
 
 NUMEL = 4
 RANKS = (2, 3)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from lightning_hier.parameter_server.message import Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.two_stage.exchange import Exchange
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
+from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings

@@ -18,16 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.two_stage import opening, shared_file
-from lightning_hier.parameter_server.two_stage.accumulator import Taken
+from lightning_hier.parameter_server.two_stage import opening, shared_memory
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.replica import (
     Replica,
     Shape,
+    Taken,
     file_size,
     shared_dtype,
 )
-from lightning_hier.parameter_server.two_stage.shared_file import create_file, remove_file
+from lightning_hier.parameter_server.two_stage.shared_memory import create_file, remove_file
 from tests.waiting import nothing_stays_in
 
 NUMEL = 1000
@@ -194,7 +194,7 @@ def _alone(value: Any) -> list[Any]:
 
 def test_replica_begins_with_the_parameters_and_leaves_no_file() -> None:
     module = nn.Linear(3, 2)
-    with nothing_stays_in(shared_file.FOLDER):
+    with nothing_stays_in(shared_memory.FOLDER):
         [first, second] = open_replicas(
             [[module.weight], [module.bias]], group_size=1, rank=0, exchange=_alone
         )
@@ -223,7 +223,7 @@ def test_too_little_memory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     message = r"need 12 MiB of shared memory in /dev/shm.*--shm-size"
-    with nothing_stays_in(shared_file.FOLDER), pytest.raises(RuntimeError, match=message):
+    with nothing_stays_in(shared_memory.FOLDER), pytest.raises(RuntimeError, match=message):
         open_replicas([[torch.zeros(2**20)]], group_size=2, rank=0, exchange=lambda v: [v, v])
 
 
@@ -240,7 +240,7 @@ def test_rank_that_cannot_open_the_file_is_named() -> None:
 def test_memory_is_told_apart_by_kernel_and_file_system(tmp_path: Path) -> None:
     ours = opening.memory_id()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_file, "FOLDER", Path("/proc"))
+        patch.setattr(shared_memory, "FOLDER", Path("/proc"))
         assert opening.memory_id() != ours
     assert opening.memory_id() == ours
 

@@ -17,8 +17,8 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
-from lightning_hier.parameter_server.two_stage.exchange import MASTER
 from lightning_hier.parameter_server.two_stage.master_model import shaped
+from lightning_hier.parameter_server.two_stage.node import MASTER
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater

@@ -14,10 +14,9 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.server_loop import Handler
 from lightning_hier.parameter_server.two_stage.device import Device
-from lightning_hier.parameter_server.two_stage.exchange import MASTER, Exchange
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
-from lightning_hier.parameter_server.two_stage.node import Node
+from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
 from lightning_hier.parameter_server.two_stage.opening import AllGather, open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import (

@@ -1,15 +1,232 @@
-"""The master of two-stage ASGD: the handler on rank 0 that holds W of every optimizer."""
+"""The master of two-stage ASGD: it holds W, applies pushes in their order, and ends epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
-from lightning_hier.parameter_server.two_stage.master_part import MasterPart
+from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class MasterCounts:
+    """Totals: applied pushes, dropped ones, and staleness.
+
+    ``nonfinite`` includes pushes whose update was undone because of NaN or inf.
+    """
+
+    pushes: int = 0
+    nonfinite: int = 0
+    malformed: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    address: bytes
+    due: float
+
+
+class MasterPart:
+    """Applies pushes in their order, answers with W, and ends an epoch when all nodes have.
+
+    Args:
+        block: number of the optimizer.
+        model: W.
+        nodes: first ranks of the nodes.
+        send: replies to the address of a message.
+        idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
+        settings: of the run.
+
+    """
+
+    def __init__(
+        self,
+        block: int,
+        model: MasterModel,
+        nodes: Iterable[int],
+        send: Callable[[bytes, Message], bool],
+        idle_nodes: Callable[[], set[int]],
+        settings: TwoStageSettings,
+    ) -> None:
+        self._block = block
+        self._model = model
+        self._live = set(nodes)
+        self._order = OrderLock(self._live)
+        self._send = send
+        self._idle_nodes = idle_nodes
+        self._settings = settings
+        self._pending: dict[int, Push] = {}
+        self._applied = dict.fromkeys(self._live, 0)
+        self._arrived: dict[int, _Arrival] = {}
+        self._finals = 0
+        self._final: Message | None = None
+        self._without_final: set[int] = set()
+        self.counts = MasterCounts()
+
+    @property
+    def order(self) -> list[int]:
+        """The locked order of the nodes that have pushed."""
+        return self._order.order
+
+    def push(self, received: Received, now: float) -> None:
+        """Apply a push in its node's turn."""
+        node = received.sender
+        push = read_push(received.message, received.address, due=now + self._settings.timeout_s)
+        if node not in self._live or push is None or not self._fits(push):
+            self.counts.malformed += 1
+            _log.warning("dropped a malformed push of rank %d", node)
+            return
+        if push.number <= self._applied[node]:
+            self._answer(push, staleness=0)  # it was applied, and the answer was lost
+            return
+        self._acknowledge_final(node)
+        earlier = self._pending.get(node)
+        # The limit of a repeated push counts from the first one.
+        self._pending[node] = push if earlier is None else replace(push, due=earlier.due)
+        self.apply_pending()
+
+    def arrive(self, received: Received, now: float) -> None:
+        """Note that a node has ended its epoch, with nothing left to push."""
+        node, number = received.sender, received.message.timestamp
+        if self._final is not None and number == self._finals:
+            self._send(received.address, self._final)  # the first one was lost
+        if node not in self._live or number != self._finals + 1:
+            return
+        earlier = self._arrived.get(node)
+        due = now + self._settings.timeout_s if earlier is None else earlier.due
+        self._arrived[node] = _Arrival(received.address, due)
+        self._end_turns(node)
+
+    def gone(self, node: int) -> None:
+        """Go on without a node. Its push that has not been applied is lost."""
+        if node not in self._live:
+            return
+        self._live.discard(node)
+        self._acknowledge_final(node)
+        self._arrived.pop(node, None)
+        self._pending.pop(node, None)
+        self._end_turns(node)
+
+    def due(self) -> float | None:
+        """Time at which the first waiting node reaches its limit."""
+        return min((one.due for one in self._waiters().values()), default=None)
+
+    def give_up(self, now: float) -> None:
+        """Report missing nodes to those that have reached their limit."""
+        for node, waiter in self._waiters().items():
+            if waiter.due <= now:
+                pushing = node in self._pending
+                absent = self._absent_from_turn() if pushing else self._absent_from_rendezvous()
+                facts = {"missing": absent, "place": "turn" if pushing else "rendezvous"}
+                self._pending.pop(node, None)
+                self._arrived.pop(node, None)
+                self._send(waiter.address, Message(Kind.ORDER, self._block, 0, facts))
+
+    def _fits(self, push: Push) -> bool:
+        if push.total is None:
+            return push.count == 0
+        fits = push.total.numel() == len(self._model) and push.total.dtype == self._model.dtype
+        return fits and push.count > 0
+
+    def _acknowledge_final(self, node: int) -> None:
+        """Free the last model of an epoch when every node has sent a push since, or is gone."""
+        self._without_final.discard(node)
+        if not self._without_final:
+            self._final = None
+
+    def _waiters(self) -> dict[int, Push | _Arrival]:
+        return {**self._pending, **self._arrived}
+
+    def _absent_from_turn(self) -> list[int]:
+        if any(push.together for push in self._pending.values()):
+            return sorted(self._order.active - self._pending.keys())
+        return self._order.waited_for()
+
+    def _absent_from_rendezvous(self) -> list[int]:
+        return sorted(self._live - self._arrived.keys())
+
+    def _end_turns(self, node: int) -> None:
+        self._order.leave(node)
+        self.apply_pending()
+        if self._live and self._live == self._arrived.keys():
+            self._end_epoch()
+
+    def apply_pending(self) -> None:
+        """Apply all pushes whose turn it is; each one makes it the turn of another node."""
+        while nodes := self._next():
+            self._apply(nodes)
+
+    def _next(self) -> list[int]:
+        """The nodes whose pushes to apply now: one, or all in a step of the warm-up."""
+        # A node whose ranks wait in a collective pushes nothing until the others reach it. A push
+        # that it has sent before keeps its turn.
+        self._order.skip(self._idle_nodes() - self._pending.keys())
+        together = {node for node, push in self._pending.items() if push.together}
+        if together and self._order.active <= together:
+            return sorted(together)
+        for node in self._pending:
+            if node in together:
+                continue
+            if not self._settings.order_locking or self._order.may_push(node):
+                return [node]
+        return []
+
+    def _apply(self, nodes: Sequence[int]) -> None:
+        """Update W with the pushes of some nodes, and answer them."""
+        pushes = [self._pending.pop(node) for node in nodes]
+        done = self._update(pushes)
+        for node, push in zip(nodes, pushes, strict=True):
+            staleness = 0 if push.together else self._model.version - done - push.version
+            if done:
+                self.counts.pushes += 1
+                self.counts.staleness_sum += staleness
+                self.counts.staleness_max = max(self.counts.staleness_max, staleness)
+            if self._settings.order_locking and not push.together:
+                self._order.pushed(node)
+            self._applied[node] = push.number
+            self._answer(push, staleness=staleness)
+
+    def _update(self, pushes: Sequence[Push]) -> bool:
+        totals = [push.total for push in pushes if push.total is not None]
+        if not totals:
+            return False
+        count = sum(push.count for push in pushes)
+        mean = self._settings.hierarchical_lr or pushes[0].together
+        done = self._model.apply(
+            totals[0] if len(totals) == 1 else sum(totals[1:], totals[0]),
+            count,
+            rate_factor=1.0 if mean else float(count),
+            hyperparameters=pushes[0].hyperparameters,
+            absent=frozenset.intersection(*(push.absent for push in pushes if push.count)),
+        )
+        self.counts.nonfinite += 0 if done else len(pushes)
+        return done
+
+    def _answer(self, push: Push, *, staleness: int) -> None:
+        facts = {"number": push.number, "staleness": staleness}
+        answer = Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.copy())
+        self._send(push.address, answer)
+
+    def _end_epoch(self) -> None:
+        self._finals += 1
+        facts = {"number": self._finals}
+        weights = self._model.copy()
+        self._final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
+        self._without_final = set(self._live)
+        for arrival in self._arrived.values():
+            self._send(arrival.address, self._final)
+        self._arrived.clear()
+        self._order.reopen(self._live)
 
 
 class Master:
@@ -37,16 +254,7 @@ class Master:
         self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
-            MasterPart(
-                block,
-                model,
-                nodes,
-                send,
-                self._idle_nodes,
-                order_locking=settings.order_locking,
-                hierarchical_lr=settings.hierarchical_lr,
-                limit_s=settings.timeout_s,
-            )
+            MasterPart(block, model, nodes, send, self._idle_nodes, settings)
             for block, model in enumerate(models)
         ]
 

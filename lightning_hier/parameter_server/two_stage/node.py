@@ -1,16 +1,258 @@
-"""The thread of a group's first rank that exchanges gradients and models with the master."""
+"""A node's side of the exchange with the master: a thread of the group's first rank.
+
+When the devices of the node have added enough gradients, it takes their sums and pushes the total.
+The answer is the master's model, which replaces the replica. One push is in flight at a time. The
+gradients that devices add meanwhile belong to the next push, which may hold more than
+``push_period`` gradients.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.client import Client
-from lightning_hier.parameter_server.message import Kind
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.requests import PendingRequest
 from lightning_hier.parameter_server.server_loop import BackgroundThread
-from lightning_hier.parameter_server.two_stage.exchange import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+
+MASTER = 0
+# A device that takes longer for an addition is stopped: its sum waits for the next push.
+_TAKING_LIMIT_S = 1.0
+# The master reports missing nodes after one time limit, so this limit must be longer.
+_WAITS = 2
+# Shortest and longest time before a request is repeated. The longest leaves time for several
+# repetitions within the limit.
+_RETRY_S = 5.0
+_LONGEST_S = 30.0
+
+
+@dataclass
+class ExchangeCounts:
+    """Totals of one node.
+
+    Attributes:
+        pushes: answered by the master.
+        gradients: in those pushes.
+        lost: gradients lost with a device that died during an addition.
+        overflowed: gradients whose sum was not finite and was dropped.
+        staleness_sum: updates of the master between a node's model and its push, summed.
+        seconds: from a push to its answer.
+        reminders: requests that were repeated.
+
+    """
+
+    pushes: int = 0
+    gradients: int = 0
+    lost: int = 0
+    overflowed: int = 0
+    staleness_sum: int = 0
+    seconds: float = 0.0
+    reminders: int = 0
+
+
+class Exchange:
+    """The exchange of one optimizer: ``advance`` is called regularly, ``handle`` for messages.
+
+    Args:
+        block: number of the optimizer.
+        replica: of the node.
+        ranks: devices of the node.
+        send: sends a message to a rank; returns False if it could not be sent.
+        gone: ranks that are gone.
+        settings: of the run.
+        hyperparameters: of the user's optimizer at the start.
+
+    Attributes:
+        hyperparameters: sent with the next push; set by the first device's thread.
+        counts: totals.
+
+    """
+
+    def __init__(
+        self,
+        block: int,
+        replica: Replica,
+        ranks: Sequence[int],
+        send: Callable[[int, Message], bool],
+        gone: Callable[[], set[int]],
+        settings: TwoStageSettings,
+        hyperparameters: Hyperparameters,
+    ) -> None:
+        self._block = block
+        self._replica = replica
+        self._ranks = list(ranks)
+        self._gone = gone
+        self._settings = settings
+        longest_s = min(_LONGEST_S, settings.timeout_s / 4)
+        retry_s = min(_RETRY_S, longest_s)
+        self._request = PendingRequest(send, retry_s=retry_s, longest_s=longest_s)
+        self._number = 0
+        self._pushes = 0
+        self._version = 0
+        self._rounds = 0
+        self._given_up: set[int] = set()
+        self.hyperparameters = hyperparameters
+        self.counts = ExchangeCounts()
+
+    def advance(self, now: float) -> None:
+        """Push, report the arrival of the node at the end of its epoch, or wait for an answer.
+
+        Raises:
+            PeerError: the master is gone, or has not answered in time.
+
+        """
+        if self._request.message is not None:
+            self._check_master(now)
+            self._request.tick(now)
+            self.counts.reminders = self._request.retries
+        elif self._warming_up and self._all_made_step():
+            with profiler_range("hier/two_stage/push"):
+                self._push(now, together=True)
+        elif self._pending() >= self._least():
+            with profiler_range("hier/two_stage/push"):
+                self._push(now, together=False)
+        elif self._all_arrived():
+            number = self._replica.node.finals + 1
+            self._put(Message(Kind.ARRIVE, self._block, number), number, now)
+
+    def handle(self, message: Message, now: float) -> None:
+        """Handle an answer of the master.
+
+        Raises:
+            PeerError: this node has waited too long for another one.
+
+        """
+        request = self._request.message
+        if message.kind == Kind.ORDER:
+            raise PeerError(_missing(message.facts, self._settings.timeout_s))
+        if request is None or message.payload is None:
+            return
+        expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
+        if message.kind != expected or message.facts.get("number") != self._number:
+            return  # an answer to a repeated request, which was answered before
+        self._request.acknowledge(now)
+        self._version = message.timestamp
+        with profiler_range("hier/two_stage/pull"):
+            self._replica.install(message.payload)
+        if message.kind == Kind.FINAL:
+            self._replica.node.finals = self._number
+            return
+        self.counts.pushes += 1
+        self.counts.gradients += int(request.facts["count"])
+        self.counts.staleness_sum += int(message.facts.get("staleness", 0))
+        self.counts.seconds += self._request.waited_s(now)
+
+    def _pending(self) -> int:
+        accumulators = self._replica.accumulators
+        return sum(own.pending for i, own in enumerate(accumulators) if i not in self._given_up)
+
+    @property
+    def _warming_up(self) -> bool:
+        return self._rounds < self._settings.warmup_steps
+
+    def _least(self) -> float:
+        """Gradients in a push: the last push of an epoch may have fewer than others."""
+        if self._all_arrived():
+            return 1
+        return inf if self._warming_up else self._settings.push_period
+
+    def _living(self) -> list[int]:
+        gone = self._gone()
+        return [i for i, rank in enumerate(self._ranks) if rank not in gone]
+
+    def _has_arrived(self, device: int) -> bool:
+        return self._replica.devices[device].arrived > self._replica.node.finals
+
+    def _all_arrived(self) -> bool:
+        return all(self._has_arrived(device) for device in self._living())
+
+    def _all_made_step(self) -> bool:
+        """Whether every device that still trains has made its next step of the warm-up."""
+        made = {i: self._replica.devices[i].steps > self._rounds for i in self._living()}
+        return any(made.values()) and all(made[i] or self._has_arrived(i) for i in made)
+
+    @torch.no_grad()
+    def _push(self, now: float, *, together: bool) -> None:
+        self._replica.node.begun += 1
+        total, present, count = self._take_sums()
+        if not together and total is None:
+            self._replica.node.installed = self._replica.node.begun
+            return
+        self._rounds += together
+        self._pushes += 1
+        facts = {
+            "number": self._pushes,
+            "count": count,
+            "together": together,
+            # Read after the sums, so that a gradient from after a collective carries its number.
+            "collectives_done": max(own.collectives_done for own in self._replica.devices),
+            "hyperparameters": self.hyperparameters,
+            "absent": (present == 0).nonzero().flatten().tolist(),
+        }
+        message = Message(Kind.PUSH, self._block, self._version, facts, total)
+        self._put(message, self._pushes, now)
+
+    def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
+        """The sum, a mark for each parameter with a gradient in it, and the number of gradients."""
+        total, count = torch.empty_like(self._replica.weights), 0
+        present = torch.zeros(self._replica.parameters, dtype=torch.uint8)
+        for device, accumulator in enumerate(self._replica.accumulators):
+            if device in self._given_up:
+                continue
+            taken = accumulator.take(total, present, fresh=count == 0, limit_s=_TAKING_LIMIT_S)
+            if taken is not None:
+                count += taken.count
+                self.counts.lost += taken.lost
+            elif self._ranks[device] in self._gone():
+                # It was stopped during an addition, so its sum is of no use.
+                self._given_up.add(device)
+                self.counts.lost += accumulator.pending
+        if count and not all_finite(total):
+            self.counts.overflowed += count
+            count = 0
+        return (total if count else None), present, count
+
+    def _put(self, message: Message, number: int, now: float) -> None:
+        self._number = number
+        self._request.put(MASTER, message, now)
+        self._check_master(now)
+
+    def _check_master(self, now: float) -> None:
+        if MASTER in self._gone():
+            raise PeerError(f"rank {MASTER}, the master of two-stage ASGD, is gone")
+        limit = _WAITS * self._settings.timeout_s
+        if self._request.waited_s(now) > limit:
+            raise PeerError(
+                f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit:g} s: "
+                f"look at its log"
+            )
+
+
+def _missing(facts: Any, limit_s: float) -> str:
+    named = ", ".join(str(rank) for rank in facts.get("missing", []))
+    waited_for = {
+        "turn": f"its turn to push, but the node of rank {named} has not pushed",
+        "rendezvous": f"the end of an epoch, which the node of rank {named} has not reached",
+    }.get(str(facts.get("place")), f"the node of rank {named}")
+    return (
+        f"a node of two-stage ASGD waited {limit_s:g} s for {waited_for}: look at the log of rank "
+        f"{named}; nodes that are slow but healthy need a larger timeout"
+    )
+
 
 # Interval at which the devices' counters are read. Messages are handled at once.
 _PAUSE_S = 0.003

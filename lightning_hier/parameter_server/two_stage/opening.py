@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.comm.flat import FlatView
-from lightning_hier.parameter_server.two_stage import shared_file
+from lightning_hier.parameter_server.two_stage import shared_memory
 from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, file_size
 
 AllGather = Callable[[Any], list[Any]]
@@ -25,7 +25,7 @@ def memory_id() -> str:
     one host need not share memory.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{shared_file.FOLDER.stat().st_dev}"
+    return f"{boot}/{shared_memory.FOLDER.stat().st_dev}"
 
 
 def open_replicas(
@@ -62,7 +62,7 @@ def open_replicas(
         return found
     finally:
         for path in paths:
-            shared_file.remove_file(path)
+            shared_memory.remove_file(path)
 
 
 @torch.no_grad()
@@ -85,10 +85,10 @@ def _create(parts: Sequence[Sequence[Tensor]], devices: int, *, makes: bool) -> 
     made: list[Path] = []
     try:
         for tensors in parts if makes else ():
-            made.append(shared_file.create_file(file_size(devices, Shape.of(tensors))))
+            made.append(shared_memory.create_file(file_size(devices, Shape.of(tensors))))
     except OSError:
         for path in made:
-            shared_file.remove_file(path)
+            shared_memory.remove_file(path)
         raise
     return made
 
