@@ -74,9 +74,8 @@ class ToySpeech:
         return right / sum(len(truth) for _, truth in pairs)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_realignment_from_a_flat_start_finds_the_truth(seed: int) -> None:
-    speech = ToySpeech(200, seed=seed)
+def test_realignment_from_a_flat_start_finds_the_truth() -> None:
+    speech = ToySpeech(200, seed=0)
     current = flat_start(speech.transcripts, LEXICON, SENONES, silence_frames=12)
     start = speech.accuracy(current)
     likelihoods = []

@@ -13,7 +13,6 @@ from torch import Tensor
 pytest.importorskip("torchaudio", reason="alignment needs the extra 'examples'")
 
 from examples.acoustic.alignment import Alignments  # noqa: E402
-from examples.acoustic.alignment_cache import cached_alignments  # noqa: E402
 from examples.acoustic.corpora.an4 import build_an4_corpus  # noqa: E402
 from examples.acoustic.corpora.recording import (  # noqa: E402
     NormalisationMode,
@@ -114,35 +113,6 @@ def test_short_utterances_are_left_out_and_logged(caplog: pytest.LogCaptureFixtu
     assert "1 left out (utterance-5: 3 frames for" in caplog.text
     left = next(u for u in corpus.with_alignments(found).train if u.key == "utterance-5")
     assert left.senones is None
-
-
-def test_alignments_are_made_once(tmp_path: Path) -> None:
-    calls = []
-
-    def make() -> dict[str, Tensor]:
-        calls.append(1)
-        return {"a": torch.tensor([0, 0, 4]), "b/c": torch.tensor([7])}
-
-    for _ in range(2):
-        found = cached_alignments("toy", {"seed": 1}, tmp_path / "new", make)
-        assert {key: senones.tolist() for key, senones in found.items()} == {
-            "a": [0, 0, 4],
-            "b/c": [7],
-        }
-        assert found["a"].dtype == torch.int64
-    assert len(calls) == 1
-    cached_alignments("toy", {"seed": 2}, tmp_path / "new", make)
-    cached_alignments("toy", {"seed": 1}, None, make)
-    assert len(calls) == 3
-    assert len(list((tmp_path / "new").glob("*.npz"))) == 2
-
-
-def test_damaged_cache_is_named(tmp_path: Path) -> None:
-    cached_alignments("toy", {}, tmp_path, lambda: {"a": torch.tensor([1])})
-    (path,) = tmp_path.glob("*.npz")
-    path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(ValueError, match=f"{path.name} is not a readable cache file"):
-        cached_alignments("toy", {}, tmp_path, lambda: {"a": torch.tensor([1])})
 
 
 def test_options_out_of_range_are_refused() -> None:

@@ -55,15 +55,6 @@ def test_every_rank_gets_as_many_batches_and_no_utterance_is_lost(
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= batch_frames
 
 
-@given(LENGTHS, st.integers(1, 5), st.integers(1, 1500))
-def test_all_epochs_have_as_many_batches(
-    lengths: list[int], world_size: int, batch_frames: int
-) -> None:
-    sampler = _samplers(lengths, world_size, batch_frames, 0)[0]
-    for epoch in range(3):
-        assert len(sampler.steps(epoch)) == len(sampler)
-
-
 def test_epochs_differ_and_seeds_repeat() -> None:
     lengths = [100 + i % 30 for i in range(300)]
     first, again = (_samplers(lengths, 2, 2048, 0)[0] for _ in range(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import zipfile
 from pathlib import Path
@@ -193,11 +192,3 @@ def test_alignments_at_the_rate_of_the_recording(tmp_path: Path) -> None:
         corpus.with_alignments({key: torch.zeros(30)})
     with pytest.raises(ValueError, match="must be from 0 to 17, got 0 to 18"):
         corpus.with_alignments({key: torch.arange(90) % 19})
-
-
-def test_a_zip_needs_no_folder(tmp_path: Path) -> None:
-    """An audio source that is neither a folder nor a zip is refused at once."""
-    manifest = write_manifest(tmp_path, [{"path": "a.wav", "text": "a", "split": "train"}])
-    (tmp_path / "not.zip").write_bytes(io.BytesIO(b"text").getvalue())
-    with pytest.raises(ValueError, match="must be a folder or a zip file"):
-        build_manifest_corpus(path=manifest, audio=tmp_path / "not.zip")

@@ -14,7 +14,7 @@ from torch import nn
 from examples.acoustic.corpora import synthesis
 from examples.acoustic.corpora.recording import RecordedCorpus
 from examples.acoustic.corpora.synthesis import build_synthetic_corpus
-from examples.acoustic.corpus import Corpus, CorpusDataModule, UtteranceDataset
+from examples.acoustic.corpus import Corpus, CorpusDataModule
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.utterance import Batch
 from tests.ranks import run_ranks
@@ -94,12 +94,6 @@ def test_one_rank_makes_the_cache(tmp_path: Path) -> None:
     assert sum(run_ranks(_make_count, 3, str(tmp_path))) == 1
 
 
-def test_one_rank_sees_everything(tmp_path: Path) -> None:
-    first, second = _fit(str(tmp_path), False, 1)
-    assert sorted(first) == sorted(second) == list(range(18))
-    assert first != second
-
-
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
     return build_synthetic_corpus(**SMALL)
@@ -132,11 +126,6 @@ def test_validation_keeps_its_order(corpus: Corpus) -> None:
     assert orders[0] == orders[1]
 
 
-def test_one_position_is_a_batch_of_one(corpus: Corpus) -> None:
-    batch = UtteranceDataset(corpus.train)[3]
-    assert batch.index.tolist() == [3] and batch.features.shape[0] == 1
-
-
 def test_training_leaves_out_utterances_without_targets(
     corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,21 +153,3 @@ def test_mistakes_are_named() -> None:
         AcousticDataModule("an4")
     with pytest.raises(ValueError, match="batch_frames must be at least 1, got 0"):
         AcousticDataModule(batch_frames=0)
-
-
-def test_yaml_values_reach_the_corpus(tmp_path: Path) -> None:
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser()
-    parser.add_class_arguments(AcousticDataModule, "data")
-    (tmp_path / "config.yaml").write_text(
-        "data:\n  corpus: synthetic\n  corpus_args: {sentences: 20, noise_snr_db: [5, 9], "
-        f"stack: 1, subsample: 1}}\n  batch_frames: 512\n  cache_dir: {tmp_path}\n"
-    )
-    parser.add_argument("--config", action="config")
-    values = parser.parse_args([f"--config={tmp_path / 'config.yaml'}"])
-    data = parser.instantiate(values).data
-    assert data.batch_frames == 512
-    assert data.corpus.feature_dim == 64
-    assert data.corpus.frame_shift_s == pytest.approx(0.01)
-    assert len(data.corpus.train) == 16

@@ -148,29 +148,6 @@ def test_training_learns_and_logs_exact_averages(kind: str, tmp_path: Path) -> N
 
 
 @EVERY_MODEL
-def test_every_parameter_gets_a_gradient(kind: str) -> None:
-    torch.manual_seed(0)
-    model = SMALL[kind]()
-    batch = collate([utterance(1)], [0])
-    logits = model(batch.features, batch.lengths)
-    functional.cross_entropy(logits[0], batch.targets[0]).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert not parameter.grad.is_sparse
-
-
-@EVERY_MODEL
-def test_equal_seeds_give_equal_models(kind: str, tmp_path: Path) -> None:
-    results = []
-    for _ in range(2):
-        seed_everything(3)
-        model = SMALL[kind]()
-        trainer(tmp_path, max_epochs=1).fit(model, datamodule=TinyData())
-        results.append([parameter.clone() for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-
-
-@EVERY_MODEL
 def test_checkpoint_restores_sizes_weights_and_priors(kind: str, tmp_path: Path) -> None:
     seed_everything(0)
     model = SMALL[kind](learning_rate=0.25)
@@ -185,22 +162,6 @@ def test_checkpoint_restores_sizes_weights_and_priors(kind: str, tmp_path: Path)
     for key, value in model.state_dict().items():
         assert torch.equal(restored.state_dict()[key], value), key
     assert not torch.equal(restored.log_prior, SMALL[kind]().log_prior)
-
-
-def test_padding_and_unlabelled_frames_are_not_in_the_loss() -> None:
-    torch.manual_seed(0)
-    model = SMALL["lstm"]()
-    long, short = utterance(4), utterance(0)
-    frame_step = model._frame_step
-    batch = collate([long, short], [0, 1])
-    model.log = lambda *_, **__: None  # type: ignore[method-assign]
-    logits = model(batch.features, batch.lengths)
-    loss = frame_step(logits, batch.targets, "train")
-    total, _ = reference(model, [long, short])
-    assert float(loss.detach()) == pytest.approx(total, rel=1e-6)
-    nothing = frame_step(logits, torch.full_like(batch.targets, -100), "train")
-    nothing.backward()
-    assert float(nothing.detach()) == 0.0
 
 
 def test_priors_are_the_training_targets_relative_frequencies(tmp_path: Path) -> None:

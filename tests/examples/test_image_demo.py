@@ -10,10 +10,9 @@ import pytest
 
 from examples import run_store
 from examples.image import demo
-from examples.image.accuracy_plot import plot_accuracy
 from examples.image.run_systems import run
 from examples.image.runs import RankResult, Result, Settings
-from examples.image.systems import SYSTEMS, System
+from examples.image.systems import SYSTEMS
 from tests.ranks import run_ranks
 
 TINY = Settings(
@@ -70,47 +69,12 @@ def test_a_run_reports_what_came_out() -> None:
     )
 
 
-def test_a_fast_rank_waits_for_the_late_one() -> None:
-    """A ratio within one run: the other rank waits most of what the late one sleeps."""
-    for system in ("all_reduce", "all"):
-        tiny = replace(TINY, system=system, late_seconds=0.1, epochs=1)
-        result, _ = run_ranks(run, 2, tiny)
-        fast, late = result.of_ranks("waited_s")
-        assert fast > max(0.5 * result.of_ranks("slept_s")[1], late)
-
-
-def test_servers_that_do_not_wait_drop_gradients_and_leave_batches_out() -> None:
-    """Half of the gradients are enough, so a rank that is late at every step is of no use."""
-    settings = replace(TINY, system="half", late_seconds=1.0, epochs=1)
-    result, _ = run_ranks(run_by_halves, 2, settings)
-    assert 0.5 <= result.used_share < 1.0
-    assert 0.0 < result.dropped_gradients < 10
-    # Ten steps that waited would wait ten seconds; what is less is waiting for a processor.
-    assert result.of_ranks("waited_s")[0] < 0.5 * 10 * 1.0
-
-
-def run_by_halves(settings: Settings) -> Result:
-    SYSTEMS["half"] = System(title="half", rules={"min_pushes": 0.5})
-    return run(settings)
-
-
 def test_a_dropped_gradient_is_counted_once() -> None:
     """Each of four servers counts its block of it."""
     assert outcome(Settings(system="all")).dropped_gradients == (0 + 1 + 2 + 3) / 4
     assert outcome(Settings(system="all")).used_share == 0.75
     nobody = [counted(rank, updates=0.0) for rank in range(4)]
     assert outcome(Settings(system="all_reduce"), ranks=nobody).used_share == 1.0
-
-
-def test_all_systems_take_steps_of_one_size() -> None:
-    for system in SYSTEMS.values():
-        own = system.learning_rate(0.25, 4)
-        assert own == (1.0 if system.rules is None else 0.25)
-
-
-def test_settings_are_noted_without_folders() -> None:
-    settings = replace(TINY, corpus="mnist", corpus_args={"path": "/data/mnist"})
-    assert settings.anywhere()["corpus_args"] == {"path": "mnist"}
 
 
 def test_a_row_shows_fast_ranks_and_the_first_good_epoch() -> None:
@@ -138,9 +102,3 @@ def test_demo_prints_a_line_for_each_system_and_draws_them(
     titles = [SYSTEMS[name].title for name in demo.COMPARED]
     assert [printed.count(f"| {title} ") for title in titles] == [1] * len(titles)
     assert (tmp_path / "plots" / "accuracy.png").read_bytes().startswith(PNG)
-
-
-def test_plot_draws_curves_of_any_length(tmp_path: Path) -> None:
-    curves = {"one": [(1.0, 0.5)], "none": [], "two": [(0.5, 0.2), (2.0, 0.9)]}
-    plot_accuracy(curves, tmp_path / "plot.png", title="A title")
-    assert (tmp_path / "plot.png").read_bytes().startswith(PNG)

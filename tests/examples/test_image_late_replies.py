@@ -76,15 +76,6 @@ def test_every_reply_is_sent_once(share: float, seed: int, count: int) -> None:
     assert all(0.0 <= when - timestamp <= 2.0 for when, _, timestamp in line.sent)
 
 
-def test_the_share_is_kept() -> None:
-    """Six standard deviations of a binomial share of 20000."""
-    line = Line(share=0.0064)
-    for _ in range(20000):
-        line.replies.send(b"", Message(Kind.BLOCK))
-    spread = (0.0064 * (1 - 0.0064) / 20000) ** 0.5
-    assert abs(line.replies.late / 20000 - 0.0064) <= 6 * spread
-
-
 @pytest.mark.parametrize("wrong", [{"share": 1.5}, {"share": -0.1}, {"share": 0.5, "seconds": -1}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):

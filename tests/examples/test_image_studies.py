@@ -34,15 +34,6 @@ def test_the_delay_slows_synchronous_sgd_down_as_in_the_paper() -> None:
     assert slowed / step_s == pytest.approx(199.97 / 139.95)
 
 
-def test_all_systems_of_the_study_get_the_same_late_replies() -> None:
-    table = psp_sgd.table(psp_sgd.BASE)
-    first, *late = (row.run for row in table.rows)
-    assert first.late_reply_share == 0.0
-    assert len({(run.late_reply_share, run.late_reply_seconds, run.seed) for run in late}) == 1
-    assert [run.system for run in late] == list(psp_sgd.TABLE_1)
-    assert table.baseline == late[0]
-
-
 def test_an_epoch_is_told_by_its_median() -> None:
     """Of epochs of 1, 2 and 9 s."""
     curve = [(1.0, 0.1), (3.0, 0.2), (12.0, 0.3)]

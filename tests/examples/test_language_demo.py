@@ -68,24 +68,6 @@ def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:
     assert "neither wins" in equal
 
 
-def test_a_run_too_short_to_save_bytes_says_so() -> None:
-    costly = outcome(Settings(system="bmuf_adam"), across_mb=(1000, 2000, 4000))
-    sentence = demo.who_wins(costly, DDP)
-    assert "2.0 times more bytes across groups (4000.0 and 2000.0 MB)" in sentence
-    assert "fewer" not in sentence and "on valid" not in sentence
-
-
-def test_a_sentence_says_where_ddp_is_the_better_choice() -> None:
-    assert "took 38 s where BMUF-Adam took 40 s" in demo.where_ddp_is_better(BMUF_ADAM, DDP)
-    better = replace(DDP, test_bits_per_byte=2.9, train_seconds=60.0)
-    assert "(here it learned more from the same tokens)" in demo.where_ddp_is_better(
-        BMUF_ADAM, better
-    )
-    slow = replace(DDP, train_seconds=60.0)
-    assert "(here it had neither advantage)" not in demo.where_ddp_is_better(BMUF_ADAM, DDP)
-    assert "neither" in demo.where_ddp_is_better(BMUF_ADAM, slow)
-
-
 def test_demo_prints_table_and_sentences_and_draws_the_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,25 +18,12 @@ from examples.language.model import LanguageModel
 from examples.language.samples import TextSamples, generate
 from examples.language.throughput import Throughput, flops_per_token
 from tests.examples import command_lines
-from tests.examples.command_lines import EXAMPLES, printed_config, run, strategy_of
+from tests.examples.command_lines import EXAMPLES, run
 from tests.examples.language_texts import quiet_trainer, small_data, small_model, write_texts
 from tests.ranks import run_ranks
-from tests.resume.runs import SaveAt, differences, outcome
 from tests.trainer.fitting import weights
 
 CONFIGS = EXAMPLES / "language" / "configs"
-PARAMETERS = {
-    "tiny_stdlib": 230_016,
-    "small": 4_262_144,  # 3.2M and 3,839 more tokens
-    "gpt2": 123_587_328,
-    "1b": 1_013_786_624,
-}
-STRATEGIES = {
-    "tiny_stdlib": "lightning_hier.BMUFAdamStrategy",
-    "small": "lightning_hier.BMUFAdamStrategy",
-    "gpt2": "lightning_hier.HierarchicalStrategy",
-    "1b": "lightning.pytorch.strategies.ModelParallelStrategy",
-}
 
 
 class Watched(LanguageModel):
@@ -78,42 +62,6 @@ def test_bmuf_adam_learns_more_than_how_frequent_bytes_are(tmp_path: Path) -> No
     assert first == second
 
 
-def resumed_on_this_rank(folder: str, virtual_workers: int) -> list[str]:
-    """Train through, saving on the way; go on from there with other random numbers."""
-    root = Path(folder)
-    path = root / "stopped.ckpt"
-
-    def train(seed: int, start: Path | None, *callbacks: Callback) -> dict[str, Any]:
-        torch.manual_seed(seed)
-        model = watched()
-        strategy = lh.BMUFAdamStrategy(block_size=4, virtual_workers=virtual_workers)
-        trainer = quiet_trainer(
-            strategy,
-            devices=int(os.environ["WORLD_SIZE"]),
-            max_epochs=2,
-            gradient_clip_val=1.0,
-            callbacks=list(callbacks),
-        )
-        trainer.fit(model, small_data(root / "texts", batch_windows=16), ckpt_path=start)
-        return outcome(trainer, model)
-
-    # A third of the way through the first epoch, in the middle of a block.
-    through = train(1, None, SaveAt("on_train_batch_end", 10, path))
-    resumed = train(50, path)
-    assert 0 < len(resumed["seen"]) < len(through["seen"])
-    through["seen"] = through["seen"][-len(resumed["seen"]) :]
-    return differences(through, resumed)
-
-
-@pytest.mark.parametrize(("ranks", "virtual_workers"), [(2, 1), (1, 2)])
-def test_a_run_that_was_stopped_goes_on_to_the_bit(
-    ranks: int, virtual_workers: int, tmp_path: Path
-) -> None:
-    write_texts(tmp_path / "texts", words=60)
-    found = run_ranks(resumed_on_this_rank, ranks, str(tmp_path), virtual_workers)
-    assert found == [[]] * ranks
-
-
 def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) -> dict[str, float]:
     """A few steps on a mesh, on the CPU."""
     torch.manual_seed(0)
@@ -135,7 +83,7 @@ def steps_on_this_rank(folder: str, data_parallel: int, tensor_parallel: int) ->
     }
 
 
-@pytest.mark.parametrize(("data_parallel", "tensor_parallel"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize(("data_parallel", "tensor_parallel"), [(2, 1), (2, 2)])
 def test_a_mesh_trains_the_same_model(
     data_parallel: int, tensor_parallel: int, tmp_path: Path
 ) -> None:
@@ -227,27 +175,6 @@ def test_operations_of_a_token() -> None:
     assert flops_per_token(model) == 6 * matrices + 12 * 4 * 64 * 128
     with pytest.raises(ValueError, match="every_n_steps must be at least 1"):
         Throughput(every_n_steps=0)
-
-
-def test_every_config_is_tested() -> None:
-    assert {path.stem for path in CONFIGS.iterdir()} == set(PARAMETERS) == set(STRATEGIES)
-
-
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_config_parses(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    printed = printed_config(CONFIGS / f"{name}.yaml", capsys)
-    assert strategy_of(printed) == STRATEGIES[name]
-    assert printed["trainer"]["gradient_clip_val"] == 1.0
-
-
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_configs_have_their_sizes(name: str) -> None:
-    config: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
-    data = config["data"]["init_args"]
-    sizes = {"vocabulary": data.get("vocabulary_size", 257), "context": data["context"]}
-    with torch.device("meta"):
-        model = LanguageModel(**{**sizes, **config["model"]["init_args"]})
-    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
 def small_run(folder: Path, *more: str, command: str = "fit") -> list[str]:

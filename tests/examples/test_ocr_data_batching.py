@@ -58,11 +58,6 @@ def test_every_line_once_and_as_many_batches_on_every_rank(
     assert repeated == 0 or max(sizes) == 1
 
 
-def test_no_line_is_repeated_where_there_are_enough(caplog: pytest.LogCaptureFixture) -> None:
-    assert [s.repeated for s in _samplers([50] * 37, 4, 16)] == [0] * 4
-    assert not caplog.records
-
-
 def test_repeated_lines_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         sampler = _samplers([30, 10, 20], 4, 16)[0]

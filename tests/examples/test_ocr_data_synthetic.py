@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from examples.ocr.alphabet import KEYBOARD
-from examples.ocr.corpora import synthetic
 from examples.ocr.corpora.digits import digits_of, number_text, write_number
 from examples.ocr.corpora.fonts import Typeface, typefaces
 from examples.ocr.corpora.rendering import render, worn
@@ -45,17 +42,6 @@ def test_same_seed_same_lines_and_more_lines_change_none() -> None:
         assert np.array_equal(one.image, other.image)
     reseeded = build_synthetic_corpus(**SMALL, height=32, seed=1)
     assert [line.text for line in reseeded.train] != [line.text for line in first.train]
-
-
-def test_the_cache_holds_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = build_synthetic_corpus(**SMALL, height=20)
-    build_synthetic_corpus(**SMALL, height=20, cache_dir=tmp_path)
-    monkeypatch.setattr(synthetic, "_make", lambda settings: pytest.fail("made again"))
-    cached = build_synthetic_corpus(**SMALL, height=20, cache_dir=tmp_path)
-    for split, lines in fresh.splits.items():
-        for one, other in zip(lines, cached.splits[split], strict=True):
-            assert (one.key, one.text) == (other.key, other.text)
-            assert np.array_equal(one.image, other.image)
 
 
 def test_there_are_many_fonts_and_each_writes_what_it_claims() -> None:

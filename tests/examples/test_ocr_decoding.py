@@ -179,17 +179,6 @@ def test_word_beam_finds_the_best_text(
         assert beam.decode(log_probs) == best_text(log_probs, options, language, allowed)
 
 
-def test_language_model_changes_the_text() -> None:
-    """The network cannot tell a from b, the model has seen "ab" only."""
-    log_probs = torch.full((3, 4), -20.0)
-    log_probs[0, 1:3] = torch.tensor([-0.7, -0.69])
-    log_probs[1, 0] = -0.01
-    log_probs[2, 1:3] = torch.tensor([-0.69, -0.7])
-    assert ALPHABET.decode(best_paths(log_probs[:, None], torch.tensor([3]))[0]) == "ba"
-    for beam in (CharacterBeam, HybridBeam, WordBeam):
-        assert beam(ALPHABET, ["ab", "ab"]).decode(log_probs) == "ab"
-
-
 def test_python_model_serves_where_kenlm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kenlm = [CharacterBeam(ALPHABET, TEXTS), WordBeam(ALPHABET, TEXTS)]
     monkeypatch.setitem(sys.modules, "flashlight.lib.text.decoder.kenlm", None)

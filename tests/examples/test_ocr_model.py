@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from examples.ocr.alphabet import Alphabet
-from examples.ocr.ctc import ctc_losses, frames_of_batch
+from examples.ocr.ctc import ctc_losses
 from examples.ocr.darknet import DarkNet
 from examples.ocr.line import Batch
 from examples.ocr.model import DarkNetDBLSTM
@@ -55,24 +55,6 @@ def settled(model: DarkNetDBLSTM, height: int) -> DarkNetDBLSTM:
         for _ in range(5):
             model(torch.rand(2, 1, height, 64), torch.tensor([64, 40]))
     return model.eval()
-
-
-@pytest.mark.parametrize(
-    ("build", "parameters", "subsample", "features"),
-    [(paper, 1_859_088, 8, 3 * 128), (DarkNetDBLSTM.small, 299_984, 4, 4 * 64)],
-)
-def test_sizes(build, parameters: int, subsample: int, features: int) -> None:
-    model = build()
-    assert sum(each.numel() for each in model.parameters()) == parameters
-    assert model.subsample == subsample
-    assert model.darknet.feature_dim == features
-    assert model.affine.out_features == 96
-
-
-def test_the_papers_lstm_has_the_size_of_torchs() -> None:
-    ours = BidirectionalLSTM(384, cells=128, layers=2)
-    theirs = nn.LSTM(384, 128, 2, bidirectional=True)
-    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
 
 
 @pytest.mark.parametrize(
@@ -123,11 +105,6 @@ def test_lstm_is_that_of_packed_sequences() -> None:
         torch.testing.assert_close(outputs[:length, row], expected[:length, row])
 
 
-def test_probabilities_sum_to_one() -> None:
-    log_probs, _ = small()(torch.rand(2, 1, 24, 32), torch.tensor([32, 20]))
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(8, 2))
-
-
 @pytest.mark.parametrize(
     ("shape", "widths", "message"),
     [
@@ -170,11 +147,6 @@ def test_feature_dim_is_what_comes_out(downsampling, height: int) -> None:
     network = DarkNet(height=height, reductions=((2, 2), (2, 1)), **options)
     features = network(torch.zeros(1, 1, height, 8), torch.tensor([8]))
     assert features.shape == (4, 1, network.feature_dim)
-
-
-def test_frames_needed_counts_repetitions() -> None:
-    targets = torch.tensor([[1, 1, 2, 2, 2], [1, 2, 3, 0, 0], [4, 4, 0, 0, 0]])
-    assert frames_of_batch(targets, torch.tensor([5, 3, 2])) == [8, 3, 3]
 
 
 def uniform(frames: int, lines: int, classes: int = 3) -> Tensor:

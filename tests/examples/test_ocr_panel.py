@@ -40,14 +40,6 @@ def test_right_and_wrong_hypotheses_have_colours_of_their_own() -> None:
     assert WRONG in wrong and RIGHT not in wrong
 
 
-def test_lines_stand_below_one_another() -> None:
-    one, other = Shown(INK, "a", "b"), Shown(np.full((12, 50), 255, np.uint8), "", "")
-    heights = [draw_panel([line]).shape[0] for line in (one, other)]
-    both = draw_panel([one, other])
-    assert both.shape == (sum(heights), draw_panel([other]).shape[1], 3)
-    assert both.dtype == np.uint8
-
-
 def test_fewer_than_one_line_is_refused() -> None:
     with pytest.raises(ValueError, match="lines must be at least 1, got 0"):
         LinePanel(lines=0)
@@ -115,18 +107,6 @@ def test_panels_of_validation_and_test_are_logged(tmp_path: Path) -> None:
     assert set(images) == {"valid/lines", "test/lines"}
     for events in images.values():
         assert [(event.height, event.width) for event in events] == [expected[:2]]
-
-
-def test_ink_is_drawn_dark(tmp_path: Path) -> None:
-    panel = LinePanel(lines=1)
-    run = trainer(tmp_path, panel, TensorBoardLogger(str(tmp_path)))
-    batch = next(iter(loader()))
-    batch.images.zero_()
-    batch.images[0, 0, 3, 5] = 1
-    panel._keep(run, batch, {"references": ["x"], "hypotheses": ["x"]})
-    image = panel._shown[0].image
-    assert image[3, 5] == 0
-    assert (image == 255).sum() == image.size - 1
 
 
 @pytest.mark.parametrize("named", [[], ["csv"]])

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("espeakng_loader", reason="the example needs the extra 'examples'")
 
-from examples.studies import across, bmuf, page, speed, study, two_tiered  # noqa: E402
+from examples.studies import bmuf, page, speed, study, two_tiered  # noqa: E402
 from examples.studies.comparison import difference  # noqa: E402
 from examples.studies.speech import (  # noqa: E402
     EXPERIMENT,
@@ -24,7 +24,7 @@ from examples.studies.speech import (  # noqa: E402
     SpeechRun,
     with_data,
 )
-from examples.studies.study import Found, Row, Study, Table, fewer  # noqa: E402
+from examples.studies.study import Found, Row, Study, fewer  # noqa: E402
 
 
 def _found(*errors: float) -> Found:
@@ -132,20 +132,6 @@ def test_table_that_a_study_does_not_have_is_refused_before_training(tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-def test_settings_in_which_rows_differ_name_the_rows() -> None:
-    base = SpeechRun(system="one_worker")
-    rows = [
-        Row((system, str(workers)), replace(base, workers=workers, rate_factor=factor))
-        for system, factor in (("MA", 4.0), ("BMUF", 1.0))
-        for workers in (8, 16)
-    ]
-    table = Table("Title", ("system", "workers"), base, rows, lambda found: [])
-    assert page._setting("rate_factor", table) == (
-        "rate_factor 4.0 (MA), 1.0 (BMUF) (baseline 1.0)"
-    )
-    assert page._setting("workers", table) == "workers as in the rows (baseline 1)"
-
-
 def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
     base = SpeechRun(system="bmuf_nbm", workers=16)
     assert replace(base, group_size=4, density=0.5, push_period=9).anywhere() == base.anywhere()
@@ -177,18 +163,6 @@ def test_tables_of_bmuf_have_the_paper_s_numbers_of_workers_and_reductions() -> 
     assert (last.labels, last.run.model) == (("BMUF-NBM", "64"), "dnn")
     assert last.paper == pytest.approx(100 * (14.0 - 13.6) / 14.0)
     assert {asdict(row.run)["system"] for row in tables["1"].rows} == set(bmuf.SYSTEMS)
-
-
-def test_ways_to_travel_are_compared_at_the_rate_of_their_system() -> None:
-    tables = across.tables(two_tiered.BASE).values()
-    rows = {row.labels: row.run for table in tables for row in table.rows}
-    assert rows[("MA",)].rate_factor == rows[("MA, overlap",)].rate_factor != 1.0
-    assert rows[("BMUF, overlap",)].system == "bmuf_nbm_overlap"
-    # A rank alone sends nothing, so there would be nothing to round.
-    assert {labels for labels, run in rows.items() if run.ranks > 1} == {
-        ("BMUF, int8",),
-        ("BMUF, int8, overlap",),
-    }
 
 
 @pytest.mark.slow

@@ -1,0 +1,92 @@
+"""Every config of the examples parses, names its strategy, and makes a model of its size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.examples.command_lines import EXAMPLES, printed_config, strategy_of
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The strategy of a config; sizes that the data give its model, and parameters of the model."""
+
+    strategy: str = "auto"
+    parameters: int | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
+
+
+def expected(strategy: str = "auto", parameters: int | None = None, **sizes: int) -> Expected:
+    return Expected(strategy, parameters, tuple(sizes.items()))
+
+
+BMUF_ADAM = "lightning_hier.BMUFAdamStrategy"
+EXPECTED = {
+    "acoustic/an4_bmuf_gtc": expected("lightning_hier.BMUFGTCStrategy"),
+    "acoustic/an4_ddp": expected("ddp"),
+    "acoustic/an4_lstm": expected(),
+    "acoustic/paper_dblstm_11m": expected(
+        "lightning_hier.BMUFStrategy", 11_715_672, feature_dim=52, num_senones=9304
+    ),
+    "acoustic/paper_dnn_31m": expected(
+        "lightning_hier.TwoStageASGDStrategy", 30_935_141, feature_dim=60, num_senones=6245
+    ),
+    "acoustic/paper_dnn_63m": expected(
+        "lightning_hier.BMUFStrategy", 63_237_714, feature_dim=52, num_senones=18002
+    ),
+    "acoustic/paper_lstm_24m": expected(
+        "lightning_hier.BMUFGTCStrategy", 24_301_935, feature_dim=192, num_senones=3183
+    ),
+    "acoustic/synthetic_dnn": expected(),
+    "acoustic/synthetic_lstm": expected(),
+    "image/digits": expected("auto", 19_706, num_classes=10, image_channels=1),
+    "image/mnist": expected("auto", 77_754, num_classes=10, image_channels=1),
+    # torchvision's ResNet-50 has 25,557,032 with 1000 classes.
+    "image/cifar10_resnet50": expected(
+        "lightning_hier.PSPStrategy", 25_557_032 - 2049 * 990, num_classes=10, image_channels=3
+    ),
+    "language/tiny_stdlib": expected(BMUF_ADAM, 230_016, vocabulary=257, context=128),
+    # 3.2M and 3,839 more tokens
+    "language/small": expected(BMUF_ADAM, 4_262_144, vocabulary=4096, context=256),
+    "language/gpt2": expected("lightning_hier.HierarchicalStrategy", 123_587_328, context=1024),
+    "language/1b": expected(
+        "lightning.pytorch.strategies.ModelParallelStrategy", 1_013_786_624, context=2048
+    ),
+    "ocr/paper": expected(BMUF_ADAM, 1_859_088, num_classes=96, height=60),
+    "ocr/oldbooks_adam": expected("auto", 127_384, num_classes=96, height=24),
+    "ocr/oldbooks_bmuf_adam": expected(BMUF_ADAM, 127_384, num_classes=96, height=24),
+    "ocr/oldbooks_small": expected("auto", 299_984, num_classes=96, height=32),
+    "ocr/synthetic_small": expected("auto", 299_984, num_classes=96, height=32),
+}
+
+
+def test_every_config_is_tested() -> None:
+    found = {f"{p.parents[1].name}/{p.stem}" for p in EXAMPLES.glob("*/configs/*.yaml")}
+    assert found == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_config_parses_and_has_its_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example, _, stem = name.partition("/")
+    path, own = EXAMPLES / example / "configs" / f"{stem}.yaml", EXPECTED[name]
+    printed = printed_config(path, capsys)
+    assert strategy_of(printed) == own.strategy
+    if own.parameters is None:
+        return
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    module, _, kind = config["model"]["class_path"].rpartition(".")
+    with torch.device("meta"):
+        model = getattr(import_module(module), kind)(
+            **{**dict(own.sizes), **config["model"]["init_args"]}
+        )
+    assert sum(parameter.numel() for parameter in model.parameters()) == own.parameters
+    if example == "language":
+        assert printed["trainer"]["gradient_clip_val"] == 1.0
+    if example == "ocr":
+        assert model.subsample == config["data"]["init_args"].get("pixels_per_frame", 4)
