@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -78,8 +79,10 @@ def plans(draw: st.DrawFn, least_hosts: int = 1) -> tuple[Workload, Network, Set
     return draw(workloads), network, draw(settings_for(network))
 
 
-def no_slower(plan: tuple[Workload, Network, Settings], better: Network) -> None:
-    """Every strategy takes no longer for a step on the better network.
+def no_slower(
+    plan: tuple[Workload, Network, Settings], better: Network, *, but: Sequence[str] = ()
+) -> None:
+    """Every strategy, except those in ``but``, takes no longer for a step on the better network.
 
     But for two-stage ASGD where cores both compute and send: over a slower network they push less
     often, so more of them is left for steps.
@@ -89,6 +92,8 @@ def no_slower(plan: tuple[Workload, Network, Settings], better: Network) -> None
     after = predict_all(workload, better, own)
     for one, other in zip(before, after, strict=True):
         if workload.on_cores and one.strategy == "two_stage_asgd":
+            continue
+        if one.strategy in but:
             continue
         assert other.step_s <= one.step_s * ROUNDING, one.strategy
 
@@ -118,13 +123,14 @@ def test_less_latency_costs_nothing(
 def test_more_hosts_are_no_more_efficient(
     plan: tuple[Workload, Network, Settings], factor: int
 ) -> None:
-    """In the models' own form: short forms are cut into whole blocks of 512 for each host, of which
-    four hosts may need fewer than three. From two hosts on: inside one, messages have other ways.
+    """Without quantisation, which rounds a shard up to whole groups of 512 elements: four hosts may
+    send fewer than three. From two hosts on, since messages inside one host take other links.
+    Without PSP: more servers divide the optimizer's update, which can save more than is sent.
     """
     workload, network, settings = plan
     settings = replace(settings, across_dtype="same")
     larger = replace(network, hosts=factor * network.hosts)
-    no_slower((workload, larger, settings), network)
+    no_slower((workload, larger, settings), network, but=["psp"])
 
 
 @given(workloads, networks(), st.integers(1, 400), st.sampled_from(["same", "int8"]))
