@@ -1,12 +1,12 @@
-# `make demo` and `make test` need python3 (3.10 or newer, with venv) and nothing else: the first run
-# makes .venv and installs into it what the command needs. `make test VENV=/path/to/venv` uses an
-# environment of yours.
+# `make demo` and `make test` need only python3 (3.10 or newer, with venv). The first run creates .venv
+# and installs the packages that the command needs. `make test VENV=/path/to/venv` uses an existing
+# environment.
 
 PYTHON ?= python3
 EXTRAS := cli,examples,bench,docs,dev
 DEMO_ARGS ?=
 TEST_ARGS ?=
-# Files tested at a time: ranks wait for each other much of the time.
+# Test files run in parallel: more than cores, because ranks often wait for each other.
 TEST_WORKERS ?= 3
 ARGS ?=
 MERMAID := docs/assets/mermaid.min.js
@@ -16,7 +16,7 @@ MERMAID_SHA256 := 581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390e
 ifeq ($(origin VENV),undefined)
 VENV := .venv
 ENVIRONMENT := $(VENV)/.installed
-# Of what the extra named demo installs, and of the extra named examples.
+# Environments with the extras `demo` and `examples` only.
 DEMO_ENVIRONMENT := $(VENV)/.installed-demo
 EXAMPLES_ENVIRONMENT := $(VENV)/.installed-examples
 else
@@ -26,7 +26,7 @@ EXAMPLES_ENVIRONMENT := named-environment-examples
 endif
 BIN := $(VENV)/bin
 
-# One thread per rank: several ranks share the cores, and results must not depend on their number.
+# One thread per rank: ranks share the cores, and results must not depend on the number of cores.
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
@@ -38,12 +38,12 @@ export NO_MKDOCS_2_WARNING := 1
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(ENVIRONMENT)  ## make the virtual environment and install the package with its extras
+install: $(ENVIRONMENT)  ## create the virtual environment and install the package with its extras
 
-demo: $(DEMO_ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
+demo: $(DEMO_ENVIRONMENT)  ## train on synthesised speech, 4 ranks in 2 groups, and compare with DDP (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.acoustic.demo $(DEMO_ARGS)
 
-demo-language: $(DEMO_ENVIRONMENT)  ## train a transformer on Python's source by BMUF-Adam, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
+demo-language: $(DEMO_ENVIRONMENT)  ## train a transformer on Python source code by BMUF-Adam, 4 ranks in 2 groups, and compare (DEMO_ARGS=--short)
 	$(BIN)/python -m examples.language.demo $(DEMO_ARGS)
 
 demo-ocr: $(EXAMPLES_ENVIRONMENT)  ## train on rendered lines of text by BMUF-Adam, 4 ranks, and compare (DEMO_ARGS=--short)
@@ -55,51 +55,51 @@ demo-stragglers: $(EXAMPLES_ENVIRONMENT)  ## train on digits with one slow rank 
 test: $(ENVIRONMENT)  ## run the tests (TEST_ARGS='-k bmuf', TEST_ARGS='-m slow', TEST_WORKERS=0)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
-bench: $(ENVIRONMENT)  ## measure all strategies and their peers over shaped links (ARGS='--runs 5', ARGS=--growth)
+bench: $(ENVIRONMENT)  ## measure all strategies and alternatives over rate-limited links (ARGS='--runs 5', ARGS=--growth)
 	$(BIN)/python -m benchmarks.performance $(ARGS)
 
-bench-short: $(ENVIRONMENT)  ## compare a few ratios with those that are committed; fail where one has fallen back
+bench-short: $(ENVIRONMENT)  ## compare a few ratios with the committed ones; fail if one has become worse
 	$(BIN)/python -m benchmarks.performance --short $(ARGS)
 
-fuzz: $(ENVIRONMENT)  ## train random combinations and check what must hold for all (ARGS='--minutes 60 --seed 7', ARGS='--case 7')
+fuzz: $(ENVIRONMENT)  ## train random combinations of settings and check their common properties (ARGS='--minutes 60 --seed 7', ARGS='--case 7')
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(ENVIRONMENT)  ## check style and format
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 
-types: $(ENVIRONMENT)  ## check types, strictly on the package
+types: $(ENVIRONMENT)  ## check types, strict for the package
 	$(BIN)/python -m mypy
 
-format: $(ENVIRONMENT)  ## format the code and mend what can be mended
+format: $(ENVIRONMENT)  ## format the code and apply automatic fixes
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 
 build: $(ENVIRONMENT)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build
 
-# Not --quiet: it would silence the warnings that --strict counts.
+# Not --quiet, which would hide the warnings that --strict counts.
 docs: $(ENVIRONMENT) $(MERMAID)  ## build the documentation into site/; any warning is an error
 	$(BIN)/python -m mkdocs build --strict
 
-docs-serve: $(ENVIRONMENT) $(MERMAID)  ## show the documentation at http://127.0.0.1:8000, anew after every change
+docs-serve: $(ENVIRONMENT) $(MERMAID)  ## serve the documentation at http://127.0.0.1:8000, rebuilt after every change
 	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8000
 
-# What draws the diagrams. Where it cannot be had, readers' browsers fetch it when they see a diagram.
+# The library that draws the diagrams. Without npm, the reader's browser loads it from a CDN.
 $(MERMAID):
 	@mkdir -p $(@D)
 	-@npm_config_fetch_retries=0 npm_config_fetch_timeout=60000 npm pack --silent --pack-destination $(@D) mermaid@$(MERMAID_VERSION) >/dev/null \
 		&& tar xzmf $(@D)/mermaid-$(MERMAID_VERSION).tgz -C $(@D) --strip-components=2 package/dist/mermaid.min.js \
 		&& rm $(@D)/mermaid-$(MERMAID_VERSION).tgz \
 		&& echo "$(MERMAID_SHA256)  $@" | sha256sum --check --quiet --strict \
-		|| { rm -f $@; echo "no mermaid from npm: readers' browsers will fetch it from a CDN"; }
+		|| { rm -f $@; echo "mermaid could not be loaded by npm: browsers will load it from a CDN"; }
 
-clean:  ## remove what was built and cached (the environment and outputs stay)
+clean:  ## remove build outputs and caches (the environment and results stay)
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
-# A stamp is written last, so an install that was cut short is taken up again. All extras include
-# those of the demos, and the extra named examples includes the one named demo.
+# The stamp is written last, so an interrupted installation is repeated. The full installation includes
+# the extra `examples`, which includes the extra `demo`.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call install_extras,$(EXTRAS))
 	touch $@ $@-examples $@-demo
@@ -117,7 +117,7 @@ $(PYTHON) -m venv $(VENV)
 $(BIN)/python -m pip install --no-input -c constraints.txt -e '.[$(1)]'
 endef
 
-# A named environment that has what the command needs is left as it is.
+# An existing environment that has all needed packages is not changed.
 NEEDED_DEMO := espeakng-loader kaldi-decoder kaldifst kaldiio lightning matplotlib pyzmq soundfile tensorboard torch torchaudio
 NEEDED_EXAMPLES := $(NEEDED_DEMO) pillow scikit-learn tokenizers torchvision
 NEEDED := $(NEEDED_EXAMPLES) mypy pytest pytest-xdist ruff

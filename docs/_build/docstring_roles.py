@@ -1,6 +1,6 @@
-"""An extension of Griffe: cross-references of docstrings become links of the site.
+"""A Griffe extension that turns cross-references in docstrings into links of the site.
 
-Public names are linked; what is inside the package is named without a link, as it has no page.
+Public names become links. Internal names, which have no page, become code.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _ROLE = re.compile(r":(?:class|meth|func|attr|mod):`~?([\w.]+)`")
 
 
 class DocstringRoles(griffe.Extension):
-    """Reads every docstring once, when it is found."""
+    """Rewrites every docstring once, when Griffe has loaded it."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of a class, function, attribute or module.
 
-        Double colons before indented equations are Sphinx's, too.
+        Double colons before indented equations, which are Sphinx's syntax, become colons.
         """
         if obj.docstring is not None:
             text = _ROLE.sub(_link, obj.docstring.value)

@@ -1,8 +1,7 @@
-"""A hook of mkdocs: the README and its like, which lie beside docs/, are pages too.
+"""A hook of MkDocs that adds README.md, CONTRIBUTING.md and CHANGELOG.md to the site.
 
-They are not copied, so that there is one text; their links are those of the repository and become
-those of the site. And the library that draws the diagrams is taken from docs/assets/ if it is there,
-otherwise readers' browsers fetch it from a CDN.
+The files are not copied; their links, which are relative to the repository, are rewritten. Mermaid
+is loaded from docs/assets/ if it is there. Otherwise the reader's browser loads it from a CDN.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ MERMAID = "assets/mermaid.min.js"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Take the diagrams' library from the site itself."""
+    """Load Mermaid from the site."""
     if (Path(config.docs_dir) / MERMAID).is_file():
         config.extra_javascript.append(MERMAID)
     return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
-    """Add the pages that lie beside docs/."""
+    """Add the pages outside docs/."""
     for source, target in PAGES.items():
         text = for_the_site((ROOT / source).read_text())
         files.append(File.generated(config, target, content=text))
@@ -35,7 +34,7 @@ def on_files(files: Files, *, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def for_the_site(text: str) -> str:
-    """Links from the repository's root, as links from the site's."""
+    """Rewrite links relative to the repository as links relative to the site."""
     text = re.sub(r"\]\(docs/", "](", text)
     for source, target in PAGES.items():
         text = text.replace(f"]({source}", f"]({target}")

@@ -1,10 +1,10 @@
-"""Names of Lightning and torch that neither documents, and that this package uses all the same.
+"""Undocumented names of Lightning and torch that this package uses.
 
-A release may remove any of them. All of them are listed here, each with its use, so that a new
-release is checked in one place: tests compare this list with the source, with the installed
-versions and with ``docs/compatibility.md``. A Trainer that lacks one gets one error before
-training, in place of an ``AttributeError`` in the middle of it; objects that are only made in
-training are checked where they are used. None of them is needed to import the package.
+A release may remove any of them. All are listed here with their use, so that a new release is
+checked in one place. Tests compare this list with the source, with the installed versions and with
+``docs/compatibility.md``. A missing name is one error before training instead of an
+``AttributeError`` during training. Objects that are created during training are checked when they
+are used. Importing the package needs none of these names.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import torch
 _ABSENT = object()
 
 OF_TRAINER: Mapping[str, str] = {
-    "_accelerator_connector._layer_sync": "refuses sync_batchnorm with virtual workers",
+    "_accelerator_connector._layer_sync": "rejects sync_batchnorm with virtual workers",
     "_accelerator_connector.cluster_environment": "asks SLURM to requeue a job",
-    "_checkpoint_connector._loaded_checkpoint": "goes on with the steps that servers have saved",
-    "_logger_connector.should_update_logs": "logs when Lightning logs",
-    "_results": "has Lightning log what each virtual worker has made",
-    "_signal_connector._sigterm_notifier_fn": "replaced: stops all ranks at one synchronisation",
-    "_signal_connector._slurm_sigusr_handler_fn": "replaced: saves and requeues at one step",
-    "_signal_connector.received_sigterm": "has the loop stop after the step agreed on",
-    "_val_check_time_interval": "refuses validation by the clock",
-    "fit_loop._combined_loader": "notes where an epoch's data begin",
-    "fit_loop._data_source": "has the module make a loader for each virtual worker",
+    "_checkpoint_connector._loaded_checkpoint": "restores the step counts that servers have saved",
+    "_logger_connector.should_update_logs": "logs at the steps at which Lightning logs",
+    "_results": "logs the values of all virtual workers",
+    "_signal_connector._sigterm_notifier_fn": "replaced: stops all ranks at the same synchronisation",
+    "_signal_connector._slurm_sigusr_handler_fn": "replaced: saves and requeues at the same step on all ranks",
+    "_signal_connector.received_sigterm": "stops the loop after the agreed step",
+    "_val_check_time_interval": "rejects validation at time intervals",
+    "fit_loop._combined_loader": "records the position in the data at the start of an epoch",
+    "fit_loop._data_source": "creates a data loader for each virtual worker",
     "fit_loop._should_accumulate": "ends the step of several virtual workers",
-    "fit_loop._skip_backward": "notes an epoch of StochasticWeightAveraging without steps",
-    "fit_loop.epoch_loop._batches_that_stepped": "logs under Lightning's own step",
+    "fit_loop._skip_backward": "detects the epoch of StochasticWeightAveraging without steps",
+    "fit_loop.epoch_loop._batches_that_stepped": "logs with Lightning's step number",
     "fit_loop.epoch_loop._broadcast_sigterm_tensor": (
-        "replaced: nothing crosses a tier between two synchronisations"
+        "replaced: avoids a broadcast over all ranks at every batch"
     ),
-    "fit_loop.epoch_loop._should_accumulate": "saves gradients of a step that is accumulated",
+    "fit_loop.epoch_loop._should_accumulate": "saves the gradients of an unfinished accumulation",
     "fit_loop.epoch_loop.automatic_optimization._make_closure": "replaced: virtual workers",
     "fit_loop.epoch_loop.automatic_optimization.run": "replaced: virtual workers",
     "fit_loop.epoch_loop.manual_optimization.run": "replaced: virtual workers",
@@ -45,92 +45,92 @@ OF_TRAINER: Mapping[str, str] = {
     "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end": (
-        "replaced: validation draws no random numbers of training"
+        "replaced: keeps the random state of training unchanged by validation"
     ),
-    "fit_loop.epoch_loop.val_loop.run": "replaced: validation draws no random numbers of training",
-    "fit_loop.reset_restart_stage": "resumes exactly at an epoch's end",
-    "fit_loop.restarted_mid_epoch": "resumes exactly at an epoch's end",
+    "fit_loop.epoch_loop.val_loop.run": "replaced: keeps the random state of training unchanged by validation",
+    "fit_loop.reset_restart_stage": "resumes exactly at the end of an epoch",
+    "fit_loop.restarted_mid_epoch": "resumes exactly at the end of an epoch",
     "fit_loop.setup_data": "replaced: resumes exactly within an epoch",
 }
-"""Below a Trainer; replaced methods of Lightning's loops count, whatever their name."""
+"""Attributes below a Trainer, including public methods of Lightning's loops that are replaced."""
 
 OF_MODULES: Mapping[str, Mapping[str, str]] = {
     "lightning.fabric.utilities.data": {
-        "_auto_add_worker_init_fn": "virtual workers: seeds each one's data loader",
-        "_set_sampler_epoch": "virtual workers: shuffles each one's data anew",
+        "_auto_add_worker_init_fn": "virtual workers: seeds the data loader of each worker",
+        "_set_sampler_epoch": "virtual workers: reshuffles the data of each worker",
     },
     "lightning.fabric.utilities.distributed": {
-        "_DatasetSamplerWrapper": "virtual workers: divides the data of a sampler of the user",
+        "_DatasetSamplerWrapper": "virtual workers: divides the data of a custom sampler",
     },
     "lightning.pytorch.loops.fetchers": {
-        "_DataLoaderIterDataFetcher": "leaves the place in the data to a step that takes them",
+        "_DataLoaderIterDataFetcher": "detects steps that read the data iterator themselves",
     },
     "lightning.pytorch.trainer.connectors.data_connector": {
-        "_parse_num_batches": "virtual workers: counts each one's batches",
-        "_request_dataloader": "virtual workers: has the module make each one's loader",
+        "_parse_num_batches": "virtual workers: counts the batches of each worker",
+        "_request_dataloader": "virtual workers: creates the data loader of each worker",
     },
     "lightning.pytorch.utilities.combined_loader": {
-        "_shutdown_workers_and_reset_iterator": "virtual workers: ends their loaders' processes",
+        "_shutdown_workers_and_reset_iterator": "virtual workers: ends the processes of their data loaders",
     },
     "torch": {
         "_foreach_copy_": "copies many tensors in one call",
         "_foreach_mul_": "scales many tensors in one call",
-        "_foreach_norm": "virtual workers: notes writes into the parameters",
+        "_foreach_norm": "virtual workers: detects writes to the parameters",
     },
     "torch.autograd.profiler": {
-        "_is_profiler_enabled": "names ranges in traces only while a profiler runs",
+        "_is_profiler_enabled": "records profiler ranges only while a profiler runs",
     },
     "torch.distributed.distributed_c10d": {
-        "_get_default_group": "names the world's process group",
-        "_get_default_store": "notes how far each rank is, for errors that name ranks",
+        "_get_default_group": "returns the process group of the world",
+        "_get_default_store": "records the progress of each rank, for errors that name ranks",
     },
     "torch.nn.modules.batchnorm": {
-        "_BatchNorm": "unfreezes the statistics of layers that a saved run had unfrozen",
+        "_BatchNorm": "unfreezes BatchNorm statistics when a run resumes",
     },
 }
-"""In modules; checked before training as well."""
+"""Names in modules, checked before training."""
 
 OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     "lightning.fabric.utilities.distributed._DatasetSamplerWrapper": {
-        "_sampler": "virtual workers: divides the data of a sampler of the user",
+        "_sampler": "virtual workers: divides the data of a custom sampler",
     },
     "lightning.pytorch.callbacks.LearningRateFinder": {
-        "_early_exit": "refuses it with parameter servers",
+        "_early_exit": "rejects the callback with parameter servers",
     },
     "lightning.pytorch.callbacks.ModelCheckpoint": {
-        "_every_n_train_steps": "refuses saves within an epoch with uneven_batches='join'",
-        "_train_time_interval": "refuses saves by the clock, or warns of them",
+        "_every_n_train_steps": "rejects saves within an epoch with uneven_batches='join'",
+        "_train_time_interval": "rejects saves at time intervals, or warns about them",
     },
     "lightning.pytorch.callbacks.ModelPruning": {
-        "_use_lottery_ticket_hypothesis": "refuses weights that are set back between two blocks",
+        "_use_lottery_ticket_hypothesis": "rejects the lottery ticket hypothesis, which resets weights",
     },
     "lightning.pytorch.callbacks.Timer": {
-        "_interval": "warns of ranks that wait for each other at every step",
+        "_interval": "warns about synchronisation of all ranks at every step",
     },
     "lightning.pytorch.callbacks.WeightAveraging": {
-        "_average_model": "averages it over the groups",
+        "_average_model": "averages the averaged model over the groups",
     },
     "lightning.pytorch.loops.optimization.automatic.Closure": {
-        "_step_fn": "virtual workers: has one step make the gradients of several",
+        "_step_fn": "virtual workers: computes the gradients of all of them in one step",
     },
     "lightning.pytorch.plugins.io.AsyncCheckpointIO": {
-        "_executor": "waits for a save before a job is requeued",
+        "_executor": "waits for an asynchronous save before requeueing",
     },
     "lightning.pytorch.strategies.DDPStrategy": {
-        "_ddp_kwargs": "wraps the module over its group",
-        "_setup_model": "wraps the module over the ranks that average gradients",
-        "_layer_sync": "makes SyncBatchNorm span a group",
-        "_timeout": "limits every wait",
+        "_ddp_kwargs": "wraps the module in DDP over its group",
+        "_setup_model": "wraps the module in DDP over the ranks that average gradients",
+        "_layer_sync": "restricts SyncBatchNorm to a group",
+        "_timeout": "sets the time limit of every wait",
     },
     "lightning.pytorch.utilities.combined_loader.CombinedLoader": {
-        "_iterator": "notes where an epoch's data begin",
+        "_iterator": "records the position in the data at the start of an epoch",
     },
 }
-"""Of objects that the user or Lightning makes; strategies check their own when they are made."""
+"""Attributes of objects of Lightning. A strategy checks its own when it is created."""
 
 
 def private(module: str, name: str) -> Any:
-    """Return a name of :data:`OF_MODULES`. Imported where it is used: no import needs it."""
+    """Return an object of :data:`OF_MODULES`. Its module is imported at the time of the call."""
     if name not in OF_MODULES[module]:
         raise ValueError(f"{module}.{name} is not listed")
     return getattr(import_module(module), name)
@@ -140,12 +140,12 @@ def check_private_names(module: pl.LightningModule | None, virtual_workers: int 
     """Check that the installed Lightning and torch have all names.
 
     Args:
-        module: that its Trainer is about to run, or None where there is no Trainer.
-        virtual_workers: of a rank; names that are for virtual workers, as their use says, are
-            needed where there are several.
+        module: module that its Trainer is about to run, or None without a Trainer.
+        virtual_workers: virtual workers of a rank. Names whose use mentions virtual workers are
+            required only if there are several.
 
     Raises:
-        ValueError: they lack some.
+        ValueError: names are missing.
 
     """
     found = [*_gone_of_modules()]
@@ -163,7 +163,7 @@ def check_names(instance: object) -> None:
     """Check that an object of Lightning has the names of :data:`OF_INSTANCES`.
 
     Raises:
-        ValueError: the installed version lacks one.
+        ValueError: a name is missing in the installed version.
 
     """
     if gone := list(_gone_of_instance(instance)):
@@ -172,9 +172,9 @@ def check_names(instance: object) -> None:
 
 def _lacking(gone: Sequence[str]) -> str:
     return (
-        f"Lightning {lightning.__version__} and torch {torch.__version__} lack what lightning_hier "
-        f"builds on: {'; '.join(gone)}. Install versions that it was tested with: the ranges that "
-        "its package metadata gives, as `pip install lightning_hier` does by itself"
+        f"Lightning {lightning.__version__} and torch {torch.__version__} lack names that "
+        f"lightning_hier uses: {'; '.join(gone)}. Install versions that its package metadata "
+        "allows, as `pip install lightning_hier` does"
     )
 
 
