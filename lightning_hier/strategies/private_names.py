@@ -25,8 +25,8 @@ OF_TRAINER: Mapping[str, str] = {
     "_checkpoint_connector._loaded_checkpoint": "restores the step counts that servers have saved",
     "_logger_connector.should_update_logs": "logs at the steps at which Lightning logs",
     "_results": "logs the values of all virtual workers",
-    "_signal_connector._sigterm_notifier_fn": "replaced: stops all ranks at the same synchronisation",
-    "_signal_connector._slurm_sigusr_handler_fn": "replaced: saves and requeues at the same step on all ranks",
+    "_signal_connector._sigterm_notifier_fn": "replaced: all ranks stop at one synchronisation",
+    "_signal_connector._slurm_sigusr_handler_fn": "replaced: all ranks save and requeue at one step",
     "_signal_connector.received_sigterm": "stops the loop after the agreed step",
     "_val_check_time_interval": "rejects validation at time intervals",
     "fit_loop._combined_loader": "records the position in the data at the start of an epoch",
@@ -45,9 +45,9 @@ OF_TRAINER: Mapping[str, str] = {
     "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end": (
-        "replaced: keeps the random state of training unchanged by validation"
+        "replaced: validation keeps the random state"
     ),
-    "fit_loop.epoch_loop.val_loop.run": "replaced: keeps the random state of training unchanged by validation",
+    "fit_loop.epoch_loop.val_loop.run": "replaced: validation keeps the random state",
     "fit_loop.reset_restart_stage": "resumes exactly at the end of an epoch",
     "fit_loop.restarted_mid_epoch": "resumes exactly at the end of an epoch",
     "fit_loop.setup_data": "replaced: resumes exactly within an epoch",
@@ -70,7 +70,7 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
         "_request_dataloader": "virtual workers: creates the data loader of each worker",
     },
     "lightning.pytorch.utilities.combined_loader": {
-        "_shutdown_workers_and_reset_iterator": "virtual workers: ends the processes of their data loaders",
+        "_shutdown_workers_and_reset_iterator": "virtual workers: ends their loaders' processes",
     },
     "torch": {
         "_foreach_copy_": "copies many tensors in one call",
@@ -102,7 +102,7 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
         "_train_time_interval": "rejects saves at time intervals, or warns about them",
     },
     "lightning.pytorch.callbacks.ModelPruning": {
-        "_use_lottery_ticket_hypothesis": "rejects the lottery ticket hypothesis, which resets weights",
+        "_use_lottery_ticket_hypothesis": "rejects it, as it resets weights",
     },
     "lightning.pytorch.callbacks.Timer": {
         "_interval": "warns about synchronisation of all ranks at every step",
