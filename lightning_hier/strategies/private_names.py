@@ -26,7 +26,7 @@ OF_TRAINER: Mapping[str, str] = {
     "_logger_connector.should_update_logs": "logs at the steps at which Lightning logs",
     "_results": "logs the values of all virtual workers",
     "_signal_connector._sigterm_notifier_fn": "replaced: all ranks stop at one synchronisation",
-    "_signal_connector._slurm_sigusr_handler_fn": "replaced: all ranks save and requeue at one step",
+    "_signal_connector._slurm_sigusr_handler_fn": "replaced: all ranks save and requeue together",
     "_signal_connector.received_sigterm": "stops the loop after the agreed step",
     "_val_check_time_interval": "rejects validation at time intervals",
     "fit_loop._combined_loader": "records the position in the data at the start of an epoch",
@@ -45,9 +45,9 @@ OF_TRAINER: Mapping[str, str] = {
     "fit_loop.epoch_loop.on_run_start": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.reset": "replaced: resumes exactly within an epoch",
     "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end": (
-        "replaced: validation keeps the random state"
+        "replaced: validation keeps random states"
     ),
-    "fit_loop.epoch_loop.val_loop.run": "replaced: validation keeps the random state",
+    "fit_loop.epoch_loop.val_loop.run": "replaced: validation keeps random states",
     "fit_loop.reset_restart_stage": "resumes exactly at the end of an epoch",
     "fit_loop.restarted_mid_epoch": "resumes exactly at the end of an epoch",
     "fit_loop.setup_data": "replaced: resumes exactly within an epoch",

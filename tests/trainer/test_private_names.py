@@ -128,7 +128,7 @@ def _fit_without_a_name() -> None:
 
 
 def test_one_that_is_gone_is_one_error_before_training() -> None:
-    expected = r"lack what lightning_hier builds on: Trainer\.fit_loop\.epoch_loop\._renamed"
+    expected = r"lack names that lightning_hier uses: Trainer\.fit_loop\.epoch_loop\._renamed"
     (error,) = run_ranks(_fit_without_a_name, 1, expect_failure=True)
     assert re.search(expected, error), error
 
@@ -141,7 +141,7 @@ def _fit_with_a_timer_that_lacks_a_name() -> None:
 
 def test_callback_that_lacks_one_is_one_error_before_training() -> None:
     (error,) = run_ranks(_fit_with_a_timer_that_lacks_a_name, 1, expect_failure=True)
-    assert re.search(r"builds on: Timer\._interval \(warns of ranks", error), error
+    assert re.search(r"uses: Timer\._interval \(warns about", error), error
 
 
 @pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
@@ -155,7 +155,7 @@ def test_strategy_that_lacks_one_is_one_error(
         del self._ddp_kwargs
 
     monkeypatch.setattr(DDPStrategy, "__init__", lacking)
-    with pytest.raises(ValueError, match=r"builds on: DDPStrategy\._ddp_kwargs \(wraps"):
+    with pytest.raises(ValueError, match=r"uses: DDPStrategy\._ddp_kwargs \(wraps"):
         strategy()
 
 
@@ -165,7 +165,7 @@ def test_every_object_that_lacks_one_is_found(owner: str, monkeypatch: pytest.Mo
     instance = getattr(import_module(module), kind)(*ARGUMENTS.get(kind, ()))
     private_names.check_names(instance)
     monkeypatch.setitem(OF_INSTANCES, owner, {"_renamed": "as an example"})
-    with pytest.raises(ValueError, match=rf"builds on: {kind}\._renamed \(as an example\)"):
+    with pytest.raises(ValueError, match=rf"uses: {kind}\._renamed \(as an example\)"):
         private_names.check_names(instance)
 
 
