@@ -1,1 +1,1 @@
-"""Equations on tensors and numbers: no process groups, no Lightning."""
+"""Equations on tensors and numbers, without process groups and without Lightning."""

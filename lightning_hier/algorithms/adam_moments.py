@@ -1,4 +1,4 @@
-"""BMUF-Adam: Adam's moments and step count for a model that block momentum has moved on."""
+"""BMUF-Adam: extrapolation of Adam's moments and step count to the look-ahead."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NADAM_BASE = 0.96
 
 @dataclass(frozen=True)
 class BlockSteps:
-    """How many mini-batches one block and the look-ahead after it stand for.
+    """Numbers of mini-batches that a block and the look-ahead after it correspond to.
 
     Attributes:
-        local: tau, steps that the workers took in the block. A mean over the workers, and so
-            perhaps a fraction, where a parameter did not take part in all of them.
-        ahead: eta * rho_n, the steps that the look-ahead eta * Delta_n stands for.
+        local: tau, steps of the workers in the block. It is the mean over the workers and may be a
+            fraction if a parameter was not part of all steps.
+        ahead: eta * rho_n, number of steps to which the look-ahead eta * Delta_n corresponds.
 
     """
 
@@ -28,9 +28,9 @@ class BlockSteps:
 
 
 def next_rho(rho: float, steps: float, eta: float) -> float:
-    """Mini-batches that the global update Delta_n stands for (bmuf_adam 2.1).
+    """Number of mini-batches to which the global update Delta_n corresponds (bmuf_adam 2.1).
 
-    ``rho_n = eta * rho_{n-1} + tau``, with rho_0 = 0; it tends to N * tau for eta = 1 - 1 / N.
+    ``rho_n = eta * rho_{n-1} + tau``, with rho_0 = 0. It converges to N * tau for eta = 1 - 1 / N.
     """
     return eta * rho + steps
 
@@ -39,22 +39,22 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
     """Turn the mean of the workers' moments into the moment for the next start model, in place.
 
     The workers' mean belongs to the mean of the models, and the next block starts ``ahead`` steps
-    further on. If the gradient is stationary, it adds to the moment what it added per step in this
-    block (bmuf_adam eq. 16 and 17)::
+    later. If the gradient is stationary, these steps change the moment like those of this block
+    (bmuf_adam eq. 16 and 17)::
 
         g      = (mean - beta^tau * previous) / (1 - beta^tau)
         m_init = beta^ahead * mean + (1 - beta^ahead) * g
 
-    which is eq. 18 in a form in which no difference of large terms arises and ``ahead = 0`` leaves
-    the mean as it is. (Printed Algorithm 1 has beta2 in one denominator of m_init; eq. 18 is
-    right.)
+    This is eq. 18 in a form without differences of large terms, in which ``ahead = 0`` leaves the
+    mean unchanged. (Algorithm 1 of the paper has beta2 in one denominator of m_init. Eq. 18 is
+    correct.)
 
     Args:
-        mean: mean of the moment over the workers, flat; overwritten.
-        previous: the moment from which all workers started the block, same shape.
+        mean: mean of the moment over the workers, flat. Overwritten.
+        previous: moment at the start of the block, the same for all workers, same shape.
         beta: decay rate of this moment.
-        steps: of this block. Where ``local`` is 0 nothing is known of the gradient, and the moment
-            stays.
+        steps: steps of this block. If ``local`` is 0, the gradient is unknown and the moment is
+            not changed.
 
     """
     if steps.ahead == 0.0 or steps.local == 0.0:
@@ -65,10 +65,10 @@ def advance_moment_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
 
 
 def advance_square_(mean: Tensor, previous: Tensor, *, beta: float, steps: BlockSteps) -> None:
-    """:func:`advance_moment_` for the moment of the squares, which stays at 0 or above.
+    """:func:`advance_moment_` for the second moment, with a result of at least 0.
 
-    In exact arithmetic it always does: it is at least beta^(tau + ahead) times the previous one.
-    Rounding may bring a square that has all but vanished below 0, and its root would be NaN.
+    In exact arithmetic, the result is at least beta^(tau + ahead) times the previous moment.
+    Rounding may make a very small one negative, and its square root would be NaN.
     """
     advance_moment_(mean, previous, beta=beta, steps=steps)
     real = torch.view_as_real(mean) if mean.is_complex() else mean
@@ -79,13 +79,12 @@ def nadam_product(step: float, steps: float, *, beta1: float, momentum_decay: fl
     """Factor by which NAdam's ``mu_product`` changes over the steps after ``step``.
 
     NAdam weights momentum by ``mu_t = beta1 * (1 - 0.96^(t * momentum_decay) / 2)`` and corrects
-    its bias by the product of all mu so far. The look-ahead stands for steps too, so their mu
-    belong to the product: those of whole steps, and of the last one a power as large as the
-    fraction of it.
+    its bias by the product of all mu so far. The look-ahead corresponds to steps, so the product
+    includes their mu. A last fractional step contributes its mu to the power of the fraction.
 
     Args:
-        step: Adam's step count before them, perhaps a fraction.
-        steps: number of steps, perhaps a fraction.
+        step: Adam's step count before these steps, possibly a fraction.
+        steps: number of steps, possibly a fraction.
         beta1: decay rate of the first moment.
         momentum_decay: psi of NAdam.
 

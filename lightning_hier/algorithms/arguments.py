@@ -1,4 +1,4 @@
-"""Checks of the values of arguments: each error has the name, the rule and the value."""
+"""Checks of arguments. Each error states the name, the rule and the value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 
 class NamedArguments:
-    """Base of classes whose constructor suggests a name for an unknown argument.
+    """Base class whose constructor suggests a name for an unknown argument.
 
     Raises:
         TypeError: the constructor has no such argument.
@@ -20,7 +20,7 @@ class NamedArguments:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Compare the names with those of the constructor of the class, before it is called."""
+        """Check the names of keyword arguments before the constructor is called."""
         _, *parameters = signature(cls.__init__).parameters.values()
         if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
             known = [own.name for own in parameters]
@@ -33,7 +33,7 @@ class NamedArguments:
         return super().__new__(cls)
 
     def __init__(self) -> None:
-        """Take no arguments: object's own would accept all that ``__new__`` accepts."""
+        """Take no arguments. ``object.__init__`` would accept those that ``__new__`` accepts."""
 
 
 def check_whole(name: str, value: object, *, least: int = 1) -> None:
@@ -86,16 +86,16 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """The end of a sentence about a mistyped name: the known names that are nearest, if any is."""
+    """End of a sentence about a mistyped name, with similar known names if there are any."""
     near = get_close_matches(name, dict.fromkeys(known))
     return f": did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
 def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:
-    """Return a JSON object that has all needed keys and only known ones.
+    """Return ``found`` if it is a JSON object with all needed keys and only known ones.
 
     Raises:
-        ValueError: it is no object, lacks a key, or has an unknown one.
+        ValueError: ``found`` is not an object, lacks a key, or has an unknown key.
 
     """
     if not isinstance(found, Mapping):
@@ -110,5 +110,5 @@ def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> M
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number; True and False are none."""
+    """Whether ``value`` is a finite number. True and False are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

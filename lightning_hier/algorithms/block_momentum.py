@@ -1,4 +1,4 @@
-"""Blockwise model update filtering (BMUF): the arithmetic of one synchronisation of models."""
+"""Blockwise model-update filtering (BMUF): the equations of one synchronisation of models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def auto_block_momentum(num_models: int, *, block_lr: float = 1.0, c: float = 1.
         c: C, the weight of one mini-batch relative to plain SGD; 1 or slightly more.
 
     Raises:
-        ValueError: the three numbers leave no eta in [0, 1).
+        ValueError: eta is not in [0, 1).
 
     """
     if num_models == 1:
@@ -61,9 +61,9 @@ class BlockFilter:
         zeta: block learning rate, above 0.
         nesterov: whether blocks start from the look-ahead W + eta * Delta.
         update_from: the model to which Delta(t) is added: ``"global"``, W(t-1), as in bmuf; or
-            ``"start"``, W_g(t-1), as two_tiered_bmuf_gtc eq. 4 is printed and in some toolkits.
-            Then one block contributes (1 + eta) / (1 - eta) times its update instead of
-            1 / (1 - eta) under Nesterov block momentum.
+            ``"start"``, W_g(t-1), as in two_tiered_bmuf_gtc eq. 4 and in some toolkits. With
+            ``"start"`` and Nesterov, the total contribution of a block is (1 + eta) / (1 - eta)
+            times its update instead of 1 / (1 - eta).
 
     """
 
@@ -74,7 +74,7 @@ class BlockFilter:
 
     @property
     def keeps_update(self) -> bool:
-        """Whether Delta must be remembered from one block to the next."""
+        """Whether Delta is state that must be kept between blocks."""
         return self.eta != 0.0
 
     @property
@@ -83,21 +83,21 @@ class BlockFilter:
 
     @property
     def _adds_old_update(self) -> bool:
-        # From W(t-1) with Nesterov, eta * Delta(t-1) is already in W_g(t-1).
+        # With Nesterov from W(t-1), W_g(t-1) already contains eta * Delta(t-1).
         return self.keeps_update and not (self.nesterov and self.update_from == "global")
 
     def start_model(self, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W_g from W and Delta (bmuf eq. 5 or 6); W itself where there is no look-ahead."""
+        """W_g from W and Delta (bmuf eq. 5 or 6); W itself if there is no look-ahead."""
         if update is None or not self._looks_ahead:
             return global_model
         return global_model.add(update, alpha=self.eta)
 
     def next_global(self, mean: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W(t) from Wbar(t), W(t-1) and Delta(t-1), as a new tensor; changes nothing.
+        """W(t) from Wbar(t), W(t-1) and Delta(t-1), as a new tensor. Arguments are not changed.
 
-        Written as an interpolation between W_g(t-1) and Wbar(t), so that with zeta = 1 the
-        results that the papers state as identities (W = Wbar for model averaging and for Nesterov
-        block momentum, bmuf_adam eq. 8) hold exactly and not up to rounding.
+        Computed as an interpolation between W_g(t-1) and Wbar(t). With zeta = 1, W = Wbar for model
+        averaging and for Nesterov block momentum (bmuf_adam eq. 8) therefore holds bit for bit and
+        not only up to rounding.
         """
         following = self.start_model(global_model, update).lerp(mean, self.zeta)
         if update is not None and self._adds_old_update:
@@ -105,7 +105,7 @@ class BlockFilter:
         return following
 
     def global_after(self, gradient: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W(t) from G(t), W(t-1) and Delta(t-1), as a new tensor; changes nothing."""
+        """W(t) from G(t), W(t-1) and Delta(t-1), as a new tensor. Arguments are not changed."""
         following = gradient.mul(self.zeta)
         if update is not None:
             following.add_(update, alpha=self.eta)
@@ -118,9 +118,9 @@ class BlockFilter:
         """Turn a local model into its difference from the start model, in place.
 
         Args:
-            model: flat; overwritten with itself minus W_g.
+            model: local model, flat. Becomes its difference from W_g.
             global_model: W, same shape.
-            update: Delta, same shape; None where W_g is W.
+            update: Delta, same shape, or None if W_g is W.
 
         Returns:
             The sum of squares of the difference.
@@ -136,9 +136,9 @@ class BlockFilter:
         """One synchronisation, in place.
 
         Args:
-            mean: Wbar(t), flat; overwritten with W_g(t), the start model of the next block.
-            global_model: W(t-1), same shape; becomes W(t).
-            update: Delta(t-1), same shape; becomes Delta(t). May be None where eta is 0.
+            mean: Wbar(t), flat. Becomes W_g(t), the start model of the next block.
+            global_model: W(t-1), same shape. Becomes W(t).
+            update: Delta(t-1), same shape. Becomes Delta(t). May be None if eta is 0.
 
         Returns:
             The sums of squares of Wbar(t) and of Delta(t).
@@ -150,15 +150,15 @@ class BlockFilter:
     def advance_by_(
         self, gradient: Tensor, global_model: Tensor, update: Tensor | None
     ) -> tuple[float, float]:
-        """One synchronisation, in place, from the mean pseudo-gradient instead of the mean model.
+        """One synchronisation, in place, from the mean local update instead of the mean model.
 
-        Eq. 3, 4 and 6 as they are printed, in fewer passes than :meth:`advance_`, for means that
-        are not known as models.
+        Computes eq. 3, 4 and 6 directly, in fewer passes than :meth:`advance_`. Quantised and
+        overlapped synchronisations average local updates and not models.
 
         Args:
-            gradient: G(t), flat; overwritten with W_g(t), the start model of the next block.
+            gradient: G(t), flat. Becomes W_g(t), the start model of the next block.
             global_model: as in :meth:`advance_`.
-            update: likewise.
+            update: as in :meth:`advance_`.
 
         Returns:
             The sums of squares of G(t) and of Delta(t).

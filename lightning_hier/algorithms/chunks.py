@@ -1,4 +1,4 @@
-"""How many elements of a tensor a pass works on at a time."""
+"""Chunks of tensors, so that the intermediate results of a pass stay in the cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-# Elements that stay in a processor's cache together with intermediate results; by measurement.
+# Elements that fit into the cache of a processor with intermediate results (measured).
 CHUNK = 1 << 16
 
 # On an accelerator, launching a kernel costs as much as a pass over a million elements.
@@ -15,19 +15,19 @@ _ON_ACCELERATOR = 128
 
 
 def chunk_length(values: Tensor, in_cache: int) -> int:
-    """Number of elements that bounds the memory of intermediate results and costs no time.
+    """Number of elements in a chunk that limits the memory of intermediate results.
 
     Args:
-        values: tensor that a pass works on.
-        in_cache: number of elements that stay in a processor's cache. An accelerator takes many
-            times as many.
+        values: tensor that a pass processes.
+        in_cache: number of elements that fit into the cache of a processor. Chunks on an
+            accelerator are larger.
 
     """
     return in_cache if values.device.type == "cpu" else _ON_ACCELERATOR * in_cache
 
 
 def chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Views of equal parts of ``first`` and of as many elements of the others; None stays None."""
+    """Views of the same ranges of all tensors. None stays None."""
     numel, length = first.numel(), chunk_length(first, CHUNK)
     for start in range(0, numel, length):
         part = slice(start, min(start + length, numel))

@@ -1,4 +1,4 @@
-"""One number for each tensor that shows whether any bit of it has changed."""
+"""Fingerprints of tensors, to detect whether any bit has changed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-# Elements at a time: on the CPU, intermediate results stay in the cache.
+# Elements per chunk. On the CPU, intermediate results stay in the cache.
 _PIECE_ON_CPU = 1 << 16
 _PIECE_ON_ACCELERATOR = 1 << 20
-# Odd, so that no multiplication by it loses a bit.
+# Odd factors are invertible modulo 2**64, so a multiplication loses no information.
 _FACTOR = -7046029254386353131
 _NARROW = {1: torch.uint8, 2: torch.int16}
 
@@ -22,14 +22,14 @@ def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
 
     ::
 
-        h <- f * h + sum over i of w_i b_i      for each piece b of the elements, as whole numbers
+        h <- f * h + sum over i of w_i b_i      for each chunk b of the elements, as integers
 
     with odd random weights w, the same for all tensors and in all processes. One changed element
     always changes the sum; several cancel each other with a probability of about 2**-32 or less.
     Norms would miss changes of sign and of order. Memory is bounded.
 
     Args:
-        tensors: of any dtype, shape and device; they are not changed.
+        tensors: tensors of any dtype, shape and device. They are not changed.
 
     """
     scratch: dict[torch.device, Tensor] = {}
@@ -56,6 +56,7 @@ def _fingerprint(tensor: Tensor, scratch: dict[torch.device, Tensor]) -> Tensor:
 def _weights(device: torch.device) -> Tensor:
     length = _PIECE_ON_CPU if device.type == "cpu" else _PIECE_ON_ACCELERATOR
     generator = torch.Generator().manual_seed(1)
+    # A cached inference tensor could not be used by later calls outside inference mode.
     with torch.inference_mode(False):
         drawn = torch.randint(-(2**63), 2**63 - 1, (length,), generator=generator)
         return drawn.bitwise_or_(1).to(device)

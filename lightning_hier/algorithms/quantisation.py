@@ -1,4 +1,4 @@
-"""Codecs that quantise real numbers for a slow network: two bytes or one for each element."""
+"""Codecs that quantise real numbers for a slow network to two bytes or one byte per element."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
 
 
 class Codec:
-    """Writes real numbers as bytes and reads them back.
+    """Encodes real numbers as bytes and decodes them.
 
-    Values are 1-D, in float32 or float64, and their number is a multiple of ``QUANTISATION_GROUP``.
+    Values are 1-D, in float32 or float64. Their number is a multiple of ``QUANTISATION_GROUP``.
     """
 
     def bytes_for(self, numel: int) -> int:
-        """Bytes that ``numel`` elements take; a multiple of 8."""
+        """Number of bytes for ``numel`` elements, a multiple of 8."""
         raise NotImplementedError
 
     def encode_(
@@ -26,24 +26,24 @@ class Codec:
         """Write ``values + weight * plus`` into ``out`` and keep the quantisation error.
 
         Args:
-            values: overwritten with that sum minus what :meth:`decode` reads.
-            out: uint8, as long as :meth:`bytes_for` returns, at an address that 8 divides.
-            plus: 1-D, at most as long as ``values``, and added to the first of them.
+            values: overwritten with this sum minus the values that :meth:`decode` returns.
+            out: uint8, of the length that :meth:`bytes_for` returns, at an address divisible by 8.
+            plus: 1-D, not longer than ``values``. Added to the first elements.
             weight: factor of ``plus``.
 
         """
         raise NotImplementedError
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """Read as many elements as ``out`` has into it, or ``add`` them to it, in place."""
+        """Write the decoded elements to ``out``, or ``add`` them to it, in place."""
         raise NotImplementedError
 
 
 class BFloat16Codec(Codec):
-    """Two bytes an element: rounds to the nearest bfloat16, a relative error of at most 2^-9."""
+    """Two bytes per element: the nearest bfloat16, with a relative error of at most 2^-9."""
 
     def bytes_for(self, numel: int) -> int:
-        """Two for each."""
+        """Two per element."""
         return 2 * numel
 
     def encode_(
@@ -55,19 +55,20 @@ class BFloat16Codec(Codec):
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See :class:`Codec`."""
-        # torch widens a whole operand before it adds.
+        # In chunks, because torch would convert all of `data` to a wider dtype before it adds.
         for chunk, read in chunks(out, data.view(torch.bfloat16)):
             chunk.add_(read) if add else chunk.copy_(read)
 
 
 class Int8Codec(Codec):
-    """One byte an element: a group of neighbours shares a scale, which is their largest / 127.
+    """One byte per element. A group of consecutive elements shares a scale.
 
-    The error of an element is at most half of the scale. Scales are float32 and lie first.
+    The scale is the largest magnitude of the group divided by 127, in float32. The error of an
+    element is at most half of the scale. The scales precede the elements, so both are aligned.
     """
 
     def bytes_for(self, numel: int) -> int:
-        """One for each, and a scale for each group; rounded up to a multiple of 8."""
+        """One per element and four per group, rounded up to a multiple of 8."""
         return -(-(numel + 4 * (numel // QUANTISATION_GROUP)) // 8) * 8
 
     def encode_(
@@ -82,7 +83,7 @@ class Int8Codec(Codec):
 
 
 def _parts(data: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales (float32) and the steps (int8) in the bytes of so many values."""
+    """Views of the scales (float32) and the quantised elements (int8) in the encoded bytes."""
     end = 4 * (values.numel() // QUANTISATION_GROUP)
     steps = data[end:].view(torch.int8)[: values.numel()]
     return data[:end].view(torch.float32), steps

@@ -1,4 +1,4 @@
-"""How often a node of two-stage ASGD should push, and how fast it trains then (eq. 6 and 7)."""
+"""Push period and speed of two-stage ASGD by its sizing equations (eq. 6 and 7)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster and its model, as the sizing equations of two-stage ASGD need them.
+    """A cluster and a model, described by the inputs of the sizing equations of two-stage ASGD.
 
-    With P the number of parameters and T_f the speed of a device in FLOPS, the paper's P / T_f is
-    the time that a device takes for one sample: it is measured here, not counted in operations.
+    P / T_f in the paper (number of parameters divided by the FLOPS of a device) is the time of a
+    device for one sample. Here it is a measured value.
 
     Attributes:
         nodes: N_e, nodes that exchange with the master.
         devices: G_n, devices of each node.
         model_bytes: M, bytes of one push or one pull.
         bandwidth: B, measured bytes per second of the master's network.
-        batch_samples: N_c, samples of one of the mini-batches that ``push_period`` counts.
-        device_speed: T_f / P, samples per second of one device by itself.
+        batch_samples: N_c, samples in a mini-batch.
+        device_speed: T_f / P, samples per second of one device alone.
 
     Raises:
         ValueError: a value is not positive.
@@ -50,27 +50,27 @@ class Cluster:
         return samples / (self.devices * self.device_speed)
 
     def period_seconds(self, push_period: int, *, double_buffering: bool = True) -> float:
-        """From one push of a node to its next.
+        """Seconds from one push of a node to the next.
 
-        The longer of both times if devices compute during transmission, otherwise their sum.
+        The maximum of both times if devices compute during transmission, otherwise their sum.
         """
         both = self.computation_seconds(push_period), self.transmission_seconds()
         return max(both) if double_buffering else sum(both)
 
     def samples_per_second(self, push_period: int, *, double_buffering: bool = True) -> float:
-        """Speed of all nodes together."""
+        """Samples per second of all nodes together."""
         samples = self.nodes * self.batch_samples * push_period
         return samples / self.period_seconds(push_period, double_buffering=double_buffering)
 
     def best_push_period(self) -> int:
-        """Smallest N with T_calc >= T_trans, at which double buffering hides the network wholly.
+        """Smallest N with T_calc >= T_trans, for which double buffering hides the transmission.
 
-        The paper's best N makes the two equal. A larger one trains no faster, and the master
-        receives fewer updates.
+        At the best N of the paper, the two are equal. With a larger N, training is not faster and
+        the master receives fewer updates.
         """
         transmission = self.transmission_seconds()
         quotient = math.floor(transmission / self.computation_seconds(1))
-        # Rounding may bring the quotient to either side of a whole number: both are tried.
+        # Rounding may move the quotient to either side of an integer, so start one below it.
         periods = itertools.count(max(1, quotient - 1))
         return next(n for n in periods if self.computation_seconds(n) >= transmission)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-# A tensor whose gradient is zero for thousands of steps lowers its threshold no further, so that
-# a correction can raise it again. A normal number even in float32.
+# Lower limit for a tensor whose gradient is zero for thousands of steps, so that corrections can
+# raise the threshold again. It is a normal number even in float32.
 _SMALLEST_THRESHOLD = 1e-30
 
 
@@ -22,17 +22,17 @@ def first_threshold(gradient_rms: float, density: float) -> float:
 def next_threshold(threshold: float, *, sent: int, elements: int, density: float) -> float:
     """Move the threshold of one tensor so that about ``density`` of its elements is sent.
 
-    In the long run the density goes as T**-2, so the exact correction has exponent 1/2. But a
-    change of T by the step sigma of a residual, a share sqrt(density) of T, releases or holds back
-    at once all residuals near T: the exponent is smaller by that factor, or T would swing between
-    sending nothing and sending many times the density. One more element on both sides keeps the
-    logarithm finite for tensors that send nothing.
+    In the long run the density is proportional to T**-2, so the exact correction has exponent 1/2.
+    But a residual moves by sigma in a step, which is a fraction sqrt(density) of T. A change of T
+    by this amount immediately affects all residuals near T. The exponent is therefore multiplied by
+    sqrt(density). Otherwise T would oscillate between sending nothing and sending many times the
+    density. One is added to both counts so that a tensor that sends nothing has a ratio above 0.
 
     Args:
         threshold: T of this step.
         sent: elements sent in this step, over all workers of the group.
         elements: elements that could have been sent, over all workers of the group.
-        density: the share that should be.
+        density: wanted share of the elements.
 
     """
     ratio = (sent + 1) / (elements * density + 1)

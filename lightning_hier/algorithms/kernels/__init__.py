@@ -1,11 +1,11 @@
-"""The passes over large tensors: one interface, three backends.
+"""Passes over large tensors: one interface, three backends.
 
 - :mod:`reference`: plain torch, for any device and dtype. It defines the results.
-- :mod:`native`: C loops for float32 on the CPU, compiled where the host has a C compiler.
+- :mod:`native`: C loops for float32 on the CPU, compiled if the host has a C compiler.
 - :mod:`triton_backend`: GTC's passes as Triton kernels, for CUDA.
 
-All backends give the same bits, except for sums of squares, which are equal up to the rounding of
-double precision and which nothing is trained with.
+All backends give bit-identical results, except for sums of squares, which are equal up to rounding
+in double precision and do not affect training.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from lightning_hier.algorithms.kernels.native import native_kernels
 from lightning_hier.algorithms.kernels.reference import TorchKernels
 from lightning_hier.algorithms.kernels.triton_backend import TritonKernels
 
-# Elements. For fewer, a call costs more than the loop saves; nor does a small model wait for a
-# compiler.
+# Minimum number of elements for compiled loops. For fewer, the overhead of a call exceeds the gain,
+# and a small model does not have to wait for the compiler.
 SMALLEST = 1 << 16
 
 _TORCH = TorchKernels()
@@ -29,12 +29,13 @@ def kernels_for(*tensors: Tensor | None) -> TorchKernels:
     """Choose the backend for the tensors of one pass.
 
     Args:
-        tensors: tensors that the pass reads and writes; None is skipped. The first one counts for
+        tensors: tensors that the pass reads and writes. None is skipped. The first one determines
             the length.
 
     """
     given = [tensor for tensor in tensors if tensor is not None]
     first = given[0]
+    # Compiled loops assume one device, one dtype and contiguous memory.
     alike = all(
         own.device == first.device and own.dtype == first.dtype and own.is_contiguous()
         for own in given

@@ -1,12 +1,14 @@
 """The native backend: C loops over float32 tensors on the CPU.
 
-Between two operations of torch, a chunk goes to the second-level cache and back. One loop keeps it
-in registers and takes a half to a fifth of the time. Nothing depends on the loops: without a
-compiler, for other dtypes and for small tensors, the reference computes the same bits.
+Between two operations of torch, a chunk is written to the second-level cache and read again. A
+single loop keeps it in registers and takes between a half and a fifth of the time. The loops are
+optional: without a compiler, for other dtypes and for small tensors, the reference gives
+bit-identical results.
 
-The sources are compiled once in a process, when the first large tensor appears. The result lies in
-a new folder that is deleted at once, so no other user and no other kind of processor that shares
-the home folder can load it. ``LIGHTNING_HIER_COMPILE=0`` in the environment disables compilation.
+Each process compiles the sources once, for the first large tensor. The library is loaded from a new
+directory that is deleted directly afterwards, so that no other user, and no host with a different
+processor that shares the home directory, can load it. The environment variable
+``LIGHTNING_HIER_COMPILE=0`` disables compilation.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from torch import Tensor
 
 from lightning_hier.algorithms.kernels.reference import BlockCoefficients, TorchKernels
 
-# Elements that are encoded in one call, which bounds the buffer for their words.
+# Elements that one call encodes. This limits the size of the buffer for their words.
 PIECE = 1 << 18
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+# Without -ffp-contract=off, the compiler may fuse operations that torch rounds separately.
 _OPTIONS = ("-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared")
 _LIMIT_S = 60.0
 
@@ -43,7 +46,7 @@ _TYPES: dict[str, Any] = {
     "p": c_void_p,
     "v": None,
 }
-# Of each function: the type of its result, a colon, and the types of its arguments.
+# For each function: type of the result, a colon, types of the arguments.
 _SIGNATURES = {
     "encode": "l:pplfflpp",
     "decode": "v:pplfplppplpli",
@@ -59,7 +62,7 @@ _SIGNATURES = {
 
 @lru_cache(maxsize=1)
 def native_kernels() -> NativeKernels | None:
-    """Compile and load the loops; None where that is disabled or fails, for whatever reason."""
+    """Compile and load the loops. None if compilation is disabled or fails for any reason."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if os.environ.get("LIGHTNING_HIER_COMPILE") == "0" or compiler is None:
         return None
@@ -80,10 +83,10 @@ def native_kernels() -> NativeKernels | None:
 
 
 class NativeKernels(TorchKernels):
-    """The functions of ``gtc.c`` and ``blocks.c``. Tensors are contiguous and float32."""
+    """Calls the functions of ``gtc.c`` and ``blocks.c``. Tensors are contiguous and float32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        """Declare the types of the functions of ``library``."""
+        """Declare the argument and result types of the functions of ``library``."""
         self._library = library
         for name, signature in _SIGNATURES.items():
             result, arguments = signature.split(":")
@@ -105,6 +108,7 @@ class NativeKernels(TorchKernels):
                 min(PIECE, values.numel() - start),
                 *(scale, threshold, start, words.data_ptr(), ctypes.byref(finite)),
             )
+            # A copy, because the next call overwrites the buffer.
             found.append(words[:count].clone())
         return torch.cat(found), bool(finite.value)
 

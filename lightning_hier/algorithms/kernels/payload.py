@@ -1,8 +1,8 @@
-"""The two encodings of the elements that a worker sends of one tensor: words and bitmaps.
+"""Two encodings of the elements of a tensor that a worker sends: words and bitmaps.
 
-Both carry the same values and differ in bytes. A word takes 32 bits for each element that is sent:
-the top bit is the sign, the other 31 are the index. A bitmap takes 2 bits for each element of the
-tensor: 1 for plus, 2 for minus.
+Both represent the same values in a different number of bytes. Words take 32 bits per sent element:
+the top bit is the sign, the other 31 bits are the index. A bitmap takes 2 bits per element of the
+tensor: 1 is plus, 2 is minus.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ SIGN_BIT = 1 << 31
 
 _ELEMENTS_PER_WORD = 16
 
-# Bytes of a bitmap that are decoded at a time: the signs that they stand for stay in the cache.
+# Bytes of a bitmap that are decoded at a time, so that the decoded signs stay in the cache.
 _CHUNK = 1 << 15
 
 
 def segments(numel: int, longest: int = MAX_SEGMENT) -> Iterator[slice]:
-    """Cut ``numel`` elements into pieces of at most ``longest``, in order, without gaps."""
+    """Split ``numel`` elements into consecutive segments of at most ``longest``."""
     for start in range(0, numel, longest):
         yield slice(start, min(start + longest, numel))
 
 
 def bitmap_words(numel: int) -> int:
-    """Number of 32-bit words that the bitmap of ``numel`` elements takes."""
+    """Number of 32-bit words in the bitmap of ``numel`` elements."""
     return -(-numel // _ELEMENTS_PER_WORD)
 
 
 def split_words(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices (int64) and whether each is negative (bool) of int32 words."""
+    """Indices (int64) and signs (bool, True for minus) of int32 words."""
     return (words & (SIGN_BIT - 1)).long(), words < 0
 
 
 def words_to_bitmap(words: Tensor, numel: int) -> Tensor:
-    """Bitmap (int32) of int32 words."""
+    """Convert int32 words to a bitmap (int32)."""
     bitmap = torch.zeros(bitmap_words(numel), dtype=torch.int32, device=words.device)
     index, negative = split_words(words)
     codes = negative.int().add_(1).bitwise_left_shift_(index.remainder(_ELEMENTS_PER_WORD).mul_(2))
-    # No two elements share bits: their sum is their union.
+    # Elements have disjoint bits, so adding their codes combines them.
     return bitmap.index_add_(0, index.div_(_ELEMENTS_PER_WORD, rounding_mode="floor"), codes)
 
 
 def add_words_(target: Tensor, words: Tensor, unit: float = 1.0) -> None:
-    """Add ``unit``, with the sign of each word, to ``target`` at its index, in place."""
+    """Add ``unit`` with the sign of each word to ``target`` at the word's index, in place."""
     index, negative = split_words(words)
     one = torch.full((), unit, dtype=target.dtype, device=target.device)
     target.index_add_(0, index, torch.where(negative, -one, one))
@@ -84,7 +84,7 @@ def add_payloads_(
 
 @lru_cache
 def _signs_of_a_byte(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The four signs that each of the 256 bytes of a bitmap stands for, (256, 4)."""
+    """Table of the four signs that each byte of a bitmap encodes, (256, 4)."""
     shifts = torch.tensor([0, 2, 4, 6], device=device)
     codes = torch.arange(256, device=device)[:, None] >> shifts & 3
     return (codes == 1).to(dtype) - (codes == 2).to(dtype)

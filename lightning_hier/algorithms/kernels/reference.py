@@ -1,7 +1,7 @@
 """The reference backend: every pass in plain torch, for any device and dtype.
 
-A tensor of a step is in no cache, so the cost of a pass is the number of times that it goes through
-memory. Each pass goes through its tensors in chunks that stay in the cache meanwhile.
+The tensors of a step are larger than the cache, so the cost of a pass is the number of times that
+it goes through memory. Each pass processes its tensors in chunks that stay in the cache.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from lightning_hier.algorithms.chunks import chunks
 from lightning_hier.algorithms.kernels.payload import SIGN_BIT, add_payloads_, add_words_
 
 QUANTISATION_GROUP = 512
-"""Elements that share a scale in int8: 4 bytes for so many of one byte each."""
+"""Elements that share a float32 scale in int8."""
 
 _LARGEST_INT8 = 127.0
 
-# The bits of a magnitude, read as an integer, order magnitudes as they are.
+# The order of floating-point magnitudes is that of their bits as integers.
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def magnitude_bits(threshold: float, dtype: torch.dtype) -> int:
-    """Bits of the largest magnitude that is not sent, read as an integer.
+    """Bits of the largest magnitude that is not sent, as an integer.
 
-    The limit is finite, and the bits of infinity and NaN exceed it. So all values that are not
-    finite are selected, and the few selected values tell whether all values are finite.
+    The limit is finite, and the bits of infinity and NaN exceed it. All values that are not finite
+    are therefore selected, and it is sufficient to check the few selected values.
     """
     limit = torch.tensor(min(threshold, torch.finfo(dtype).max), dtype=dtype)
     return int(limit.view(_INTEGER[dtype.itemsize]))
@@ -41,7 +41,7 @@ class BlockCoefficients(NamedTuple):
         eta: block momentum.
         zeta: block learning rate.
         ahead: whether W_g is W + eta * Delta instead of W.
-        adds_update: whether eta * Delta(t-1) is added to W(t) besides.
+        adds_update: whether eta * Delta(t-1) is also added to W(t).
 
     """
 
@@ -52,10 +52,10 @@ class BlockCoefficients(NamedTuple):
 
 
 class TorchKernels:
-    """The interface of all backends, and the result of each pass.
+    """Interface of all backends, and reference implementation of each pass.
 
-    Tensors are 1-D. GTC needs two passes because a step counts only if it is finite on all ranks:
-    between them the residual is unchanged. Nothing as large as the tensor is allocated.
+    Tensors are 1-D. GTC has two passes because a step counts only if it is finite on all ranks. The
+    residual is not changed before the second one. No pass allocates memory of the tensor's size.
     """
 
     def encode_(
@@ -70,11 +70,11 @@ class TorchKernels:
                 gradient.
             residual: error feedback of the same length. Not changed.
             threshold: T, above 0, in units of ``residual``.
-            scale: present factor of loss scaling.
+            scale: current factor of loss scaling.
 
         Returns:
             The selected elements as int32 words (:mod:`payload`), in ascending order of index, and
-            whether all values are finite. If they are not, the words have no meaning.
+            whether all values are finite. If not, the words are undefined.
 
         """
         limit, integer = magnitude_bits(threshold, values.dtype), _INTEGER[values.itemsize]
@@ -84,7 +84,7 @@ class TorchKernels:
             if scale != 1.0:
                 chunk.div_(scale)
             chunk.add_(kept)
-            # In place: torch compares integers into integers many at a time, into bool one by one.
+            # In place, because torch vectorises comparisons with integer results, not with bool.
             index = chunk.abs().view(integer).gt_(limit).nonzero().view(-1)
             selected = chunk[index]
             finite = finite and bool(selected.isfinite().all())
@@ -113,7 +113,7 @@ class TorchKernels:
             residual: becomes ``values`` minus the elements that this worker sent.
             sent: words of this worker.
             threshold: T.
-            rows: payload of each worker; if there is none, the values become zero.
+            rows: payload of each worker. If there is none, the values become zero.
             factors: at most two.
             bitmaps: whether the payloads are bitmaps instead of words.
 
@@ -125,13 +125,13 @@ class TorchKernels:
         add_payloads_(values, rows, factors, bitmaps=bitmaps)
 
     def sum_of_squares(self, values: Tensor) -> float:
-        """Sum of the squared magnitudes in double precision; NaN or inf where a value is."""
+        """Sum of the squared magnitudes in double precision; NaN or inf if a value is."""
         flat = torch.view_as_real(values).flatten() if values.is_complex() else values
         if flat.device.type != "cpu":
             norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
-            return norm * norm  # a power that overflows would raise
+            return norm * norm  # norm**2 would raise OverflowError instead of returning inf
         total = 0.0
-        # vector_norm would first widen the whole tensor, which takes longer than reading it.
+        # vector_norm would first convert the whole tensor, which takes longer than reading it.
         for (chunk,) in chunks(flat):
             wide = chunk.double()
             total += float(torch.dot(wide, wide))
@@ -140,7 +140,7 @@ class TorchKernels:
     def subtract_start_(
         self, model: Tensor, global_model: Tensor, update: Tensor | None, eta: float
     ) -> float:
-        """Subtract W + eta * Delta, or W where there is no Delta, from a model, in place.
+        """Subtract W + eta * Delta, or W if there is no Delta, from a model, in place.
 
         Returns:
             The sum of squares of the difference.
@@ -196,7 +196,7 @@ class TorchKernels:
     def encode_int8_(
         self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
     ) -> None:
-        """``Int8Codec.encode_``, with a scale (float32) for each group of ``out`` (int8)."""
+        """``Int8Codec.encode_``, with one scale (float32) per group of ``out`` (int8)."""
         first = 0
         for chunk, steps in _with_sum(values, plus, weight, out):
             rows = chunk.view(-1, QUANTISATION_GROUP)
@@ -204,12 +204,13 @@ class TorchKernels:
             first += len(rows)
             rounded = torch.abs(rows)
             scale.copy_(rounded.amax(dim=1).div_(_LARGEST_INT8))
-            # A group of zeros has scale 0, and so has one that is too small for float32.
+            # Scale 0 for groups of zeros, and for scales below the normal range of float32.
             scale.mul_(scale >= torch.finfo(torch.float32).tiny)
             wide = scale.to(values.dtype).unsqueeze(1)
             torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
             steps.copy_(rounded.view(-1))
-            rows.sub_(rounded.mul_(wide))  # the very product that decode_int8 computes
+            # The same product as in decode_int8, so that the error is exact.
+            rows.sub_(rounded.mul_(wide))
 
     def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
         """``Int8Codec.decode``."""

@@ -1,13 +1,13 @@
-"""The Triton backend: GTC's passes for tensors on CUDA devices; other passes are plain torch.
+"""The Triton backend: GTC's passes for tensors on CUDA devices. Other passes use plain torch.
 
-Each pass goes through its tensors in device memory once. One program works on a block of elements::
+Each pass goes through its tensors in device memory once. A program processes a block of elements::
 
-    add_and_select   v <- g + r; two bits for each element that is sent, the number of them in each
-                     block, and whether all are finite            reads g, r; writes v
-    (torch)          cumulative sum of the numbers: the end of the words of each block
+    add_and_select   v <- g + r; two bits per sent element, the number of sent elements in each
+                     block, and whether all values are finite     reads g, r; writes v
+    (torch)          cumulative sum of these numbers: end of the words of each block
     write_words      the words of each block, in ascending order of index, from the two bits
     find_begins      the first word of each block among those of one worker
-    decode           r <- v - sent; the mean of what all sent     reads v; writes r, v
+    decode           r <- v - sent; mean over all workers         reads v; writes r, v
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from torch import Tensor
 from lightning_hier.algorithms.kernels.payload import add_payloads_
 from lightning_hier.algorithms.kernels.reference import TorchKernels, magnitude_bits
 
-# Elements for each program, by measurement; a multiple of those that make up a code.
+# Elements per program (measured), a multiple of the elements per code.
 BLOCK = 1024
 
-# Codes whose words are written by one program: one for each lane of its four warps, by measurement.
+# Codes per program: one for each thread of its four warps (measured).
 _CODES = 128
 
-# Words of one block and worker that are added at a time.
+# Words of a block and worker that are added at the same time.
 _WORDS = 128
 
-# Blocks whose first words are found by one program.
+# Blocks per program of find_begins.
 _LANES = 256
 
 
 @lru_cache
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernels run on a device, from one trial; the reference gives the same bits.
+    """Whether the kernels run on a device, determined by a trial.
 
-    Triton compiles part of itself at the first launch, which needs a C compiler, and more that
-    differs between versions and devices.
+    Triton compiles a part of itself at the first launch. This needs a C compiler, and may fail for
+    other reasons that depend on versions and devices.
     """
     values, residual = torch.ones(2, 1, device=device)
     try:
@@ -52,11 +52,11 @@ def runs_on(device: torch.device) -> bool:
         _decode_(values, residual, 0.5, [words], [1.0])
     except ImportError:
         return False
-    except Exception as error:  # of many kinds
+    except Exception as error:  # the type depends on the cause and on Triton's version
         warnings.warn(
-            f"Triton's kernels can't run here ({type(error).__name__}: {error}), so GTC encodes by "
-            "plain torch, to the same bits and more slowly. Triton needs a C compiler (gcc, or the "
-            "one that CC names) on every host.",
+            f"Triton's kernels do not run on this host ({type(error).__name__}: {error}). GTC uses "
+            "plain torch instead, which gives the same results more slowly. Triton needs a C "
+            "compiler (gcc, or the value of CC) on every host.",
             stacklevel=2,
         )
         return False
@@ -64,7 +64,7 @@ def runs_on(device: torch.device) -> bool:
 
 
 class TritonKernels(TorchKernels):
-    """GTC's passes by Triton where it runs, and the reference elsewhere."""
+    """GTC's passes by Triton on devices where it runs, otherwise by the reference."""
 
     def encode_(
         self, values: Tensor, residual: Tensor, threshold: float, *, scale: float = 1.0
@@ -97,7 +97,7 @@ class TritonKernels(TorchKernels):
 
 
 def _jit() -> ModuleType:
-    """The kernels, imported at the first use: not every host has Triton."""
+    """Import the kernels at the first use, because not every host has Triton."""
     return import_module("lightning_hier.algorithms.kernels.triton_kernels")
 
 
@@ -114,6 +114,7 @@ def _encode_(values: Tensor, residual: Tensor, threshold: float) -> tuple[Tensor
         values, residual, codes, counts, numel, limit, infinity, BLOCK=BLOCK
     )
     ends = counts.cumsum(0)
+    # The only wait for the device: the size of the result must be known here.
     found = int(ends[-1])
     if found >= kernels.UNSOUND:
         return values.new_empty(0, dtype=torch.int32), False
@@ -133,7 +134,7 @@ def _decode_(
     rows: Sequence[Tensor],
     factors: Sequence[float],
 ) -> None:
-    """What is subtracted follows from ``values`` and the threshold, without the words."""
+    """Decode. The sent elements follow from ``values`` and the threshold, without their words."""
     blocks = -(-values.numel() // BLOCK)
     if blocks == 0:
         return
@@ -146,7 +147,7 @@ def _decode_(
 
 
 def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-    """All words, and the first of each worker and block, (workers, blocks + 1)."""
+    """All words, and the index of the first one of each worker and block, (workers, blocks + 1)."""
     begins = like.new_empty((len(rows), blocks + 1), dtype=torch.int64)
     if not rows:
         return like.new_empty(0, dtype=torch.int32), begins
@@ -160,6 +161,6 @@ def _by_block(rows: Sequence[Tensor], like: Tensor, blocks: int) -> tuple[Tensor
 
 
 def _bits64(number: float) -> int:
-    """The bits of a float64, as an integer."""
+    """Bits of a float64 as an integer."""
     bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
     return bits

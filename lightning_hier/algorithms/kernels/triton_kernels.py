@@ -1,10 +1,10 @@
 """GTC's passes as Triton kernels; :mod:`triton_backend` launches them.
 
-Magnitudes are compared by their bits, as integers, in which NaN exceeds infinity. Numbers of
-16 bits are added in float32 and rounded once, as torch does.
+Magnitudes are compared as integers, by their bits, where NaN exceeds infinity. 16-bit numbers are
+added in float32 and rounded once, as torch does.
 """
 
-# Triton reads the kernels as text: its own language, which has no types for mypy.
+# Triton compiles the source of the kernels, a language of its own without types for mypy.
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator, no-any-return"
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 
 PER_CODE = 16
-"""Elements whose two bits make up one code."""
+"""Elements per code, with two bits each."""
 
 UNSOUND = 1 << 32
-"""What a block counts for whose values are not finite: more than all words of a tensor."""
+"""Count of a block whose values are not all finite, larger than any number of words."""
 
 _PER_CODE = tl.constexpr(PER_CODE)
 _UNSOUND = tl.constexpr(UNSOUND)
@@ -25,13 +25,13 @@ _INDEX = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _wide(x):
-    """Float32 for shorter numbers."""
+    """Convert to float32 if shorter."""
     return x.to(tl.float32) if x.dtype.primitive_bitwidth < 32 else x
 
 
 @triton.jit
 def _whole(x):
-    """The integer of the same width with these bits."""
+    """Reinterpret the bits as an integer of the same width."""
     width: tl.constexpr = x.dtype.primitive_bitwidth
     if width == 64:
         return x.to(tl.int64, bitcast=True)
@@ -43,7 +43,7 @@ def _whole(x):
 
 @triton.jit
 def _magnitude(x):
-    """The bits without the sign."""
+    """Bits without the sign."""
     bits = _whole(x)
     most: tl.constexpr = (1 << (x.dtype.primitive_bitwidth - 1)) - 1
     return bits & most
@@ -51,7 +51,7 @@ def _magnitude(x):
 
 @triton.jit
 def _number(bits, like):
-    """The number with these bits, in the type of ``like``."""
+    """Reinterpret bits as a number of the type of ``like``."""
     return bits.to(_whole(like).dtype).to(like.dtype, bitcast=True)
 
 
@@ -67,7 +67,7 @@ def _product(x, factor):
 def add_and_select(
     values, residual, codes, counts, numel, limit, infinity, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """``values`` becomes residual plus gradient; two bits mark what exceeds the limit."""
+    """Add the residual to the gradient in ``values``, and encode selected elements in two bits."""
     program = tl.program_id(0).to(tl.int64)
     index = program * BLOCK + tl.arange(0, BLOCK)
     inside = index < numel
@@ -89,10 +89,10 @@ def add_and_select(
 
 @triton.jit
 def write_words(codes, counts, ends, words, numel, BLOCK: tl.constexpr, CODES: tl.constexpr):
-    """The words of some codes, where those of the blocks before theirs end."""
+    """Write the words of some codes behind those of the preceding blocks."""
     place = tl.program_id(0) * CODES + tl.arange(0, CODES)
     packed = tl.load(codes + place, mask=place < numel, other=0)
-    # One bit of two for each element that is sent; then sums of neighbours, wider and wider.
+    # One bit per sent element, then a population count by sums of growing width.
     sent = (packed | (packed >> 1)) & 0x55555555
     sent = (sent & 0x33333333) + ((sent >> 2) & 0x33333333)
     sent = (sent + (sent >> 4)) & 0x0F0F0F0F
@@ -103,7 +103,7 @@ def write_words(codes, counts, ends, words, numel, BLOCK: tl.constexpr, CODES: t
     first = _PER_CODE * place
     for element in tl.static_range(_PER_CODE):
         code = packed >> (2 * element)
-        # The upper of the two bits is the sign's.
+        # The upper of the two bits is the sign bit.
         word = (first + element) | ((code & 2) << 30)
         there = (code & 3) > 0
         tl.store(words + rank, word, mask=there)
@@ -114,7 +114,7 @@ def write_words(codes, counts, ends, words, numel, BLOCK: tl.constexpr, CODES: t
 def find_begins(
     words, offsets, begins, blocks, halvings, BLOCK: tl.constexpr, LANES: tl.constexpr
 ):  # fmt: skip
-    """Where each block's words begin among those of a worker, which are in ascending order."""
+    """Find the first word of each block in a worker's sorted words, by binary search."""
     worker = tl.program_id(1)
     block = tl.program_id(0) * LANES + tl.arange(0, LANES)
     first = block.to(tl.int64) * BLOCK
@@ -136,7 +136,7 @@ def decode(
     values, residual, words, begins, numel, limit, workers, first, second,
     BLOCK: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """The residual that is kept, and the sum of all signs times two factors in place of v."""
+    """Update the residual, and replace ``values`` by the sum of all signs times two factors."""
     program = tl.program_id(0).to(tl.int64)
     blocks = tl.num_programs(0)
     index = program * BLOCK + tl.arange(0, BLOCK)
@@ -154,7 +154,7 @@ def decode(
     row = begins + program
     while workers > 0:
         workers -= 1
-        # What is added to here has been written by other threads of this program.
+        # Other threads of this program have written the elements that are read here.
         tl.debug_barrier()
         begin = tl.load(row)
         end = tl.load(row + 1)
@@ -166,7 +166,7 @@ def decode(
             there = place < end
             word = tl.load(words + place, mask=there, other=0)
             target = values + (word & _INDEX).to(tl.int64)
-            # The indices of one worker are distinct: no other thread writes here.
+            # The indices of a worker are distinct, so no other thread writes to this element.
             signs = _wide(tl.load(target, mask=there, other=0.0))
             signs += tl.where(word < 0, -1.0, 1.0).to(signs.dtype)
             tl.store(target, signs.to(values.dtype.element_ty), mask=there)
