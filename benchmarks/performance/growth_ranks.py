@@ -21,8 +21,8 @@ from benchmarks.performance.on_rank import report
 from lightning_hier import BMUF, GTC
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
-from lightning_hier.comm.gradients.gtc_hook import GTCReducer
+from lightning_hier.comm.gradients.gtc_reducer import GTCReducer
+from lightning_hier.comm.gradients.reducers import GradientBucket
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import GradientMemory, TensorMemory, Worker

@@ -15,33 +15,27 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import ProgressRecord
 from lightning_hier.comm.traffic import Tier, Traffic
 
-Explaining = Callable[[], AbstractContextManager[None]]
-"""Entered around what may fail because a rank is missing."""
-
 
 class Pending:
-    """A collective in flight."""
+    """A collective in flight.
+
+    Args:
+        channel: of the collective.
+        work: of torch.
+        kind: under which it is counted.
+        payload_bytes: bytes that this rank sends.
+        begun: time of its start, by ``time.perf_counter``.
+
+    """
 
     def __init__(
-        self,
-        work: dist.Work,
-        on_done: Callable[[], None],
-        on_waited: Callable[[float], None],
-        explaining: Explaining,
+        self, channel: Channel, work: dist.Work, kind: str, payload_bytes: float, begun: float
     ) -> None:
-        """Wrap ``work``.
-
-        Args:
-            work: of torch.
-            on_done: called once, after completion.
-            on_waited: called with the seconds for which :meth:`wait` has blocked.
-            explaining: names the missing ranks after a failure.
-
-        """
+        self._channel = channel
         self._work = work
-        self._on_done = on_done
-        self._on_waited = on_waited
-        self._explaining = explaining
+        self._kind = kind
+        self._payload_bytes = payload_bytes
+        self._begun = begun
 
     @property
     def completed(self) -> bool:
@@ -57,10 +51,11 @@ class Pending:
 
         """
         begun = time.perf_counter()
-        with self._explaining(), profiler_range("hier/wait"):
+        with self._channel.explaining(self._kind), profiler_range("hier/wait"):
             self._work.wait()
-        self._on_waited(time.perf_counter() - begun)
-        self._on_done()
+        now = time.perf_counter()
+        self._channel.count_wait(now - begun)
+        self._channel.count(self._kind, self._payload_bytes, now - self._begun)
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
         """The result in the form of DDP's communication hooks.
@@ -72,12 +67,13 @@ class Pending:
         begun = time.perf_counter()
 
         def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-            with self._explaining():
+            with self._channel.explaining(self._kind):
                 result = done.value()[0]
+            now = time.perf_counter()
             if nothing_left:
                 # In the callback the backward pass still waits; later would be a race.
-                self._on_waited(time.perf_counter() - begun)
-            self._on_done()
+                self._channel.count_wait(now - begun)
+            self._channel.count(self._kind, self._payload_bytes, now - self._begun)
             return result
 
         future: torch.futures.Future[torch.Tensor] = self._work.get_future().then(finish)
@@ -112,16 +108,6 @@ class Channel:
             kind,
             self._ring_share * tensor.nbytes,
         )
-
-    def count_ring(self, kind: str, payload_bytes: float, seconds: float) -> None:
-        """Count an all-reduce of ``payload_bytes`` that DDP has issued."""
-        self._traffic.add(
-            self.tier, kind, payload_bytes=self._ring_share * payload_bytes, seconds=seconds
-        )
-
-    def count_wait(self, seconds: float) -> None:
-        """Count ``seconds`` until now in which this rank waited for the others."""
-        self._traffic.add_wait(self.tier, seconds)
 
     def all_gather(self, output: Tensor, own: Tensor, kind: str) -> Pending:
         """Concatenate ``own`` of every rank, in order of position, into ``output``."""
@@ -177,20 +163,29 @@ class Channel:
             return (self._start(receive, kind, 0),)
         return ()
 
+    def count(self, kind: str, payload_bytes: float, seconds: float) -> None:
+        """Count a collective that is complete now."""
+        self._traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
+
+    def count_all_reduce(self, kind: str, payload_bytes: float, seconds: float) -> None:
+        """Count an all-reduce of ``payload_bytes`` that a hook of the user has run."""
+        self.count(kind, self._ring_share * payload_bytes, seconds)
+
+    def count_wait(self, seconds: float) -> None:
+        """Count ``seconds`` until now in which this rank waited for the others."""
+        self._traffic.add_wait(self.tier, seconds)
+
+    def explaining(self, kind: str) -> AbstractContextManager[None]:
+        """Context that names the missing ranks where a collective fails."""
+        doing = f"the collective {kind!r} of ranks {self.ranks}"
+        return self._progress.explaining(self.ranks, doing)
+
     def _start(
         self, call: Callable[[], dist.Work | None], kind: str, payload_bytes: float
     ) -> Pending:
         begun = time.perf_counter()
-
-        def done() -> None:
-            seconds = time.perf_counter() - begun
-            self._traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
-
-        explaining = partial(
-            self._progress.explaining, self.ranks, f"the collective {kind!r} of ranks {self.ranks}"
-        )
-        with explaining():
+        with self.explaining(kind):
             work = call()
         if work is None:  # pragma: no cover - a rank outside the group
             raise RuntimeError(f"this rank is not in the process group of tier {self.tier!r}")
-        return Pending(work, done, self.count_wait, explaining)
+        return Pending(self, work, kind, payload_bytes, begun)

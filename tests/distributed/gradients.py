@@ -13,11 +13,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.gradient_hook import GradientHook, gradient_hook
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.comm.gradients.reached import ReachedParameters
-from lightning_hier.comm.gradients.ready_order import ReadyOrder
-from lightning_hier.comm.gradients.reduction import build_reducer
+from lightning_hier.comm.gradients.reduction import GradientHook, build_reducer, gradient_hook
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import Worker
@@ -123,8 +121,7 @@ def start(
     worker = Worker()
     hook = GradientHook(
         build_reducer(config, communicators.group, [worker], grad_scale),
-        ReadyOrder(list(module.parameters())),
-        ReachedParameters(module.parameters()) if find_unused else None,
+        ReachedParameters(module.parameters(), every_step=find_unused),
     )
     model = DDP(
         module,

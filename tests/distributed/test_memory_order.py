@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 import lightning_hier as lh
-from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
+from lightning_hier.comm.gradients.reducers import GradientBucket
 from lightning_hier.comm.gradients.worker_gradients import WorkerGradients, flattened, shaped
 from tests.distributed.gradients import start
 from tests.ranks import run_ranks
@@ -36,24 +36,23 @@ def _orders() -> None:
     expected = torch.autograd.grad(module(batch), own)
     gradients = dict(zip(own, expected, strict=True))
     seen: list[GradientBucket] = []
-    reduce = run.hook.reduce
+    reduce = run.hook.reducer.reduce
 
     def noting(bucket: GradientBucket) -> torch.futures.Future[Tensor]:
         seen.append(bucket)
         return reduce(bucket)
 
-    run.hook.reduce = noting  # type: ignore[method-assign]
+    run.hook.reducer.reduce = noting  # type: ignore[method-assign]
     run.model(batch).backward()
-    turns = WorkerGradients(own, run.hook)
+    turns = WorkerGradients(own, run.hook.reducer, run.hook.reached)
     with turns.of(0):
         for parameter, gradient in gradients.items():
             parameter.grad = gradient.clone()
     turns.reduce([0])
     ddp, ours = seen
     for bucket in (ddp, ours):
-        pieces = bucket.pieces(bucket.buffers[0])
         assert set(bucket.parameters) == set(own)
-        for parameter, piece in zip(bucket.parameters, pieces, strict=True):
+        for parameter, (piece,) in bucket.tensors():
             assert torch.equal(piece, flattened(gradients[parameter], parameter))
             assert torch.equal(shaped(piece, parameter), gradients[parameter])
     for parameter, gradient in gradients.items():

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 
 import lightning_hier as lh
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.gradients.gradient_hook import GradientHook
+from lightning_hier.comm.gradients.reducers import AllReducer, HookReducer, Reducer
 from lightning_hier.comm.progress_record import progress_record
 from lightning_hier.comm.traffic import Traffic
 from tests.ranks import run_ranks
@@ -46,22 +46,22 @@ class _Late(Net):
         return super().training_step(batch, batch_idx)
 
 
-def _mark_what_is_handed_over(mark: Path) -> None:
-    reduce = GradientHook.reduce
+def _mark_what_is_handed_over(reducer: type[Reducer], mark: Path) -> None:
+    reduce = reducer.reduce
 
-    def marking(self: GradientHook, bucket: Any) -> Any:
+    def marking(self: Reducer, bucket: Any) -> Any:
         future = reduce(self, bucket)
         if bucket.is_last and not _late_rank():
             leave_mark(mark.parent, mark.name)
         return future
 
-    GradientHook.reduce = marking  # type: ignore[method-assign]
+    reducer.reduce = marking  # type: ignore[method-assign]
 
 
 def _step(kind: str, folder: Path) -> float:
     choices = {"all_reduce": lh.AllReduce(), "hook": lh.CommHook(allreduce_hook)}
     mark = folder / "handed_over"
-    _mark_what_is_handed_over(mark)
+    _mark_what_is_handed_over(AllReducer if kind == "all_reduce" else HookReducer, mark)
     strategy = lh.HierarchicalStrategy(
         group_size="world", gradient_sync=choices[kind], warmup_steps=0
     )

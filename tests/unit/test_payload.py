@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightning_hier import GTC
 from lightning_hier.algorithms.kernels import payload
 from tests.signs import select_words
 
@@ -58,31 +59,7 @@ def test_both_encodings_give_the_same_sums(workers: list[list[int]], dtype: torc
     assert torch.equal(by_bitmap.long(), expected)
 
 
-@given(numel=st.integers(0, 200), longest=st.integers(1, 70))
-def test_segments_cut_without_gaps(numel: int, longest: int) -> None:
-    parts = list(payload.segments(numel, longest))
-    covered = [index for part in parts for index in range(part.start, part.stop)]
-    assert covered == list(range(numel))
-    assert all(0 < part.stop - part.start <= longest for part in parts)
-
-
-def test_segment_fits_the_31_bits_of_an_index() -> None:
-    assert [(p.start, p.stop) for p in payload.segments(2**31 + 5)] == [
-        (0, 2**31),
-        (2**31, 2**31 + 5),
-    ]
-
-
-@given(
-    signs=st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=150),
-    longest=st.integers(1, 40),
-)
-def test_segments_of_a_long_tensor_come_together_again(signs: list[int], longest: int) -> None:
-    """As a tensor of more elements than an index can hold is sent, only with a shorter index."""
-    by_words, by_bitmap = torch.zeros(2, len(signs))
-    for part in payload.segments(len(signs), longest):
-        words = _words(signs[part])
-        payload.add_words_(by_words[part], words)
-        payload.add_bitmap_(by_bitmap[part], payload.words_to_bitmap(words, part.stop - part.start))
-    assert by_words.tolist() == signs
-    assert by_bitmap.tolist() == signs
+def test_only_tensors_that_31_bits_can_index_are_compressed() -> None:
+    config = GTC(dense_below=0)
+    assert [config.compresses(n) for n in (0, 1, 2**31, 2**31 + 1)] == [False, True, True, False]
+    assert not GTC(dense_below=8).compresses(7)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from lightning_hier.comm.gradients import worker_gradients
+from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 
 
@@ -25,8 +26,10 @@ def test_gradients_are_let_go_as_they_are_handed_over(monkeypatch: pytest.Monkey
         mean = torch.stack(list(bucket.buffers)).mean(0)
         return SimpleNamespace(wait=lambda: mean)
 
-    hook: Any = SimpleNamespace(channel=SimpleNamespace(size=1), reduce=reduce)
-    gradients = WorkerGradients(parameters, hook)
+    reducer: Any = SimpleNamespace(channel=SimpleNamespace(size=1), reduce=reduce)
+    gradients = WorkerGradients(
+        parameters, reducer, ReachedParameters(parameters, every_step=False)
+    )
     for worker in range(2):
         with gradients.of(worker):
             for own in parameters:

@@ -7,7 +7,7 @@ tensor: 1 is plus, 2 is minus.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from lightning_hier.algorithms.chunks import chunk_length, chunks
 
-# A word has 31 bits for the index, so a longer tensor is sent in several segments.
-MAX_SEGMENT = 1 << 31
+MOST_ELEMENTS = 1 << 31
+"""Elements of the longest tensor: a word has 31 bits for the index."""
 
 SIGN_BIT = 1 << 31
 
@@ -25,12 +25,6 @@ _ELEMENTS_PER_WORD = 16
 
 # Bytes of a bitmap that are decoded at a time, so that the decoded signs stay in the cache.
 _CHUNK = 1 << 15
-
-
-def segments(numel: int, longest: int = MAX_SEGMENT) -> Iterator[slice]:
-    """Split ``numel`` elements into consecutive segments of at most ``longest``."""
-    for start in range(0, numel, longest):
-        yield slice(start, min(start + longest, numel))
 
 
 def bitmap_words(numel: int) -> int:

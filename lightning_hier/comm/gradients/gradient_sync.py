@@ -18,6 +18,7 @@ from lightning_hier.algorithms.arguments import (
     is_number,
 )
 from lightning_hier.algorithms.automatic import Auto, auto_density
+from lightning_hier.algorithms.kernels.payload import MOST_ELEMENTS
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 
 Hook = Callable[[Any, GradBucket], "torch.futures.Future[torch.Tensor]"]
@@ -66,6 +67,7 @@ class GTC(GradientSync):
         density: share of the elements to send under ``threshold="auto"``, in (0, 1), or ``"auto"``:
             30 divided by the run's steps, from 0.01 to 0.1, and 0.01 where the length is unknown.
         dense_below: tensors with fewer elements are averaged exactly; 0 compresses everything.
+            Tensors of more than 2**31 elements are averaged exactly too.
 
     Raises:
         ValueError: a value outside its range.
@@ -105,6 +107,10 @@ class GTC(GradientSync):
         if self.density == "auto":
             raise RuntimeError("density='auto' gets its number when a run begins: resolved(...)")
         return self.density
+
+    def compresses(self, elements: int) -> bool:
+        """Whether a tensor of so many elements is compressed."""
+        return max(self.dense_below, 1) <= elements <= MOST_ELEMENTS
 
     @override
     def advice(self, optimizer: Optimizer) -> str | None:

@@ -1,44 +1,70 @@
-"""The parameters that the backward passes of a step reach."""
+"""The parameters that the backward passes of a step reach, and the order of their gradients.
+
+DDP forms new buckets in this order after the first step. The rounding of a sum over three ranks or
+more depends on the position of an element in its bucket, so a resumed run must start with the
+buckets of the interrupted run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
-
-from lightning_hier.comm.channel import Channel
+from torch.nn.parallel import DistributedDataParallel
 
 
 class ReachedParameters:
-    """The parameters that have received a gradient since the last reduction.
+    """Records which parameters have received a gradient since the last reduction.
 
     DDP fills the bucket of a parameter that a backward pass does not reach with its ``.grad``. In
     manual optimisation this is often the gradient of an earlier step that another optimizer has
     already used, so values do not show that a parameter is unused.
+
+    Args:
+        parameters: to watch; they must require gradient.
+        every_step: whether to watch them in every step, and not only in the first one.
+
+    Attributes:
+        first_order: parameters in the order of their gradients in the first step; empty until it
+            has been reduced.
+
     """
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
-        """Watch ``parameters``, which must require gradient."""
-        self._reached: set[Parameter] = set()
+    def __init__(self, parameters: Iterable[Parameter], *, every_step: bool) -> None:
+        self.first_order: list[Parameter] = []
+        self._every_step = every_step
+        self._seen: dict[Parameter, None] = {}
         # These hooks run before DDP's own, hence before a bucket can be complete.
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._reached.add)
-            for parameter in parameters
-        ]
+        self._handles = [own.register_post_accumulate_grad_hook(self._note) for own in parameters]
 
-    def __contains__(self, parameter: Parameter) -> bool:
-        """Whether the parameter has received a gradient, accumulation passes included."""
-        return parameter in self._reached
+    def missing_of(self, parameters: Iterable[Parameter]) -> set[Parameter]:
+        """Parameters without a gradient in this step, accumulation passes included."""
+        if not self._every_step:
+            return set()
+        return {own for own in parameters if own not in self._seen}
 
-    def clear(self) -> None:
-        """Begin the next step."""
-        self._reached.clear()
+    def end_step(self) -> None:
+        """All gradients of a step are complete."""
+        if self._handles and not self.first_order:
+            self.first_order = list(self._seen)
+        self._seen.clear()
+        if not self._every_step:
+            self.remove()
 
     def remove(self) -> None:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
+        self._seen.clear()
+
+    def _note(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, Parameter)
+        # Earlier passes only accumulate: the last one counts.
+        self._seen.pop(parameter, None)
+        self._seen[parameter] = None
 
 
 @torch.enable_grad()
@@ -52,19 +78,22 @@ def reach(parameters: Iterable[Parameter]) -> None:
     torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
 
 
-def reached_by_any(
-    parameters: Sequence[Parameter], here: Sequence[bool], channel: Channel
-) -> set[Parameter]:
-    """The parameters that have a gradient on any rank. A collective of the channel.
+def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None:
+    """Let DDP form its buckets as after a step whose gradients came in ``order``.
+
+    The hook of ``model`` must not communicate during the call. Gradients are None afterwards. All
+    ranks of the group must call it: DDP synchronises the buckets at the next forward pass.
 
     Args:
-        parameters: the same on all ranks.
-        here: whether each has one on this rank.
-        channel: the ranks.
+        model: wrapped without ``find_unused_parameters``, not used yet, and on the CPU.
+        order: all its trainable parameters.
 
     """
-    if channel.size > 1:
-        counts = torch.tensor(here, dtype=torch.int32, device=parameters[0].device)
-        channel.all_reduce_(counts, "gradient_counts").wait()
-        here = (counts > 0).tolist()
-    return {own for own, found in zip(parameters, here, strict=True) if found}
+    chain = torch.zeros((), requires_grad=True)
+    for parameter in reversed(order):
+        # The backward pass visits the latest node first.
+        chain = chain + 0.0 * parameter.reshape(-1)[:1].sum().to(chain.dtype)
+    model.reducer.prepare_for_backward([])
+    chain.backward()
+    for parameter in order:
+        parameter.grad = None

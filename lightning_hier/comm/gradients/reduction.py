@@ -1,27 +1,70 @@
 """Averages the gradients of one rank while one Trainer fits."""
 
-from __future__ import annotations
-
+# DDP reads the annotations of a hook as objects: no postponed evaluation in this file.
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.gradients.gradient_hook import (
+from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientSync
+from lightning_hier.comm.gradients.gtc_reducer import GTCReducer
+from lightning_hier.comm.gradients.reached import ReachedParameters, rehearse
+from lightning_hier.comm.gradients.reducers import (
     AllReducer,
-    GradientHook,
+    Future,
+    GradientBucket,
     HookReducer,
     Reducer,
-    gradient_hook,
+    finished,
 )
-from lightning_hier.comm.gradients.gradient_sync import GTC, CommHook, GradientSync
-from lightning_hier.comm.gradients.gtc_hook import GTCReducer
-from lightning_hier.comm.gradients.reached import ReachedParameters
-from lightning_hier.comm.gradients.ready_order import ReadyOrder, rehearse
 from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
+
+
+@dataclass
+class GradientHook:
+    """State of :func:`gradient_hook`.
+
+    Attributes:
+        reducer: averages the buckets.
+        reached: parameters with a gradient.
+        rehearsing: whether a pass only forms buckets, so that its gradients stay as they are.
+
+    """
+
+    reducer: Reducer
+    reached: ReachedParameters
+    rehearsing: bool = False
+
+
+def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
+    """Communication hook in the form of ``DistributedDataParallel.register_comm_hook``."""
+    buffer = bucket.buffer()
+    if state.rehearsing:
+        return finished(buffer)
+    parameters = cast(list[Parameter], bucket.parameters())
+    # DDP does not write back the gradient of a parameter that no rank used, so nothing may be sent
+    # for it.
+    absent = state.reached.missing_of(parameters)
+    begun = GradientBucket(
+        parameters,
+        [buffer],
+        [absent],
+        is_first=bucket.index() == 0,
+        is_last=bucket.is_last(),
+        of_ddp=bucket,
+    )
+    with profiler_range("hier/gradients/exchange"):
+        future = state.reducer.reduce(begun)
+    if begun.is_last:
+        state.reached.end_step()
+    return future
 
 
 class Reduction:
@@ -61,14 +104,13 @@ class Reduction:
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
         self._in_turns: WorkerGradients | None = None
-        self._reached: ReachedParameters | None = None
         self._reduced: set[Parameter] = set()
         self._over: Channel | None = None
 
     @property
     def ready_order(self) -> list[Parameter]:
         """Parameters in the order in which the first step has made their gradients."""
-        return [] if self._hook is None else self._hook.ready_order.parameters
+        return [] if self._hook is None else self._hook.reached.first_order
 
     @property
     def in_turns(self) -> WorkerGradients:
@@ -107,14 +149,14 @@ class Reduction:
         self._reduced, self.warming = set(reduced), warming
         self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
         reducer = AllReducer(self._world) if warming else self._in_group
-        self._hook = self._reached = None
+        self._hook = None
         if isinstance(model, DistributedDataParallel):
-            self._reached = ReachedParameters(reduced) if model.find_unused_parameters else None
-            self._hook = GradientHook(reducer, ReadyOrder(reduced), self._reached)
+            reached = ReachedParameters(reduced, every_step=model.find_unused_parameters)
+            self._hook = GradientHook(reducer, reached)
             model.register_comm_hook(self._hook, gradient_hook)
         elif len(self._workers) > 1:
-            self._hook = GradientHook(reducer, ReadyOrder(reduced))
-            self._in_turns = WorkerGradients(reduced, self._hook, self._in_turns)
+            self._hook = GradientHook(reducer, ReachedParameters(reduced, every_step=False))
+            self._in_turns = WorkerGradients(reduced, reducer, self._hook.reached, self._in_turns)
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
         """Whether the wrapping averages all trainable ``parameters``, over the right ranks."""
@@ -138,7 +180,7 @@ class Reduction:
         self._hook.rehearsing = True
         rehearse(model, order)
         self._hook.rehearsing = False
-        self._hook.ready_order.parameters = list(order)
+        self._hook.reached.first_order = list(order)
 
     def metrics(self) -> dict[str, float]:
         """What the group's reducer has to log, by name."""
@@ -146,10 +188,10 @@ class Reduction:
 
     def close(self) -> None:
         """Remove hooks of parameters, and the process group from the state of a user's hook."""
-        if isinstance(self._in_group, HookReducer):
+        if self._in_group is not None:
             self._in_group.close()
         if self._hook is not None:
-            self._hook.close()
+            self._hook.reached.remove()
 
 
 def build_reducer(

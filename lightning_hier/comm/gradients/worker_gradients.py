@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_hier.comm.gradients.gradient_bucket import GradientBucket
-from lightning_hier.comm.gradients.gradient_hook import GradientHook
-from lightning_hier.comm.gradients.reached import reached_by_any
+from lightning_hier.comm.gradients.reached import ReachedParameters
+from lightning_hier.comm.gradients.reducers import GradientBucket, Reducer
+from lightning_hier.comm.profiling import profiler_range
 
 # As DDP's: long enough that a collective is worth its start.
 _BUCKET_BYTES = 25 * 1024**2
@@ -26,7 +26,8 @@ class WorkerGradients:
 
     Args:
         parameters: trainable parameters.
-        hook: reduces the buckets.
+        reducer: averages the buckets.
+        reached: records the order of the gradients.
         before: the predecessor for fewer parameters, whose step continues.
 
     """
@@ -34,11 +35,13 @@ class WorkerGradients:
     def __init__(
         self,
         parameters: Sequence[Parameter],
-        hook: GradientHook,
+        reducer: Reducer,
+        reached: ReachedParameters,
         before: WorkerGradients | None = None,
     ) -> None:
         self._parameters = list(parameters)
-        self._hook = hook
+        self._reducer = reducer
+        self._reached = reached
         self._saved: dict[int, dict[Parameter, Tensor]] = {} if before is None else before._saved
 
     @contextmanager
@@ -56,10 +59,10 @@ class WorkerGradients:
         """Set ``.grad`` to the mean over these workers and those of the other ranks.
 
         A parameter without a gradient on any worker gets None. A collective of the channel of the
-        hook; all ranks must pass the same number of workers.
+        reducer; all ranks must pass the same number of workers.
         """
         gradients = [self._saved.pop(worker) for worker in workers]
-        reached = self._reached(gradients)
+        reached = self._reached_by_any(gradients)
         buckets = list(_buckets(self._parameters))
         futures = []
         for bucket in buckets:
@@ -72,7 +75,9 @@ class WorkerGradients:
                 is_first=bucket is buckets[0],
                 is_last=bucket is buckets[-1],
             )
-            futures.append(self._hook.reduce(begun))
+            with profiler_range("hier/gradients/exchange"):
+                futures.append(self._reducer.reduce(begun))
+        self._reached.end_step()
         for bucket, future in zip(buckets, futures, strict=True):
             means = future.wait().split([own.numel() for own in bucket])
             for own, mean in zip(bucket, means, strict=True):
@@ -82,10 +87,14 @@ class WorkerGradients:
         for own in self._parameters:
             own.grad = gradients.get(own)
 
-    def _reached(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
+    def _reached_by_any(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
         """The parameters that have a gradient on some worker of the channel."""
         here = [any(own in held for held in gradients) for own in self._parameters]
-        return reached_by_any(self._parameters, here, self._hook.channel)
+        if self._reducer.channel.size > 1:
+            counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
+            self._reducer.channel.all_reduce_(counts, "gradient_counts").wait()
+            here = (counts > 0).tolist()
+        return {own for own, found in zip(self._parameters, here, strict=True) if found}
 
 
 def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:

@@ -16,7 +16,7 @@ and
 - data and random states (``data_position.py``): Lightning starts an epoch's data from the
   beginning, so every rank restarts them with the random state of that time and draws the used
   batches;
-- the buckets of DDP (``comm/gradients/ready_order.py``): a sum over three ranks or more is
+- the buckets of DDP (``comm/gradients/reached.py``): a sum over three ranks or more is
   rounded by the position of an element in its bucket, and DDP orders buckets by the first
   backward pass.
 

@@ -1,0 +1,285 @@
+"""Gradient threshold compression as a reducer of buckets.
+
+Each bucket passes three stages. All run in the thread in which DDP calls the hook and in the order
+of the buckets: collectives that are started when others complete would run in different orders on
+different ranks.
+
+encode
+    Add the residuals, select elements, and start the exchange of their number.
+send
+    Start the exchange of the payload, while the next bucket is computed.
+finish
+    With the last bucket: update the residuals, and write the mean gradient into the bucket.
+
+Only ``finish`` changes residuals. By then the counts of all buckets have been exchanged, and with
+them whether any gradient of the step was NaN or inf on any rank. Such a step leaves all residuals
+and thresholds unchanged and gives NaN on all ranks, so loss scaling skips it on all of them.
+
+Tensors that are not compressed are averaged exactly. If they have residuals of an earlier run with
+other settings, these are added once, in the first step that is finite.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from typing_extensions import override
+
+from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.gradients.gradient_sync import GTC
+from lightning_hier.comm.gradients.gtc_tensor import CompressedTensor
+from lightning_hier.comm.gradients.reducers import (
+    Future,
+    GradientBucket,
+    Reducer,
+    finished,
+    mean_of_workers_,
+    open_future,
+)
+from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.worker import GradientMemory
+
+# Share of elements sent above which gradients are larger than a fixed threshold can send.
+_SATURATED = 0.5
+
+
+@dataclass
+class _Exact:
+    """Tensors whose gradients are averaged exactly: their flat mean, and where it is written."""
+
+    mean: Tensor
+    places: Sequence[Tensor]
+    pending: Pending
+
+
+@dataclass
+class _Bucket:
+    """One bucket between two stages.
+
+    Attributes:
+        mean: gradients of the first worker of this rank, which become the mean.
+        scale: present factor of loss scaling.
+        workers: number of workers of the group.
+        future: of the mean.
+        compressed: tensors that are compressed.
+        exact: other tensors, and compressed ones in their first step.
+        returned: residuals that have been added to exact gradients.
+        facts: of each worker of the group: whether a value is not finite, and a number for each
+            compressed tensor.
+        pending: exchange of the facts, then of the payload.
+        failed: whether a value of any worker is not finite.
+
+    """
+
+    mean: Tensor
+    scale: float
+    workers: int
+    future: Future
+    compressed: list[CompressedTensor] = field(default_factory=list)
+    exact: list[_Exact] = field(default_factory=list)
+    returned: list[tuple[GradientMemory, Parameter]] = field(default_factory=list)
+    facts: Tensor = field(default_factory=lambda: torch.empty(0))
+    pending: Pending | None = None
+    failed: bool = False
+
+
+class GTCReducer(Reducer):
+    """Reduces the gradients of a group by threshold compression.
+
+    Args:
+        channel: ranks of the group. A group of one worker sends nothing and keeps its exact
+            gradient.
+        config: thresholds.
+        memories: residuals and thresholds of each worker of this rank.
+        grad_scale: returns the present factor of loss scaling. Residuals and thresholds are
+            unscaled, so they stay valid when the factor changes.
+
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        config: GTC,
+        memories: Sequence[GradientMemory],
+        *,
+        grad_scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self.channel = channel
+        self._config = config
+        self._memories = memories
+        self._grad_scale = grad_scale
+        self._open: list[_Bucket] = []
+        # Elements since the density was last logged.
+        self._sent = self._elements = 0
+        self._warned = False
+
+    @override
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Encode this bucket, send the previous one, and finish all with the last one."""
+        alone = self.channel.size * len(bucket.buffers) == 1
+        if alone and not self._memories[0].tensors:
+            return finished(bucket.buffers[0])
+        if bucket.is_first:
+            self._open.clear()  # an interrupted backward pass leaves its buckets
+        with profiler_range("hier/gtc/encode"):
+            begun = self._encode(bucket)
+        self._open.append(begun)
+        if len(self._open) > 1:
+            self._send(self._open[-2])
+        if bucket.is_last:
+            self._send(begun)
+            self._finish()
+        return begun.future
+
+    @override
+    def metrics(self) -> dict[str, float]:
+        """Density since the last call and norm of the residuals, of the workers of this rank."""
+        norms = [memory.residual_norm() for memory in self._memories]
+        found = {"hier/gtc/residual_norm": math.hypot(*norms)}
+        if self._elements:
+            found["hier/gtc/density"] = self._sent / self._elements
+        self._sent = self._elements = 0
+        return found
+
+    def _encode(self, bucket: GradientBucket) -> _Bucket:
+        mean, workers = bucket.buffers[0], self.channel.size * len(bucket.buffers)
+        begun = _Bucket(mean, self._grad_scale(), workers, open_future(mean))
+        memories = [self._memories[worker] for worker in bucket.workers]
+        fixed = None if self._config.threshold == "auto" else self._config.threshold
+        exact: list[Sequence[Tensor]] = []
+        for parameter, flats in bucket.tensors():
+            absent = [parameter in missing for missing in bucket.absent]
+            _zero_nonfinite_(flats, absent)
+            if workers > 1 and self._config.compresses(flats[0].numel()):
+                pairs = zip(memories, flats, strict=True)
+                own = [memory.of(parameter, flat, fixed) for memory, flat in pairs]
+                begun.compressed.append(CompressedTensor.encode_(flats, own, absent, begun.scale))
+                continue
+            exact.append(flats)
+            for memory, flat, missing in zip(memories, flats, absent, strict=True):
+                if parameter in memory.tensors and not missing:
+                    flat.add_(memory.tensors[parameter].residual, alpha=begun.scale)
+                    begun.returned.append((memory, parameter))
+        # The exact gradients of each worker, one after another.
+        gradients = [torch.cat(own) for own in zip(*exact, strict=True)]
+        for own_gradients in gradients if begun.scale != 1.0 else ():
+            own_gradients.div_(begun.scale)
+        finite = all(tensor.finite for tensor in begun.compressed) and all(
+            bool(own_gradients.isfinite().all()) for own_gradients in gradients
+        )
+        self._exchange_facts(begun, finite=finite)
+        self._average_exact(begun, gradients, [first for first, *_ in exact])
+        return begun
+
+    def _exchange_facts(self, bucket: _Bucket, *, finite: bool) -> None:
+        """Start to gather the facts of all workers: a row for each."""
+        workers = bucket.workers // self.channel.size
+        columns = [[float(not finite)] * workers, *(tensor.facts for tensor in bucket.compressed)]
+        rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(bucket.mean.device)
+        bucket.facts = rows.new_empty(self.channel.size * rows.numel())
+        bucket.pending = self.channel.all_gather(bucket.facts, rows, "gradient_counts")
+
+    def _average_exact(
+        self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
+    ) -> None:
+        """Start to average flat gradients of this rank's workers; ``places`` get the mean."""
+        if places:
+            mean = mean_of_workers_(gradients, bucket.workers)
+            pending = self.channel.all_reduce_(mean, "gradients")
+            bucket.exact.append(_Exact(mean, places, pending))
+
+    def _send(self, bucket: _Bucket) -> None:
+        assert bucket.pending is not None
+        bucket.pending.wait()
+        bucket.pending = None
+        facts = bucket.facts.view(bucket.workers, -1).cpu()
+        bucket.failed = bool(facts[:, 0].any())
+        if bucket.failed:
+            return
+        for tensor, own in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
+            tensor.add_facts(own)
+        present = [tensor for tensor in bucket.compressed if not tensor.skipped]
+        self._gather_payloads(bucket, [own for own in present if not own.is_first_step])
+        first = [own.flats for own in present if own.is_first_step]
+        gradients = [torch.cat(own) for own in zip(*first, strict=True)]
+        self._average_exact(bucket, gradients, [own for own, *_ in first])
+
+    def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
+        """Start to gather the words or bitmaps of all workers: a row for each."""
+        lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
+        longest = max(map(sum, lengths), default=0)
+        if not longest:
+            return
+        # gloo gathers equal lengths only.
+        workers = bucket.workers // self.channel.size
+        rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
+        payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
+        for row, own in zip(rows, payloads, strict=True):
+            torch.cat(own, out=row[: sum(map(len, own))])
+        received = rows.new_empty(bucket.workers, longest)
+        for row, of_tensors in zip(received, lengths, strict=True):
+            pieces = row[: sum(of_tensors)].split(of_tensors)
+            for tensor, payload in zip(tensors, pieces, strict=True):
+                tensor.payloads.append(payload)
+        bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
+
+    def _finish(self) -> None:
+        failed = any(bucket.failed for bucket in self._open)
+        for bucket in self._open:
+            for pending in (*(own.pending for own in bucket.exact), bucket.pending):
+                if pending is not None:
+                    pending.wait()
+            if failed:
+                bucket.mean.fill_(math.nan)
+            else:
+                self._write_mean(bucket)
+            bucket.future.set_result(bucket.mean)
+        self._open.clear()
+
+    def _write_mean(self, bucket: _Bucket) -> None:
+        for own in bucket.exact:
+            if bucket.scale != 1.0:
+                own.mean.mul_(bucket.scale)
+            sizes = [place.numel() for place in own.places]
+            torch._foreach_copy_(list(own.places), list(own.mean.split(sizes)))
+        for memory, parameter in bucket.returned:
+            del memory.tensors[parameter]
+        with profiler_range("hier/gtc/decode"):
+            for tensor in bucket.compressed:
+                tensor.decode_(bucket.scale)
+        for tensor in bucket.compressed:
+            if not tensor.skipped:
+                self._follow(tensor)
+
+    def _follow(self, tensor: CompressedTensor) -> None:
+        """Count the elements sent of a tensor, and set the threshold of the next step."""
+        self._sent += sum(map(len, tensor.words))
+        self._elements += sum(map(len, tensor.flats)) if tensor.words else 0
+        if self._config.threshold == "auto":
+            tensor.adapt_threshold(self._config.share)
+        elif tensor.sent_share > _SATURATED and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"GTC sends {tensor.sent_share:.0%} of a tensor at "
+                f"threshold={self._config.threshold:g}: each element can send only one threshold a "
+                "step, so the residual of larger gradients grows without limit. Raise the "
+                "threshold, or use threshold='auto'.",
+                stacklevel=2,
+            )
+
+
+def _zero_nonfinite_(flats: Sequence[Tensor], absent: Sequence[bool]) -> None:
+    """Zero values that are not finite where a parameter has no gradient in this step.
+
+    DDP's buckets hold ``.grad`` of such a parameter. With several optimizers it may be NaN from a
+    step that one of them skipped, and would make every following step fail as well.
+    """
+    for flat, missing in zip(flats, absent, strict=True):
+        if missing and not bool(flat.isfinite().all()):
+            flat.zero_()

@@ -1,0 +1,162 @@
+"""One tensor in a step of gradient threshold compression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.algorithms.kernels.payload import bitmap_words, words_to_bitmap
+from lightning_hier.algorithms.threshold import first_threshold, next_threshold
+from lightning_hier.comm.worker import TensorMemory
+
+
+@dataclass
+class CompressedTensor:
+    """A tensor of a bucket from its encoding to its mean.
+
+    A tensor without a threshold is in its first step: its gradients are averaged exactly, and their
+    size gives the threshold.
+
+    Attributes:
+        flats: its part of the bucket, of each worker of this rank: residual plus gradient.
+        memories: residual and threshold of each of these workers.
+        words: the elements that each of them sends; none in the first step.
+        facts: a number of each of them for the group: the count of its words, as ``-1 - count``
+            where it has no gradient for the tensor. In the first step the root mean square of its
+            gradient, negated where it has none.
+        finite: whether all values are finite.
+        skipped: whether no worker of the group has a gradient.
+        counts: words of every worker of the group.
+        payloads: words or bitmap of every worker of the group.
+
+    """
+
+    flats: Sequence[Tensor]
+    memories: Sequence[TensorMemory]
+    words: list[Tensor] = field(default_factory=list)
+    facts: list[float] = field(default_factory=list)
+    finite: bool = True
+    skipped: bool = False
+    counts: list[int] = field(default_factory=list)
+    payloads: list[Tensor] = field(default_factory=list)
+    _group_rms: float = 0.0
+
+    @classmethod
+    def encode_(
+        cls,
+        flats: Sequence[Tensor],
+        memories: Sequence[TensorMemory],
+        absent: Sequence[bool],
+        scale: float,
+    ) -> CompressedTensor:
+        """Divide the gradients by ``scale``, add the residuals, in place, and select elements.
+
+        Args:
+            flats: gradient of each worker of this rank.
+            memories: residual and threshold of each of them.
+            absent: for each of them, whether only other workers have a gradient. The values count
+                as in DDP: zeros, or the finite values of an earlier backward pass in ``.grad``.
+            scale: present factor of loss scaling.
+
+        """
+        tensor = cls(flats, memories)
+        for flat, memory, missing in zip(flats, memories, absent, strict=True):
+            if memory.threshold is None:
+                if scale != 1.0:
+                    flat.div_(scale)
+                norm = float(torch.linalg.vector_norm(flat, dtype=torch.float64))
+                rms = norm / math.sqrt(max(flat.numel(), 1))
+                fact, finite = -rms if missing else rms, math.isfinite(norm)
+            else:
+                words, finite = kernels_for(flat, memory.residual).encode_(
+                    flat, memory.residual, memory.threshold, scale=scale
+                )
+                tensor.words.append(words)
+                fact = float(-1 - len(words) if missing else len(words))
+            tensor.facts.append(fact)
+            tensor.finite = tensor.finite and finite
+        return tensor
+
+    @property
+    def is_first_step(self) -> bool:
+        """Whether there is no threshold yet."""
+        return self.memories[0].threshold is None
+
+    @property
+    def is_bitmap(self) -> bool:
+        """Whether bitmaps take fewer bytes than words; the counts are the same on all ranks."""
+        return max(self.counts) > bitmap_words(len(self.flats[0]))
+
+    @property
+    def sent_share(self) -> float:
+        """Share of the elements that the workers of the group send."""
+        return sum(self.counts) / (len(self.flats[0]) * len(self.counts))
+
+    def add_facts(self, facts: Tensor) -> None:
+        """Add the facts of every worker of the group."""
+        if self.is_first_step:
+            self.skipped = bool((facts <= 0.0).all())
+            self._group_rms = float(facts.square().mean().sqrt())
+        else:
+            self.skipped = bool((facts < 0).all())
+            self.counts = torch.where(facts < 0, -1 - facts, facts).long().tolist()
+
+    def payload_lengths(self) -> list[int]:
+        """Number of 32-bit words in the payload of every worker of the group."""
+        if self.is_bitmap:
+            return [bitmap_words(len(self.flats[0]))] * len(self.counts)
+        return self.counts
+
+    def own_payloads(self) -> list[Tensor]:
+        """The payload of each worker of this rank."""
+        if not self.is_bitmap:
+            return self.words
+        return [words_to_bitmap(own, len(self.flats[0])) for own in self.words]
+
+    def decode_(self, scale: float) -> None:
+        """Update the residuals, and write the mean times ``scale`` for the first worker.
+
+        Not in the first step, unless no worker has a gradient.
+        """
+        if self.skipped:
+            self.flats[0].zero_()
+        if self.skipped or self.is_first_step:
+            return
+        rows = [row for row in self.payloads if len(row)]
+        for flat, memory, words in zip(self.flats, self.memories, self.words, strict=True):
+            assert memory.threshold is not None
+            factors = [memory.threshold / len(self.counts)] + [scale] * (scale != 1.0)
+            kernels_for(flat, memory.residual).decode_(
+                flat,
+                memory.residual,
+                words,
+                memory.threshold,
+                rows,
+                factors,
+                bitmaps=self.is_bitmap,
+            )
+            rows = []
+        self.payloads = []
+
+    def adapt_threshold(self, density: float) -> None:
+        """Set the threshold of the next step, the same on all workers of the group.
+
+        Args:
+            density: the share of elements to send.
+
+        """
+        before = self.memories[0].threshold
+        if before is None:
+            threshold = first_threshold(self._group_rms, density)
+        else:
+            elements = len(self.flats[0]) * len(self.counts)
+            threshold = next_threshold(
+                before, sent=sum(self.counts), elements=elements, density=density
+            )
+        for memory in self.memories:
+            memory.threshold = threshold

@@ -1,0 +1,157 @@
+"""Buckets of gradients, and the reducers that average them exactly or by a hook of the user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.nn import Parameter
+
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.gradients.gradient_sync import CommHook
+
+Future = torch.futures.Future[Tensor]
+
+
+@dataclass(frozen=True)
+class GradientBucket:
+    """Flat gradients of some parameters, of each worker of this rank.
+
+    Attributes:
+        parameters: in the order in which their gradients follow each other.
+        buffers: one for each worker. The first becomes the mean; the others are overwritten.
+        absent: for each worker, the parameters without a gradient there.
+        workers: their numbers among those of this rank.
+        is_first: whether it is the first bucket of a step.
+        is_last: whether it is the last.
+        of_ddp: DDP's own bucket, which hooks of users get; None for virtual workers.
+
+    """
+
+    parameters: Sequence[Parameter]
+    buffers: Sequence[Tensor]
+    absent: Sequence[Collection[Parameter]]
+    workers: Sequence[int] = (0,)
+    is_first: bool = True
+    is_last: bool = True
+    of_ddp: GradBucket | None = None
+
+    def tensors(self) -> Iterator[tuple[Parameter, tuple[Tensor, ...]]]:
+        """Each parameter with its flat gradient of each worker, as views of the buffers."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        flats = zip(*(buffer.split(sizes) for buffer in self.buffers), strict=True)
+        return zip(self.parameters, flats, strict=True)
+
+
+class Reducer:
+    """Turns the gradients of a bucket into their mean over the workers of some ranks.
+
+    Attributes:
+        channel: these ranks.
+
+    """
+
+    channel: Channel
+
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Start reducing ``bucket``, in place; the future holds its first buffer."""
+        raise NotImplementedError
+
+    def metrics(self) -> dict[str, float]:
+        """Values to log, by name, besides the traffic."""
+        return {}
+
+    def close(self) -> None:
+        """End the use of the process group."""
+
+
+class AllReducer(Reducer):
+    """Exact mean over the workers of the ranks of a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        """Average over ``channel``."""
+        self.channel = channel
+
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Start to sum the workers' shares of the mean."""
+        mean = mean_of_workers_(bucket.buffers, self.channel.size * len(bucket.buffers))
+        if self.channel.size == 1:
+            return finished(mean)
+        pending = self.channel.all_reduce_(mean, "gradients")
+        return pending.future(nothing_left=bucket.is_last)
+
+
+class HookReducer(Reducer):
+    """A user's communication hook, confined to the ranks of a channel and counted."""
+
+    def __init__(self, channel: Channel, config: CommHook) -> None:
+        """Set the group of ``channel`` in the hook's state if it has none."""
+        self.channel = channel
+        self._hook = config.hook
+        self._bytes_per_element = config.bytes_per_element
+        self._state: Any = config.state
+        if self._state is None:
+            self._state = channel.group
+        self._gave_group = getattr(self._state, "process_group", self) is None
+        if self._gave_group:
+            self._state.process_group = channel.group
+
+    def reduce(self, bucket: GradientBucket) -> Future:
+        """Call the hook; count the bytes that its configuration names for each element."""
+        assert bucket.of_ddp is not None, "hooks of users run in DDP alone"
+        begun = time.perf_counter()
+        buffer = bucket.of_ddp.buffer()
+        payload_bytes = buffer.numel() * (self._bytes_per_element or buffer.itemsize)
+        is_last = bucket.is_last
+
+        def done(future: Future) -> Tensor:
+            result = future.value()
+            if is_last:  # nothing is left to compute meanwhile
+                self.channel.count_wait(time.perf_counter() - handed_over)
+            self.channel.count_all_reduce("gradients", payload_bytes, time.perf_counter() - begun)
+            return result[0] if isinstance(result, list) else result
+
+        future = self._hook(self._state, bucket.of_ddp)
+        handed_over = time.perf_counter()
+        return future.then(done)
+
+    def close(self) -> None:
+        """Remove the group from the hook's state: the next fit may have another one."""
+        if self._gave_group:
+            self._state.process_group = None
+            self._gave_group = False
+
+
+def mean_of_workers_(gradients: Sequence[Tensor], workers: int) -> Tensor:
+    """This rank's summand of the mean over all workers, in the first of ``gradients``.
+
+    Divide first, then sum: this keeps half precision in range, and gloo has no mean.
+
+    Args:
+        gradients: of each worker of this rank; overwritten.
+        workers: number of workers of all ranks.
+
+    """
+    mean, *others = gradients
+    if workers > 1:
+        mean.div_(workers)
+    for other in others:
+        mean.add_(other.div_(workers))
+    return mean
+
+
+def open_future(like: Tensor) -> Future:
+    """A future that will hold a tensor on the device of ``like``."""
+    return torch.futures.Future(devices=[like.device] if like.is_cuda else None)
+
+
+def finished(result: Tensor) -> Future:
+    """A future that is already completed."""
+    future = open_future(result)
+    future.set_result(result)
+    return future
