@@ -1,11 +1,13 @@
-"""The state of a server on its way through real sockets."""
+"""The state of servers, on its way through real sockets and as one rank asks for it."""
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from typing import Any
 
 import torch
-from torch import optim
+from torch import Tensor, optim
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.client import Client
@@ -14,6 +16,9 @@ from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import opened
+from tests.distributed.psp_world import psp_world
+from tests.equivalence.test_psp import loss_gradients, start
+from tests.ranks import run_ranks
 from tests.waiting import WAIT_S, wait_until
 
 NUMEL = 500_000
@@ -64,3 +69,32 @@ def test_what_is_queued_is_known_until_it_has_left() -> None:
         assert not is_sending(Kind.STATE, 6) and not is_sending(Kind.BLOCK, 7)
         assert client.receive(WAIT_S) is not None
         wait_until(lambda: not is_sending(Kind.STATE, 7), "the end of the queue")
+
+
+def test_one_rank_takes_a_snapshot_and_the_others_go_on() -> None:
+    (values, states, at), *_ = run_ranks(_snapshot, 4)
+    assert all(torch.equal(one, other) for one, other in zip(values, at, strict=True))
+    own = [Parameter(value) for value in values]
+    plain = optim.SGD(own, lr=0.01, momentum=0.9)
+    plain.load_state_dict({**plain.state_dict(), "state": states})
+    assert all(plain.state[one]["momentum_buffer"].shape == one.shape for one in own)
+
+
+def _snapshot() -> tuple[list[Tensor], dict[int, Any], list[Tensor]]:
+    """No server has moved since this rank's last step, as none can without it."""
+    rank = int(os.environ["RANK"])
+    own = [Parameter(value) for value in start()]
+    optimizer = optim.SGD(own, lr=0.01, momentum=0.9)
+    found: tuple[list[Tensor], dict[int, Any], list[Tensor]] = ([], {}, [])
+    with psp_world([optimizer], push_rule=PushRule(), pull_rule=PullRule()) as world:
+        for step in range(8):
+            if rank == 0 and step == 5:
+                snapshot = world.engine.snapshot()
+                values = [snapshot.values[one] for one in own]
+                at = [one.detach().clone() for one in own]
+                found = values, dict(snapshot.optimizer_states[0]), at
+            for parameter, gradient in zip(own, loss_gradients(rank, step, own), strict=True):
+                parameter.grad = gradient
+            world.engine.step(0)
+        world.engine.rendezvous()
+    return found

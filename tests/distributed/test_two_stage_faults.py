@@ -1,4 +1,7 @@
-"""Ranks of two-stage ASGD that die or stand still: who goes on, and what the others are told."""
+"""Ranks of two-stage ASGD that stand still or are slow, and what a killed job leaves behind.
+
+Who goes on without a rank that dies: tests/trainer/test_two_stage.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -57,31 +59,6 @@ def _all_ended_alike(outcomes: list[RankOutcome]) -> None:
     models = [outcome.result for outcome in outcomes]
     assert all(torch.equal(model, models[0]) for model in models)
     assert models[0].isfinite().all() and models[0].max() < 1.0
-
-
-@pytest.mark.parametrize("double_buffering", [True, False])
-def test_node_goes_on_without_a_device_that_died(double_buffering: bool) -> None:
-    settings = {"double_buffering": double_buffering}
-    outcomes = rank_outcomes(_train, 4, 3, "killed", settings)
-    assert outcomes[3].died
-    _all_ended_alike(outcomes[:3])
-
-
-@pytest.mark.parametrize("order_locking", [True, False])
-def test_group_ends_with_its_first_rank_and_others_go_on(order_locking: bool) -> None:
-    outcomes = rank_outcomes(_train, 4, 2, "killed", {"order_locking": order_locking})
-    assert outcomes[2].died
-    assert outcomes[3].error is not None and outcomes[3].error.startswith("PeerError: rank 2 of")
-    assert "its group can't go on" in outcomes[3].error
-    _all_ended_alike(outcomes[:2])
-
-
-def test_all_end_with_the_master() -> None:
-    outcomes = rank_outcomes(_train, 4, 0, "killed", {})
-    assert outcomes[0].died
-    for outcome in outcomes[1:]:
-        assert outcome.error is not None and outcome.error.startswith("PeerError: rank 0")
-        assert "master" in outcome.error
 
 
 def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None:

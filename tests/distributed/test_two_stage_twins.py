@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.distributed.two_stage_world import World, two_stage_world
 from tests.equivalence.two_stage_twins import (
@@ -16,7 +16,6 @@ from tests.equivalence.two_stage_twins import (
     Rule,
     adam,
     batch,
-    gradient,
     plan,
     sgd,
     train_waiting,
@@ -99,23 +98,3 @@ def test_two_nodes_in_the_order_that_was_locked() -> None:
         for ours in results:
             torch.testing.assert_close(ours["ends"][number], master.weights, rtol=1e-12, atol=1e-12)
             assert torch.equal(ours["ends"][number], results[0]["ends"][number])
-
-
-def _warm_up(steps: int) -> Tensor:
-    module = _linear()
-    optimizer = _make("SGD", module)
-    with two_stage_world([optimizer], 2, warmup_steps=steps) as world:
-        for step in range(steps):
-            _step(world, module, optimizer, step)
-        world.engine.rendezvous()
-        return module.weight.detach().reshape(-1).clone()
-
-
-def test_warm_up_is_synchronous_sgd() -> None:
-    """Two nodes of two devices: the mean over all four at every step."""
-    expected = START
-    for step in range(3):
-        gradients = [gradient(expected, *batch(rank, step)) for rank in range(4)]
-        expected = expected - ETA * torch.stack(gradients).mean(0)
-    for ours in run_ranks(_warm_up, 4, 3):
-        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.equivalence.adam_twins import AdamRecipe, AdamTwin, AdamWorker, Kind, Rule, Rules
-from tests.equivalence.cases import Case, make_net, make_trainer, rank_number, state_of, train_batch
+from tests.equivalence.cases import (
+    Case,
+    make_net,
+    make_trainer,
+    rank_number,
+    state_of,
+    symbols_of,
+    train_batch,
+)
 from tests.equivalence.tasks import Pair, Regression, TwoOptimizers, loader
 from tests.equivalence.twins import Values
 
@@ -44,6 +52,11 @@ class AdamCase(Case):
     options: dict[str, Any] = field(default_factory=dict)
     frozen_too: bool = False
     tolerance: float = 1e-10
+
+    @staticmethod
+    def recipe_of(strategy: Callable[[], Any], world: int) -> AdamRecipe:
+        corrected = strategy().block_sync.moments == "corrected"
+        return AdamRecipe(**symbols_of(strategy, world), corrected=corrected)
 
     def rules(self, prefix: str = "") -> Rules:
         """The rule of every trainable parameter under ``prefix``."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
+from lightning_hier import BMUF, GTC, HierarchicalStrategy
 from tests.equivalence.tasks import (
     B_PERIOD,
     Pair,
@@ -58,6 +59,82 @@ class Case:
     momentum: float = 0.0
     compiled: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def recipe_of(strategy: Callable[[], Any], world: int) -> Recipe:
+        """The same as the strategy in the papers' symbols."""
+        return Recipe(**symbols_of(strategy, world))
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+
+
+def case(
+    name: str,
+    strategy: Any = HierarchicalStrategy,
+    *,
+    kind: Any = Case,
+    sync: Any = BMUF,
+    world: int = 4,
+    **settings: Any,
+) -> Any:
+    """A run of a strategy without warm-up, its recipe from the same settings.
+
+    Args:
+        name: for the test report.
+        strategy: a preset, or `HierarchicalStrategy`, whose `sync` and GTC are made of the settings
+            that they have.
+        kind: of the case; it gets the settings that it has.
+        sync: class of the block synchronisation.
+        world: workers.
+        settings: all others are the strategy's.
+
+    """
+    own = _taken(settings, kind)
+    if strategy is HierarchicalStrategy:
+        gtc = _taken(settings, GTC)
+        settings["gradient_sync"] = GTC(**gtc) if gtc else None
+        settings["block_sync"] = sync(**_taken(settings, sync))
+    made = partial(strategy, **{"warmup_steps": 0, **settings})
+    return kind(name=name, strategy=made, recipe=kind.recipe_of(made, world), **own)
+
+
+def changed(base: AnyCase, name: str, **settings: Any) -> AnyCase:
+    """The same run with other settings of its strategy, and under another name."""
+    strategy: Any = base.strategy
+    sync = strategy.keywords.get("block_sync")
+    if sync is not None:
+        settings["block_sync"] = replace(sync, **_taken(settings, type(sync)))
+    made = partial(strategy, **settings)
+    recipe = base.recipe_of(made, base.recipe.world)
+    return replace(base, name=name, strategy=made, recipe=recipe)
+
+
+def _taken(settings: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """The settings that a dataclass has; they are removed."""
+    return {own.name: settings.pop(own.name) for own in fields(kind) if own.name in settings}
+
+
+def symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
+    """The settings of a strategy in the papers' symbols."""
+    made = strategy()
+    sync, gtc = made.block_sync, made.gradient_sync
+    group = world if made.group_size == "world" else made.group_size
+    found = {"world": world, "group": group, "warmup": made.warmup_steps}
+    if isinstance(gtc, GTC) and gtc.threshold != "auto":
+        found |= {"threshold": gtc.threshold, "exact_below": gtc.dense_below}
+    if sync is not None:
+        eta = getattr(sync, "block_momentum", 0.0)
+        found |= {
+            "tau": sync.block_size,
+            "eta": 1 - group / world if eta == "auto" else eta,  # N of eta is the number of groups
+            "zeta": getattr(sync, "block_lr", 1.0),
+            "look_ahead": getattr(sync, "nesterov", True),
+            "update_from": getattr(sync, "update_from", "global"),
+            "local_momentum": getattr(sync, "local_momentum", "keep"),
+            "overlap": getattr(sync, "overlap", False),
+        }
+    return found
 
 
 def rank_number() -> int:

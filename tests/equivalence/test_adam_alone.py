@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,20 +32,16 @@ EVERY_STEP = partial(
 )
 
 
-def _case(kind: Kind, strategy: Any) -> AdamCase:
-    rule = Rule(kind=kind, lr=0.02, betas=(0.8, 0.98), weight_decay=0.01)
-    return AdamCase(name=kind, strategy=strategy, rule=rule)
-
-
-def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[str, Sequence[Run]]:
+def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[Kind, list[Run]]:
     """Every optimizer under our strategy and under one of Lightning's."""
-    return {
-        kind: (
-            run(_case(kind, ours), data_of=data_of),
-            run(_case(kind, partial(str, plain)), data_of=data_of),
-        )
-        for kind in KINDS
-    }
+    found = {}
+    for kind in KINDS:
+        rule = Rule(kind=kind, lr=0.02, betas=(0.8, 0.98), weight_decay=0.01)
+        cases = [
+            AdamCase(name=kind, strategy=own, rule=rule) for own in (ours, partial(str, plain))
+        ]
+        found[kind] = [run(own, data_of=data_of) for own in cases]
+    return found
 
 
 def _assert_same(ours: Run, plain: Run) -> None:

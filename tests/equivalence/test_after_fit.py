@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from lightning_hier import BMUFStrategy, GTCStrategy
 from tests.equivalence.cases import (
-    Case,
+    case,
     difference,
     identical,
     make_module,
@@ -22,7 +20,7 @@ from tests.equivalence.cases import (
     state_of,
 )
 from tests.equivalence.tasks import Regression, batch_of, loader, loss_on
-from tests.equivalence.twins import Recipe, Values
+from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
 SKIPPED = 1
@@ -30,12 +28,9 @@ SKIPPED = 1
 
 def _leftovers() -> list[str]:
     """Fit twice with one Trainer; name what is still attached after each."""
-    case = Case(
-        name="unused",
-        strategy=partial(GTCStrategy, threshold=0.02, find_unused_parameters=True, warmup_steps=0),
-        net="partly_used",
-    )
-    module, trainer = make_module(case), make_trainer(case)
+    settings = {"threshold": 0.02, "find_unused_parameters": True}
+    unused = case("unused", GTCStrategy, net="partly_used", **settings)
+    module, trainer = make_module(unused), make_trainer(unused)
     found = []
     for epochs in (1, 2):
         trainer.fit_loop.max_epochs = epochs
@@ -69,12 +64,8 @@ class Skipping(Regression):
         return SkippingSgd(self.net.parameters(), lr=SKIPPING.lr)
 
 
-SKIPPING = Case(
-    name="skipping",
-    strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.5, warmup_steps=0),
-    recipe=Recipe(world=2, tau=3, eta=0.5),
-    batches=8,
-)
+BLOCKS = {"block_size": 3, "block_momentum": 0.5}
+SKIPPING = case("skipping", BMUFStrategy, world=2, batches=8, **BLOCKS)
 
 
 def _fit_skipping() -> Values:
@@ -83,13 +74,9 @@ def _fit_skipping() -> Values:
     return state_of(module.net)
 
 
-@pytest.fixture(scope="module")
-def skipping_states() -> list[Values]:
-    return run_ranks(_fit_skipping, 2)
-
-
-def test_a_skipped_step_counts(skipping_states: list[Values]) -> None:
+def test_a_skipped_step_counts() -> None:
     """Ranks count calls: the one that skips stays in step with the others."""
+    first, second = run_ranks(_fit_skipping, 2)
     twin = make_twin(SKIPPING)
     for number in range(SKIPPING.batches):
         losses = [loss_on(batch_of(rank, number)) for rank in range(2)]
@@ -97,8 +84,8 @@ def test_a_skipped_step_counts(skipping_states: list[Values]) -> None:
             losses[1] = _no_loss
         twin.backward(losses)
         twin.step()
-    assert difference(skipping_states[0], twin.global_model()) < 1e-10
-    assert identical(skipping_states[0], skipping_states[1])
+    assert difference(first, twin.global_model()) < 1e-10
+    assert identical(first, second)
 
 
 def _no_loss(net: torch.nn.Module) -> Tensor:

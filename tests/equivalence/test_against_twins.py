@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from lightning_hier import (
-    BMUF,
-    GTC,
-    BMUFGTCStrategy,
-    BMUFStrategy,
-    GTCStrategy,
-    HierarchicalStrategy,
-    ModelAveragingStrategy,
-)
+from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy, ModelAveragingStrategy
 from lightning_hier.comm.blocks import shard
-from tests.equivalence.cases import Case, difference, fit_all, identical, run_twin
+from tests.equivalence.cases import Case, case, changed, difference, fit_all, identical, run_twin
 from tests.equivalence.twins import Recipe, Values
 from tests.ranks import run_ranks
 
@@ -29,85 +20,46 @@ THRESHOLD = 0.02
 
 
 def _ma(tau: int, **more: Any) -> Case:
-    strategy = partial(ModelAveragingStrategy, block_size=tau, warmup_steps=0)
-    return Case(name=f"MA tau={tau}", strategy=strategy, recipe=Recipe(tau=tau), **more)
+    return case(f"MA tau={tau}", ModelAveragingStrategy, block_size=tau, **more)
 
 
 def _bmuf(kind: str, tau: int, **more: Any) -> Case:
-    options: dict[str, dict[str, Any]] = {
-        "CBM": {"nesterov": False},
-        "NBM": {},
-        "start": {"update_from": "start"},
-    }
-    recipe = Recipe(
-        tau=tau,
-        eta=0.6,
-        zeta=0.9,
-        look_ahead=kind != "CBM",
-        update_from="start" if kind == "start" else "global",
-    )
-    strategy = partial(
+    return case(
+        f"BMUF {kind} tau={tau}",
         BMUFStrategy,
         block_size=tau,
         block_momentum=0.6,
         block_lr=0.9,
-        **options[kind],
-        warmup_steps=0,
+        nesterov=kind != "CBM",
+        update_from="start" if kind == "start" else "global",
+        **more,
     )
-    return Case(name=f"BMUF {kind} tau={tau}", strategy=strategy, recipe=recipe, **more)
 
 
 def _two_tiers(group: int, **more: Any) -> Case:
     """BMUF_GTC with tau = 3; N of eta is the number of groups."""
-    strategy = partial(
-        BMUFGTCStrategy,
-        group_size=group,
-        threshold=THRESHOLD,
-        dense_below=20,
-        block_size=3,
-        warmup_steps=0,
-    )
-    recipe = Recipe(group=group, tau=3, eta=1 - group / 4, threshold=THRESHOLD, exact_below=20)
-    return Case(name=f"BMUF_GTC P={group}", strategy=strategy, recipe=recipe, **more)
+    settings = {"group_size": group, "threshold": THRESHOLD, "dense_below": 20, "block_size": 3}
+    return case(f"BMUF_GTC P={group}", BMUFGTCStrategy, **settings, **more)
 
 
 def _gtc(exact_below: int) -> Case:
-    return Case(
-        name=f"GTC dense_below={exact_below}",
-        strategy=partial(GTCStrategy, threshold=THRESHOLD, dense_below=exact_below, warmup_steps=0),
-        recipe=Recipe(group=4, threshold=THRESHOLD, exact_below=exact_below),
-        batches=12,
-    )
+    settings = {"threshold": THRESHOLD, "dense_below": exact_below, "batches": 12}
+    return case(f"GTC dense_below={exact_below}", GTCStrategy, **settings)
+
+
+def _tiers(name: str, group: int, **settings: Any) -> Case:
+    """With GTC where there is a threshold."""
+    return case(name, group_size=group, **{"block_size": 3, "block_momentum": 0.5, **settings})
 
 
 def _exact_groups(across: str) -> Case:
-    sync = BMUF(block_size=2, block_momentum=0.5, across=across)
-    return Case(
-        name=f"exact gradients in groups, {across}",
-        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0),
-        recipe=Recipe(group=2, tau=2, eta=0.5),
-        **MOMENTUM,
-    )
+    name = f"exact gradients in groups, {across}"
+    return _tiers(name, 2, block_size=2, across=across, **MOMENTUM)
 
 
 def _with_local_momentum(kind: str, group: int) -> Case:
-    sync = BMUF(block_size=3, block_momentum=0.5, local_momentum=kind)
-    strategy = partial(
-        HierarchicalStrategy,
-        group_size=group,
-        gradient_sync=GTC(threshold=THRESHOLD, dense_below=0),
-        block_sync=sync,
-        warmup_steps=0,
-    )
-    recipe = Recipe(
-        group=group,
-        tau=3,
-        eta=0.5,
-        threshold=THRESHOLD,
-        local_momentum=kind,
-    )
-    name = f"local_momentum={kind} P={group}"
-    return Case(name=name, strategy=strategy, recipe=recipe, batches=11, **MOMENTUM)
+    settings = {"threshold": THRESHOLD, "dense_below": 0, "batches": 11, **MOMENTUM}
+    return _tiers(f"local_momentum={kind} P={group}", group, local_momentum=kind, **settings)
 
 
 def _accumulating(base: Case, batches: int) -> Case:
@@ -117,29 +69,14 @@ def _accumulating(base: Case, batches: int) -> Case:
 
 def _pair(group: int, across: str) -> Case:
     """Optimizer a synchronises after steps 2, 4, ...; b, at a third of the pace, on its own."""
-    sync = BMUF(block_size=2, block_momentum=0.5, across=across)
-    strategy = partial(
-        HierarchicalStrategy,
-        group_size=group,
-        gradient_sync=GTC(threshold=THRESHOLD, dense_below=10),
-        block_sync=sync,
-        find_unused_parameters=True,
-        warmup_steps=0,
-    )
-    recipe = Recipe(group=group, tau=2, eta=0.5, threshold=THRESHOLD, exact_below=10)
-    name = f"two optimizers P={group} {across}"
-    return Case(name=name, strategy=strategy, recipe=recipe, net="pair", batches=16, **MOMENTUM)
+    settings = {"threshold": THRESHOLD, "dense_below": 10, "find_unused_parameters": True}
+    run = {"block_size": 2, "net": "pair", "batches": 16, **MOMENTUM}
+    return _tiers(f"two optimizers P={group} {across}", group, across=across, **settings, **run)
 
 
 def _batch_norm(group: int, across: str) -> Case:
-    sync = BMUF(block_size=3, block_momentum=0.6, across=across)
-    return Case(
-        name=f"BatchNorm P={group} {across}",
-        strategy=partial(HierarchicalStrategy, group_size=group, block_sync=sync, warmup_steps=0),
-        recipe=Recipe(group=group, tau=3, eta=0.6),
-        net="batch_norm",
-        batches=8,
-    )
+    settings = {"block_momentum": 0.6, "across": across, "net": "batch_norm", "batches": 8}
+    return _tiers(f"BatchNorm P={group} {across}", group, **settings)
 
 
 def _rebinding(group: int, across: str) -> Case:
@@ -148,51 +85,17 @@ def _rebinding(group: int, across: str) -> Case:
 
 
 def _partly_used(group: int, local_momentum: str) -> Case:
-    sync = BMUF(
-        block_size=3,
-        block_momentum=0.5,
-        local_momentum=local_momentum,
-    )
-    strategy = partial(
-        HierarchicalStrategy,
-        group_size=group,
-        gradient_sync=GTC(threshold=THRESHOLD, dense_below=0),
-        block_sync=sync,
-        find_unused_parameters=True,
-        warmup_steps=0,
-    )
-    recipe = Recipe(
-        group=group,
-        tau=3,
-        eta=0.5,
-        threshold=THRESHOLD,
-        local_momentum=local_momentum,
-    )
-    name = f"frozen and unused P={group} {local_momentum}"
-    return Case(
-        name=name, strategy=strategy, recipe=recipe, net="partly_used", batches=10, **MOMENTUM
-    )
+    settings = {"threshold": THRESHOLD, "dense_below": 0, "find_unused_parameters": True}
+    run = {"local_momentum": local_momentum, "net": "partly_used", "batches": 10, **MOMENTUM}
+    return _tiers(f"frozen and unused P={group} {local_momentum}", group, **settings, **run)
 
 
 def _overlapping(base: Case) -> Case:
-    def overlap(strategy: Any) -> partial:
-        if strategy.func is HierarchicalStrategy:
-            sync = replace(strategy.keywords["block_sync"], overlap=True)
-            return partial(strategy, block_sync=sync)
-        return partial(strategy, overlap=True)
-
-    recipe = replace(base.recipe, overlap=True)
-    name = f"{base.name}, overlapping"
-    return replace(base, name=name, strategy=overlap(base.strategy), recipe=recipe)
+    return changed(base, f"{base.name}, overlapping", overlap=True)
 
 
 def _warming(base: Case, warmup: int) -> Case:
-    def warm(strategy: Any) -> partial:
-        return partial(strategy, warmup_steps=warmup)
-
-    recipe = replace(base.recipe, warmup=warmup)
-    name = f"{base.name}, warm-up {warmup}"
-    return replace(base, name=name, strategy=warm(base.strategy), recipe=recipe)
+    return changed(base, f"{base.name}, warm-up {warmup}", warmup_steps=warmup)
 
 
 CASES = [
@@ -289,3 +192,18 @@ def test_twin_has_something_to_tell(case: Case) -> None:
     expected, other = run_twin(case).global_model(), run_twin(alone).global_model()
     same = case.recipe == Recipe(tau=50)
     assert same or difference(other, expected) > 1e-6
+
+
+def test_recipes_are_what_the_settings_mean() -> None:
+    """Written out here, since all others are read off the settings."""
+    recipes = {own.name: own.recipe for own in CASES}
+    assert recipes["MA tau=3"] == Recipe(tau=3)
+    assert recipes["BMUF CBM tau=3"] == Recipe(tau=3, eta=0.6, zeta=0.9, look_ahead=False)
+    assert recipes["BMUF start tau=1"] == Recipe(tau=1, eta=0.6, zeta=0.9, update_from="start")
+    gtc = Recipe(group=2, tau=3, eta=0.5, threshold=THRESHOLD, exact_below=20)
+    assert recipes["BMUF_GTC P=2"] == gtc
+    assert recipes["BMUF_GTC P=2, warm-up 4"] == replace(gtc, warmup=4)
+    assert recipes["BMUF_GTC P=2, overlapping"] == replace(gtc, overlap=True)
+    momentum = replace(gtc, exact_below=0, local_momentum="average")
+    assert recipes["local_momentum=average P=2"] == momentum
+    assert recipes["GTC dense_below=20"] == Recipe(group=4, threshold=THRESHOLD, exact_below=20)

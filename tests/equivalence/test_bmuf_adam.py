@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_hier import GTC, BMUFAdam, BMUFAdamStrategy, HierarchicalStrategy
+from lightning_hier import BMUFAdam, BMUFAdamStrategy
 from tests.equivalence.adam_cases import AdamCase, Run, run_all, twin_runs
-from tests.equivalence.adam_twins import AdamRecipe, Rule
-from tests.equivalence.cases import difference, identical
+from tests.equivalence.adam_twins import Rule
+from tests.equivalence.cases import case, difference, identical
 from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
@@ -28,61 +27,18 @@ WITH_BATCH_NORM = {"net": "batch_norm", "rule": replace(FAST, eps=1e-3)}
 ROUNDING = ("0.bias", "a.0.bias")
 
 
-def _case(name: str, rule: Rule = FAST, **more: Any) -> AdamCase:
+def _case(name: str, rule: Rule = FAST, **settings: Any) -> AdamCase:
     """Every rank a worker, blocks of 3 steps: of 7 batches the last block has one."""
-    return _as_set({}, AdamCase(name=name, strategy=partial(int), rule=rule, **more))
+    blocks = {"block_size": 3, "block_momentum": 0.6, "local_beta1": "keep"}
+    return case(name, BMUFAdamStrategy, kind=AdamCase, rule=rule, **{**blocks, **settings})
 
 
-def _as_set(
-    settings: dict[str, Any], case: AdamCase, *, tau: int = 3, eta: float = 0.6
-) -> AdamCase:
-    strategy = partial(
-        BMUFAdamStrategy,
-        block_size=tau,
-        block_momentum=eta,
-        local_beta1="keep",
-        **{"warmup_steps": 0, **settings},
-    )
-    recipe = AdamRecipe(
-        tau=tau,
-        eta=eta,
-        look_ahead=settings.get("nesterov", True),
-        zeta=settings.get("block_lr", 1.0),
-        corrected=settings.get("moments") != "average",
-        warmup=settings.get("warmup_steps", 0),
-        local_momentum="keep",
-    )
-    return replace(case, strategy=strategy, recipe=recipe)
-
-
-def _tiers(
-    name: str,
-    group: int,
-    threshold: float | None = None,
-    across: str = "leader",
-    *,
-    warmup: int = 0,
-    **more: Any,
-) -> AdamCase:
-    """N of eta, which is automatic here, is the number of groups."""
-    strategy = partial(
-        HierarchicalStrategy,
-        group_size=group,
-        gradient_sync=None if threshold is None else GTC(threshold=threshold, dense_below=10),
-        block_sync=BMUFAdam(block_size=2, across=across, local_beta1="keep"),
-        warmup_steps=warmup,
-        find_unused_parameters=True,
-    )
-    recipe = AdamRecipe(
-        group=group,
-        tau=2,
-        eta=1 - group / 4,
-        threshold=threshold,
-        exact_below=10,
-        warmup=warmup,
-        local_momentum="keep",
-    )
-    return AdamCase(**{"name": name, "strategy": strategy, "recipe": recipe, "rule": FAST} | more)
+def _tiers(name: str, group: int, **settings: Any) -> AdamCase:
+    """With GTC where there is a threshold."""
+    blocks = {"group_size": group, "block_size": 2, "across": "leader", "local_beta1": "keep"}
+    gtc = {"dense_below": 10} if "threshold" in settings else {}
+    common = {"kind": AdamCase, "sync": BMUFAdam, "rule": FAST, "find_unused_parameters": True}
+    return case(name, **{**common, **blocks, **gtc, **settings})
 
 
 ADAMW = Rule(kind="adamw", lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
@@ -90,6 +46,7 @@ NADAM = Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05)
 RADAM = Rule(kind="radam", lr=0.02, betas=(0.9, 0.98))
 FUSED = {"options": {"fused": True}, "tolerance": FLOAT32_COUNTS}
 PAIR = {"net": "pair", "rule": WITH_BATCH_NORM["rule"], "batches": 16}
+UNUSED = {"net": "partly_used", "find_unused_parameters": True}
 SHARDED = {
     "frozen and unused P=2": "leader",
     "frozen and unused P=2, sharded": "sharded",
@@ -104,54 +61,41 @@ CASES = [
     _case("NAdam", NADAM, batches=9),
     _case("NAdam, foreach", NADAM, options={"foreach": True}),
     _case("RAdam", RADAM, batches=13),
+    *(_case(f"{own.kind} averaged", own, moments="average") for own in (FAST, NADAM, RADAM)),
     *(
-        _as_set({"moments": "average"}, _case(f"{rule.kind} averaged", rule))
-        for rule in (FAST, NADAM, RADAM)
+        _case(f"eta=0, {own}", NADAM, moments=own, block_size=tau, block_momentum=0.0)
+        for own, tau in (("average", 1), ("corrected", 2))
     ),
-    *(
-        _as_set({"moments": moments}, _case(f"eta=0, {moments}", NADAM), tau=tau, eta=0.0)
-        for moments, tau in (("average", 1), ("corrected", 2))
-    ),
-    _as_set({"nesterov": False}, _case("classical block momentum")),
-    _as_set({"block_lr": 0.8}, _case("block_lr")),
+    _case("classical block momentum", nesterov=False),
+    _case("block_lr", block_lr=0.8),
     _case("parameter groups", biases=Rule(lr=0.05, betas=(0.8, 0.9))),
     _case("NAdam, parameter groups", NADAM, biases=replace(NADAM, betas=(0.4, 0.9), psi=0.5)),
     _case("blocks across epochs", batches=4, epochs=4),
     _case("accumulating", batches=9, accumulate=2, epochs=2),
     _case("BatchNorm", batches=8, **WITH_BATCH_NORM),
     _case("tied weights", net="tied"),
-    _as_set({"warmup_steps": 4}, _case("warm-up", batches=12)),
-    _as_set(
-        {"warmup_steps": 4},
-        _case("NAdam, warm-up", NADAM, batches=12, tolerance=FLOAT32_COUNTS),
-    ),
-    _as_set({"warmup_steps": 20}, _case("warm-up longer than the run")),
+    _case("warm-up", batches=12, warmup_steps=4),
+    _case("NAdam, warm-up", NADAM, batches=12, tolerance=FLOAT32_COUNTS, warmup_steps=4),
+    _case("warm-up longer than the run", warmup_steps=20),
     *(
-        _as_set(
-            {"find_unused_parameters": True, **settings},
-            _case(f"unused {rule.kind} {settings}", rule, net="partly_used", batches=14),
-        )
-        for rule in (FAST, NADAM)
+        _case(f"unused {own.kind} {settings}", own, batches=14, **UNUSED, **settings)
+        for own in (FAST, NADAM)
         for settings in ({}, {"moments": "average"})
     ),
-    _as_set(
-        {"find_unused_parameters": True},
-        _case("unused by all ranks", NADAM, net="partly_used", batches=UNUSED_BY_ALL + 2),
-        tau=1,
-    ),
-    _tiers("group of all", 4, THRESHOLD),
+    _case("unused by all ranks", NADAM, batches=UNUSED_BY_ALL + 2, block_size=1, **UNUSED),
+    _tiers("group of all", 4, threshold=THRESHOLD),
     _tiers("P=2", 2),
     _tiers("P=2, sharded", 2, across="sharded"),
-    _tiers("GTC P=2", 2, THRESHOLD, batches=11),
-    _tiers("GTC P=2, sharded", 2, THRESHOLD, across="sharded", batches=11),
-    _tiers("GTC P=2, warm-up", 2, THRESHOLD, warmup=3, batches=11),
+    _tiers("GTC P=2", 2, threshold=THRESHOLD, batches=11),
+    _tiers("GTC P=2, sharded", 2, threshold=THRESHOLD, across="sharded", batches=11),
+    _tiers("GTC P=2, warm-up", 2, threshold=THRESHOLD, warmup_steps=3, batches=11),
     *(
         _tiers(name, 2, across=across, net="partly_used", batches=12, frozen_too=True)
         for name, across in SHARDED.items()
     ),
     _tiers("two optimizers P=1", 1, **PAIR),
     _tiers("two optimizers P=2, sharded", 2, across="sharded", **PAIR),
-    _tiers("two optimizers, warm-up", 2, THRESHOLD, warmup=2, **PAIR),
+    _tiers("two optimizers, warm-up", 2, threshold=THRESHOLD, warmup_steps=2, **PAIR),
 ]
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

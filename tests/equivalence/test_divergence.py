@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from lightning_hier import (
-    BMUF,
     BMUFAdam,
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
-    HierarchicalStrategy,
     ModelAveragingStrategy,
 )
-from tests.equivalence.adam_twins import AdamRecipe, Rule
-from tests.equivalence.cases import difference, identical
+from tests.equivalence.adam_twins import Rule
+from tests.equivalence.cases import case, changed, difference, identical
 from tests.equivalence.faults import (
     AnyCase,
     Fault,
@@ -29,108 +26,32 @@ from tests.equivalence.faults import (
     run_all,
     twin_of,
 )
-from tests.equivalence.twins import Recipe, Values
+from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
 INF = float("inf")
-EXCLUDE: dict[str, Any] = {"on_nonfinite": "exclude"}
 
 
-def _bmuf(name: str, *faults: Fault, nesterov: bool = True, **more: Any) -> FaultyCase:
-    strategy = partial(
-        BMUFStrategy,
-        block_size=3,
-        block_momentum=0.6,
-        block_lr=0.9,
-        nesterov=nesterov,
-        **EXCLUDE,
-        warmup_steps=0,
-    )
-    recipe = Recipe(tau=3, eta=0.6, zeta=0.9, look_ahead=nesterov)
-    settings = {"batches": 10, "momentum": 0.5} | more
-    return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, **settings)
+def _case(name: str, *faults: Fault, **settings: Any) -> Any:
+    """In groups, if they are given; eta stays that of all groups where one is left out."""
+    common = {"kind": FaultyCase, "block_size": 3, "batches": 10, "on_nonfinite": "exclude"}
+    return case(name, **{**common, "faults": faults, **settings})
 
 
-def _overlapping(name: str, *faults: Fault) -> FaultyCase:
-    """What the others have on its way when a worker falls sick arrives there too."""
-    base = _bmuf(name, *faults)
-    strategy: Any = base.strategy
-    return replace(
-        base, strategy=partial(strategy, overlap=True), recipe=replace(base.recipe, overlap=True)
-    )
+def _bmuf(name: str, *faults: Fault, **settings: Any) -> FaultyCase:
+    blocks = {"strategy": BMUFStrategy, "block_momentum": 0.6, "block_lr": 0.9, "momentum": 0.5}
+    return _case(name, *faults, **{**blocks, **settings})
 
 
-def _two_tiers(name: str, *faults: Fault, across: str, **more: Any) -> FaultyCase:
-    """Automatic eta: that of two groups, also for the blocks in which one of them is left out."""
-    sync = BMUF(block_size=3, across=across, local_momentum=more.pop("local_momentum", "reset"))
-    strategy = partial(
-        HierarchicalStrategy, group_size=2, block_sync=sync, **EXCLUDE, warmup_steps=0
-    )
-    recipe = Recipe(group=2, tau=3, eta=0.5, local_momentum=sync.local_momentum)
-    settings = {"batches": 10, "momentum": 0.5} | more
-    return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, **settings)
+def _two_tiers(name: str, *faults: Fault, **settings: Any) -> FaultyCase:
+    return _case(name, *faults, group_size=2, momentum=0.5, **settings)
 
 
-def _gtc(name: str, *faults: Fault) -> FaultyCase:
-    strategy = partial(
-        BMUFGTCStrategy,
-        group_size=2,
-        threshold=0.02,
-        dense_below=0,
-        block_size=3,
-        **EXCLUDE,
-        warmup_steps=0,
-    )
-    recipe = Recipe(group=2, tau=3, eta=0.5, threshold=0.02)
-    return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, batches=10)
-
-
-def _adam(name: str, *faults: Fault, rule: Rule | None = None, group: int = 1) -> FaultyAdamCase:
-    recipe = AdamRecipe(group=group, tau=3, eta=1 - group / 4, local_momentum="keep")
-    strategy: Any = partial(
-        BMUFAdamStrategy, block_size=3, **EXCLUDE, warmup_steps=0, local_beta1="keep"
-    )
-    if group > 1:
-        sync = BMUFAdam(block_size=3, across="sharded", local_beta1="keep")
-        strategy = partial(
-            HierarchicalStrategy, group_size=group, block_sync=sync, **EXCLUDE, warmup_steps=0
-        )
-    return FaultyAdamCase(
-        name=name,
-        strategy=strategy,
-        recipe=recipe,
-        rule=rule or Rule(lr=0.02, betas=(0.8, 0.95)),
-        batches=10,
-        faults=faults,
-    )
-
-
-def _averaging(name: str, *faults: Fault) -> FaultyCase:
-    strategy = partial(ModelAveragingStrategy, block_size=3, **EXCLUDE, warmup_steps=0)
-    recipe = Recipe(tau=3)
-    return FaultyCase(name=name, strategy=strategy, recipe=recipe, faults=faults, batches=10)
-
-
-def _pair() -> FaultyCase:
-    """The second optimizer's part of one rank is sick, the first one's is not."""
-    sync = BMUF(block_size=2, block_momentum=0.6)
-    strategy = partial(
-        HierarchicalStrategy,
-        group_size=2,
-        block_sync=sync,
-        find_unused_parameters=True,
-        **EXCLUDE,
-        warmup_steps=0,
-    )
-    return FaultyCase(
-        name="two optimizers",
-        strategy=strategy,
-        recipe=Recipe(group=2, tau=2, eta=0.6),
-        net="pair",
-        batches=12,
-        faults=(Fault(batch=4, rank=2, where="weight"),),
-    )
+def _adam(name: str, *faults: Fault, rule: Rule | None = None, **settings: Any) -> FaultyAdamCase:
+    rule = rule or Rule(lr=0.02, betas=(0.8, 0.95))
+    common = {"kind": FaultyAdamCase, "sync": BMUFAdam, "rule": rule, "local_beta1": "keep"}
+    return _case(name, *faults, **common, **settings)
 
 
 NAN_GRADIENT = Fault(batch=1, rank=1)
@@ -145,9 +66,18 @@ CASES: list[AnyCase] = [
     _bmuf("classical block momentum", NAN_GRADIENT, nesterov=False),
     _bmuf("across epochs", Fault(batch=6, rank=2), batches=4, epochs=3),
     _bmuf("a buffer", Fault(batch=4, rank=2, where="buffer", value=INF), net="batch_norm"),
-    _overlapping("overlapping", NAN_GRADIENT),
-    _overlapping("overlapping, twice", *(Fault(batch=b, rank=r) for b, r in [(4, 0), (7, 3)])),
-    _averaging("model averaging", NAN_GRADIENT, Fault(batch=7, rank=1)),
+    _bmuf("overlapping", NAN_GRADIENT, overlap=True),
+    _bmuf(
+        "overlapping, twice",
+        *(Fault(batch=b, rank=r) for b, r in [(4, 0), (7, 3)]),
+        overlap=True,
+    ),
+    _case(
+        "model averaging",
+        NAN_GRADIENT,
+        Fault(batch=7, rank=1),
+        strategy=ModelAveragingStrategy,
+    ),
     *(
         _two_tiers(f"a group by its {who}, {across}", Fault(batch=4, rank=rank), across=across)
         for across in ("leader", "sharded")
@@ -165,12 +95,38 @@ CASES: list[AnyCase] = [
         )
         for across, rank in (("sharded", 2), ("leader", 3))
     ),
-    _gtc("residuals", Fault(batch=4, rank=1)),
-    _adam("Adam", NAN_GRADIENT),
-    _adam("Adam, a second moment alone", Fault(batch=5, rank=2, where="exp_avg_sq", value=INF)),
-    _adam("Adam, groups", Fault(batch=4, rank=3), group=2),
-    _adam("NAdam", NAN_GRADIENT, rule=Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05)),
-    _pair(),
+    _case(
+        "residuals",
+        Fault(batch=4, rank=1),
+        strategy=BMUFGTCStrategy,
+        group_size=2,
+        threshold=0.02,
+        dense_below=0,
+    ),
+    _adam("Adam", NAN_GRADIENT, strategy=BMUFAdamStrategy),
+    _adam(
+        "Adam, a second moment alone",
+        Fault(batch=5, rank=2, where="exp_avg_sq", value=INF),
+        strategy=BMUFAdamStrategy,
+    ),
+    _adam("Adam, groups", Fault(batch=4, rank=3), group_size=2, across="sharded"),
+    _adam(
+        "NAdam",
+        NAN_GRADIENT,
+        rule=Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05),
+        strategy=BMUFAdamStrategy,
+    ),
+    # The second optimizer's part of one rank is sick, the first one's is not.
+    _case(
+        "two optimizers",
+        Fault(batch=4, rank=2, where="weight"),
+        group_size=2,
+        block_size=2,
+        block_momentum=0.6,
+        find_unused_parameters=True,
+        net="pair",
+        batches=12,
+    ),
 ]
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 Runs = list[dict[str, tuple[Told, Told]]]
@@ -238,12 +194,8 @@ def test_in_the_last_block_the_count_is_made_at_the_end(
 
 
 def test_without_faults_both_settings_are_the_same() -> None:
-    cases = [replace(case, faults=()) for case in CASES[:1]]
-    strategies = [
-        partial(BMUFStrategy, block_size=3, block_momentum=0.6, on_nonfinite=o, warmup_steps=0)
-        for o in ("error", "exclude")
-    ]
-    cases = [replace(cases[0], name=str(i), strategy=s) for i, s in enumerate(strategies)]
-    for own in run_ranks(run_all, 2, cases):
-        assert identical(own["0"][0].final, own["1"][0].final)
-        assert own["1"][0].excluded == 0
+    cases = [changed(CASES[0], own, on_nonfinite=own) for own in ("error", "exclude")]
+    cases = [replace(one, faults=()) for one in cases]
+    for own in run_ranks(run_all, 4, cases):
+        assert identical(own["error"][0].final, own["exclude"][0].final)
+        assert own["exclude"][0].excluded == 0

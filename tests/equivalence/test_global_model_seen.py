@@ -6,119 +6,69 @@ without. What was seen is compared with the model that the twin would return at 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_hier import BMUF, BMUFGTCStrategy, BMUFStrategy, GTCStrategy, HierarchicalStrategy
-from tests.equivalence.cases import Case, difference, identical, make_net, make_twin, train_batch
+from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy
+from tests.equivalence.cases import (
+    Case,
+    case,
+    difference,
+    identical,
+    make_net,
+    make_twin,
+    train_batch,
+)
 from tests.equivalence.tasks import Regression
-from tests.equivalence.twins import Recipe, Values
+from tests.equivalence.twins import Values
 from tests.equivalence.watching import Seen, watch_all
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
-VALIDATE_OFTEN = {"val_check_interval": 1}
 
 
-def _bmuf(name: str, **more: Any) -> Case:
-    return Case(
-        name=name,
-        strategy=partial(BMUFStrategy, block_size=3, block_momentum=0.6, warmup_steps=0),
-        recipe=Recipe(tau=3, eta=0.6),
-        momentum=0.5,
-        trainer=VALIDATE_OFTEN,
-        **more,
-    )
+def _case(name: str, *args: Any, **settings: Any) -> Case:
+    """Blocks of three steps, if they are not others, with validation after every batch."""
+    often = {"trainer": {"val_check_interval": 1}}
+    return case(name, *args, **{**often, "block_size": 3, "block_momentum": 0.6, **settings})
 
 
-def _two_tiers(name: str, across: str, **more: Any) -> Case:
-    sync = BMUF(
-        block_size=3,
-        block_momentum=0.6,
-        local_momentum="average",
-        across=across,
-    )
-    return Case(
-        name=name,
-        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0),
-        recipe=Recipe(group=2, tau=3, eta=0.6, local_momentum="average"),
-        momentum=0.5,
-        trainer=VALIDATE_OFTEN,
-        **more,
-    )
+def _bmuf(name: str, **settings: Any) -> Case:
+    return _case(name, BMUFStrategy, momentum=0.5, **settings)
 
 
-def _pair() -> Case:
-    """Optimizer b stays at the end of a block while a goes on."""
-    sync = BMUF(block_size=2, block_momentum=0.6)
-    strategy = partial(
-        HierarchicalStrategy,
-        group_size=2,
-        block_sync=sync,
-        find_unused_parameters=True,
-        warmup_steps=0,
-    )
-    recipe = Recipe(group=2, tau=2, eta=0.6)
-    return Case(
-        name="two optimizers",
-        strategy=strategy,
-        recipe=recipe,
-        net="pair",
-        trainer=VALIDATE_OFTEN,
-    )
+def _two_tiers(name: str, across: str = "leader", **settings: Any) -> Case:
+    return _case(name, group_size=2, across=across, momentum=0.5, **settings)
 
 
-def _overlapping(across: str) -> Case:
-    sync = BMUF(block_size=3, block_momentum=0.6, across=across, overlap=True)
-    return Case(
-        name=f"overlapping, {across}",
-        strategy=partial(HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0),
-        recipe=Recipe(group=2, tau=3, eta=0.6, overlap=True),
-        momentum=0.5,
-        net="batch_norm",
-        batches=10,
-        trainer=VALIDATE_OFTEN,
-    )
-
-
+_AVERAGE = {"local_momentum": "average", "net": "batch_norm"}
+_GTC = {"threshold": 0.02, "dense_below": 0, "net": "batch_norm"}
 CASES = [
     _bmuf("BMUF"),
-    _overlapping("leader"),
-    _overlapping("sharded"),
+    *(
+        _two_tiers(f"overlapping, {own}", own, overlap=True, net="batch_norm", batches=10)
+        for own in ("leader", "sharded")
+    ),
     _bmuf("across epochs", epochs=3),
-    _two_tiers("leader, BatchNorm", "leader", net="batch_norm"),
-    _two_tiers("sharded, BatchNorm", "sharded", net="batch_norm"),
-    _two_tiers("accumulating, BatchNorm", "leader", net="batch_norm", accumulate=2, batches=9),
-    _two_tiers("rebound buffers", "leader", net="rebinding"),
-    _pair(),
-    Case(
-        name="BMUF_GTC with warm-up",
-        strategy=partial(
-            BMUFGTCStrategy,
-            group_size=2,
-            threshold=0.02,
-            dense_below=0,
-            block_size=3,
-            warmup_steps=3,
-        ),
-        recipe=Recipe(group=2, tau=3, eta=0.5, threshold=0.02, warmup=3),
-        net="batch_norm",
-        trainer=VALIDATE_OFTEN,
+    *(_two_tiers(f"{own}, BatchNorm", own, **_AVERAGE) for own in ("leader", "sharded")),
+    _two_tiers("accumulating, BatchNorm", accumulate=2, batches=9, **_AVERAGE),
+    _two_tiers("rebound buffers", **{**_AVERAGE, "net": "rebinding"}),
+    # Optimizer b stays at the end of a block while a goes on.
+    _case("two optimizers", group_size=2, block_size=2, find_unused_parameters=True, net="pair"),
+    _case(
+        "BMUF_GTC with warm-up",
+        BMUFGTCStrategy,
+        group_size=2,
+        block_momentum="auto",
+        warmup_steps=3,
+        **_GTC,
     ),
-    Case(
-        name="GTC, BatchNorm",
-        strategy=partial(GTCStrategy, threshold=0.02, dense_below=0, warmup_steps=0),
-        recipe=Recipe(group=4, threshold=0.02),
-        net="batch_norm",
-        trainer=VALIDATE_OFTEN,
-    ),
+    case("GTC, BatchNorm", GTCStrategy, trainer={"val_check_interval": 1}, **_GTC),
 ]
-DROPOUT = replace(_bmuf("dropout"), net="dropout")
+DROPOUT = _bmuf("dropout", net="dropout")
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 Runs = list[dict[str, tuple[Seen, Seen]]]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from lightning_hier import BMUF, GTC, BMUFStrategy, HierarchicalStrategy, ModelAveragingStrategy
-from tests.equivalence.cases import Case, difference, make_twin, train_batch
+from lightning_hier import BMUFStrategy, ModelAveragingStrategy
+from tests.equivalence.cases import Case, case, difference, make_twin, train_batch
 from tests.equivalence.tasks import make_net
-from tests.equivalence.twins import Recipe
 from tests.equivalence.watching import Seen, watch_blind
 from tests.ranks import run_ranks
 
@@ -33,34 +31,36 @@ class Expected:
     part: str = ""
 
 
-def _ma(name: str, tau: int, warmup: int = 0, **more: Any) -> Case:
-    strategy = partial(ModelAveragingStrategy, block_size=tau, warmup_steps=warmup)
-    return Case(name=name, strategy=strategy, recipe=Recipe(tau=tau, warmup=warmup), **more)
+def _ma(name: str, tau: int, **settings: Any) -> Case:
+    return case(name, ModelAveragingStrategy, block_size=tau, **settings)
 
 
-def _bmuf(name: str, tau: int, **more: Any) -> Case:
-    strategy = partial(BMUFStrategy, block_size=tau, block_momentum=0.6, warmup_steps=0)
-    return Case(name=name, strategy=strategy, recipe=Recipe(tau=tau, eta=0.6), **more)
-
-
-def _pair() -> Case:
-    sync = BMUF(block_size=2, block_momentum=0.5)
-    options = {"group_size": 2, "gradient_sync": GTC(threshold=0.02), "block_sync": sync}
-    strategy = partial(HierarchicalStrategy, find_unused_parameters=True, **options, warmup_steps=0)
-    return Case(name="two optimizers", strategy=strategy, net="pair", batches=12)
-
-
-PAIR = _pair()
+PAIR = case(
+    "two optimizers",
+    group_size=2,
+    threshold=0.02,
+    block_size=2,
+    block_momentum=0.5,
+    find_unused_parameters=True,
+    net="pair",
+    batches=12,
+)
+ACROSS_EPOCHS = case(
+    "blocks run on across epochs",
+    BMUFStrategy,
+    block_size=3,
+    block_momentum=0.6,
+    batches=4,
+    epochs=3,
+)
 RUNS = [
     Expected(_ma("every step", 1), frozenset(range(1, 8))),
     Expected(_ma("every third", 3), frozenset({3, 6})),
     Expected(_ma("never within the run", 50), frozenset()),
-    Expected(
-        _bmuf("blocks run on across epochs", 3, batches=4, epochs=3), frozenset({3, 6, 9, 12})
-    ),
-    Expected(_ma("after the warm-up", 3, warmup=2, batches=9), frozenset({1, 2, 5, 8})),
-    Expected(_ma("warm-up of one", 2, warmup=1), frozenset({1, 3, 5, 7})),
-    Expected(_ma("warm-up to the end", 2, warmup=7), frozenset(range(1, 8))),
+    Expected(ACROSS_EPOCHS, frozenset({3, 6, 9, 12})),
+    Expected(_ma("after the warm-up", 3, warmup_steps=2, batches=9), frozenset({1, 2, 5, 8})),
+    Expected(_ma("warm-up of one", 2, warmup_steps=1), frozenset({1, 3, 5, 7})),
+    Expected(_ma("warm-up to the end", 2, warmup_steps=7), frozenset(range(1, 8))),
     # Steps after batches 2, 4, 6, 8; before the first one nothing has moved.
     Expected(_ma("accumulating", 2, batches=8, accumulate=2), frozenset({1, 4, 5, 8})),
     # And after 9, the last batch of an epoch: steps are 2, 4, 6, 8, 9, 11, 13, 15, 17, 18.
@@ -98,7 +98,7 @@ def test_models_are_equal_after_these_batches(run: Expected, seen: list[dict[str
 )
 def test_schedulers_see_what_training_goes_on_with(name: str, seen: list[dict[str, Seen]]) -> None:
     """The synchronisation comes first: a scheduler sees the start model of the next block."""
-    case = next(case for case in CASES if case.name == name)
+    case = next(own for own in CASES if own.name == name)
     for rank, own in enumerate(seen):
         scheduled = own[name].scheduled
         assert len(scheduled) == case.epochs * case.batches // case.accumulate

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 
 import lightning_hier as lh
-from tests.equivalence.adam_twins import AdamRecipe, Rule
-from tests.equivalence.cases import difference, identical
-from tests.equivalence.twins import Recipe
+from tests.equivalence.adam_twins import Rule
+from tests.equivalence.cases import case, difference, identical
 from tests.equivalence.uneven import AnyCase, Told, UnevenAdamCase, UnevenCase, run_all, twin_of
 from tests.ranks import run_ranks
 
@@ -19,70 +17,26 @@ TOLERANCE = 1e-10
 JOIN: dict[str, Any] = {"uneven_batches": "join"}
 
 
-def _case(name: str, counts: tuple[int, ...], group: int = 1, **more: Any) -> UnevenCase:
+def _case(name: str, counts: tuple[int, ...], group: int = 1, **settings: Any) -> UnevenCase:
     """BMUF with tau = 3 in exact groups; blocks run on across epochs."""
-    settings = {"tau": 3, "eta": 0.6, "zeta": 0.9} | more.pop("recipe", {})
-    sync = lh.BMUF(
-        block_size=settings["tau"],
-        block_momentum=settings["eta"],
-        block_lr=settings["zeta"],
-        local_momentum=settings.get("local_momentum", "reset"),
-        across=more.pop("across", "auto"),
-    )
-    strategy = partial(
-        lh.HierarchicalStrategy,
-        group_size=group,
-        block_sync=sync,
-        warmup_steps=settings.get("warmup", 0),
-        find_unused_parameters=True,
-        **JOIN,
-    )
-    recipe = Recipe(world=len(counts), group=group, **settings)
-    given = {"epochs": 3, "momentum": 0.5} | more
-    return UnevenCase(name=name, strategy=strategy, recipe=recipe, counts=counts, **given)
+    blocks = {"block_size": 3, "block_momentum": 0.6, "block_lr": 0.9, "group_size": group}
+    common = {"kind": UnevenCase, "epochs": 3, "momentum": 0.5, "find_unused_parameters": True}
+    return case(name, world=len(counts), counts=counts, **{**JOIN, **common, **blocks, **settings})
+
+
+def _preset(name: str, strategy: Any, counts: tuple[int, ...], **settings: Any) -> Any:
+    common = {"kind": UnevenCase, "epochs": 3, "block_size": 3, **JOIN}
+    return case(name, strategy, world=len(counts), counts=counts, **{**common, **settings})
 
 
 def _averaging(counts: tuple[int, ...]) -> UnevenCase:
-    strategy = partial(lh.ModelAveragingStrategy, block_size=3, **JOIN, warmup_steps=0)
-    recipe = Recipe(world=len(counts), tau=3)
-    return UnevenCase(
-        name=f"model averaging {counts}", strategy=strategy, recipe=recipe, counts=counts, epochs=3
-    )
-
-
-def _gtc() -> UnevenCase:
-    strategy = partial(
-        lh.BMUFGTCStrategy,
-        group_size=2,
-        threshold=0.02,
-        dense_below=0,
-        block_size=3,
-        **JOIN,
-        warmup_steps=0,
-    )
-    recipe = Recipe(group=2, tau=3, eta=0.5, threshold=0.02)
-    counts = (4, 4, 7, 7)
-    return UnevenCase(name="GTC", strategy=strategy, recipe=recipe, counts=counts, epochs=3)
+    return _preset(f"model averaging {counts}", lh.ModelAveragingStrategy, counts)
 
 
 def _adam(moments: str) -> UnevenAdamCase:
-    strategy = partial(
-        lh.BMUFAdamStrategy,
-        block_size=3,
-        moments=moments,
-        **JOIN,
-        warmup_steps=0,
-        local_beta1="keep",
-    )
-    recipe = AdamRecipe(tau=3, eta=0.75, corrected=moments == "corrected", local_momentum="keep")
-    return UnevenAdamCase(
-        name=f"Adam, {moments}",
-        strategy=strategy,
-        recipe=recipe,
-        rule=Rule(lr=0.02, betas=(0.8, 0.95)),
-        counts=UNEVEN,
-        epochs=3,
-    )
+    settings = {"kind": UnevenAdamCase, "rule": Rule(lr=0.02, betas=(0.8, 0.95))}
+    own = {"moments": moments, "local_beta1": "keep"}
+    return _preset(f"Adam, {moments}", lh.BMUFAdamStrategy, UNEVEN, **settings, **own)
 
 
 UNEVEN = (7, 3, 9, 5)
@@ -90,17 +44,17 @@ PAIRS = [_averaging((5, 8)), _averaging((6, 4)), _case("last first", (1, 8))]
 FOURS: list[AnyCase] = [
     _case("BMUF", UNEVEN),
     _case("even", (5, 5, 5, 5)),
-    _case("one block for all", UNEVEN, recipe={"tau": 50}),
-    _case("a block a step", UNEVEN, recipe={"tau": 1}),
+    _case("one block for all", UNEVEN, block_size=50),
+    _case("a block a step", UNEVEN, block_size=1),
     _case("unknown lengths", UNEVEN, unknown=True),
-    _case("averaged momentum", UNEVEN, recipe={"local_momentum": "average"}),
+    _case("averaged momentum", UNEVEN, local_momentum="average"),
     _case("BatchNorm", UNEVEN, net="batch_norm"),
     _case("accumulating", UNEVEN, accumulate=2),
-    _case("warm-up that ends with the first rank", UNEVEN, recipe={"warmup": 3}),
+    _case("warm-up that ends with the first rank", UNEVEN, warmup_steps=3),
     _case("groups, leader", (7, 7, 4, 4), 2, across="leader"),
     _case("groups, sharded", (4, 4, 7, 7), 2, across="sharded", net="batch_norm"),
-    _case("two optimizers", (7, 7, 4, 4), 2, net="pair", recipe={"tau": 2}),
-    _gtc(),
+    _case("two optimizers", (7, 7, 4, 4), 2, net="pair", block_size=2),
+    _preset("GTC", lh.BMUFGTCStrategy, (4, 4, 7, 7), group_size=2, threshold=0.02, dense_below=0),
     _adam("corrected"),
     _adam("average"),
 ]
@@ -144,6 +98,6 @@ def test_ranks_that_join_make_the_models_of_the_twin(
 
 def test_what_was_compared_differs_from_leaving_the_idle_out() -> None:
     """The control: the twin's mean is over all models, and it matters."""
-    case = next(case for case in FOURS if case.name == "BMUF")
-    shortest = replace(case, counts=(7, 3, 9, 3))
-    assert difference(twin_of(case)[0].final, twin_of(shortest)[0].final) > 1e-3
+    bmuf = next(own for own in FOURS if own.name == "BMUF")
+    shortest = replace(bmuf, counts=(7, 3, 9, 3))
+    assert difference(twin_of(bmuf)[0].final, twin_of(shortest)[0].final) > 1e-3

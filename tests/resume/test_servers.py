@@ -1,98 +1,113 @@
-"""Runs under parameter servers go on from a checkpoint that is saved after ``fit``."""
+"""Runs under parameter servers go on from a checkpoint of `fit`, or one that is saved after it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.trainer.fitting import (
+    Fitted,
+    Net,
+    TwoOptimizers,
+    fit_on_ranks,
+    fitted,
+    loader,
+    make_trainer,
+)
+
+PSP = lh.PSPStrategy
+# One that waits for every update.
+TWO_STAGE = partial(lh.TwoStageASGDStrategy, push_period=1, double_buffering=False)
 
 
-def _whole_and_resumed(
-    strategy: Any, warmup_steps: int, path: str, make: Callable[[], Net] = Net
-) -> tuple[Tensor, Tensor]:
-    ends = []
-    for epochs, resumed in ((2, None), (1, None), (2, path)):
-        model = make()
-        trainer = make_trainer(strategy(warmup_steps=warmup_steps), max_epochs=epochs)
-        trainer.fit(model, loader(6), ckpt_path=resumed, weights_only=True)
-        if epochs == 1:
-            trainer.save_checkpoint(path)
-        ends.append(weights(model))
-    return ends[0], ends[2]
+def _whole_and_resumed(strategy: Any, path: Path, model: Any = Net) -> list[Fitted]:
+    """Two epochs, and one and one, saved after ``fit``."""
+    runs: list[dict[str, Any]] = [
+        {"max_epochs": 2},
+        {"save": path},
+        {"max_epochs": 2, "ckpt_path": path},
+    ]
+    whole, _, resumed = [fitted(strategy, model, weights_only=True, **run) for run in runs]
+    return [whole, resumed]
 
 
 @pytest.mark.parametrize("warmup_steps", [3, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("ranks", "strategy"),
-    [
-        (2, lh.PSPStrategy),
-        pytest.param(
-            1,
-            partial(lh.TwoStageASGDStrategy, push_period=1, double_buffering=False),
-            marks=pytest.mark.slow,
-        ),
-    ],
+    ("ranks", "strategy"), [(2, PSP), pytest.param(1, TWO_STAGE, marks=pytest.mark.slow)]
 )
 def test_momentum_goes_on_and_the_warm_up_does_not_begin_again(
-    ranks: int, strategy: Any, warmup_steps: int, tmp_path: Any
+    ranks: int, strategy: Any, warmup_steps: int, tmp_path: Path
 ) -> None:
     """An epoch has six steps, so the warm-up ends before the save, or after it.
 
     These servers wait for all, so the run is the one that was not stopped.
     """
-    path = str(tmp_path / "after.ckpt")
-    for whole, resumed in run_ranks(_whole_and_resumed, ranks, strategy, warmup_steps, path):
-        assert torch.isfinite(whole).all()
-        torch.testing.assert_close(resumed, whole, rtol=1e-6, atol=1e-7)
+    strategy = partial(strategy, warmup_steps=warmup_steps)
+    for whole, resumed in run_ranks(_whole_and_resumed, ranks, strategy, tmp_path / "after.ckpt"):
+        assert torch.isfinite(whole.weights).all()
+        torch.testing.assert_close(resumed.weights, whole.weights, rtol=1e-6, atol=1e-7)
 
 
-class _TwoPaces(Net):
-    """The second optimizer makes a step in every third batch only."""
+class _Scheduled(Net):
+    """In float64, with a scheduler that acts at every step."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+        super().__init__(lr=0.02)
+        self.double()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.layers[at].parameters(), lr=0.05) for at in (0, 2)]
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        often, seldom = self.optimizers()
-        self.zero_grad()
-        self.manual_backward(self.loss(batch))
-        often.step()
-        if batch_idx % 3 == 0:
-            seldom.step()
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-def _pushes_of_resumed(strategy: Any, path: str) -> list[float]:
+@pytest.mark.parametrize(("ranks", "strategy"), [(3, PSP), (1, TWO_STAGE)])
+def test_run_goes_on_from_what_servers_held_at_an_epoch_s_end(
+    ranks: int, strategy: Any, tmp_path: Path
+) -> None:
+    saves = {"callbacks": [ModelCheckpoint(tmp_path, save_top_k=-1)], "enable_checkpointing": True}
+    common = {"max_epochs": 2, "data": loader(6, ranks=ranks, dtype=torch.float64)}
+    whole = fit_on_ranks(ranks, strategy, _Scheduled, **common, **saves)
+    path = next(tmp_path.glob("epoch=0*.ckpt"))
+    again = fit_on_ranks(ranks, strategy, _Scheduled, ckpt_path=path, weights_only=True, **common)
+    middle = torch.load(path, weights_only=True)["state_dict"]
+    for full, resumed in zip(whole, again, strict=True):
+        torch.testing.assert_close(resumed.weights, full.weights, rtol=0, atol=1e-12)
+        assert not all(torch.equal(full.state[name], value) for name, value in middle.items())
+
+
+class _TwoPaces(TwoOptimizers):
+    """The second optimizer makes a step in every third batch only, and the first of all."""
+
+    def due(self, batch_idx: int) -> list[Any]:
+        return super().due(batch_idx + 2)
+
+
+def _pushes_of_resumed(strategy: Any, path: Path) -> list[float]:
     """In an epoch with six steps of one optimizer and two of the other, after one like it."""
-    for epochs, resumed in ((1, None), (2, path)):
-        trainer = make_trainer(strategy(warmup_steps=4), max_epochs=epochs)
-        trainer.fit(_TwoPaces(), loader(6), ckpt_path=resumed, weights_only=True)
-        trainer.save_checkpoint(path)
-    counted = trainer.strategy.metrics()
+    model = partial(_TwoPaces, every=3)
+    fitted(strategy, model, save=path)
+    counted = fitted(strategy, model, ckpt_path=path, max_epochs=2, weights_only=True).metrics
     return [counted[f"hier/two_stage/{index}/node/pushes"] for index in range(2)]
 
 
-def test_several_optimizers_go_on_as_if_they_had_not_stopped(tmp_path: Any) -> None:
-    path = str(tmp_path / "after.ckpt")
-    for whole, resumed in run_ranks(_whole_and_resumed, 2, lh.PSPStrategy, 4, path, _TwoPaces):
-        torch.testing.assert_close(resumed, whole, rtol=1e-6, atol=1e-7)
+def test_several_optimizers_go_on_as_if_they_had_not_stopped(tmp_path: Path) -> None:
+    model, strategy = partial(_TwoPaces, every=3), partial(PSP, warmup_steps=4)
+    for whole, resumed in run_ranks(_whole_and_resumed, 2, strategy, tmp_path / "a.ckpt", model):
+        torch.testing.assert_close(resumed.weights, whole.weights, rtol=1e-6, atol=1e-7)
 
 
-def test_optimizers_leave_out_what_each_has_made_of_the_warm_up(tmp_path: Any) -> None:
+def test_optimizers_leave_out_what_each_has_made_of_the_warm_up(tmp_path: Path) -> None:
     """The first has left it; the second has two steps to go, and a push is made after each."""
-    strategy = partial(lh.TwoStageASGDStrategy, push_period=100)
-    assert run_ranks(_pushes_of_resumed, 1, strategy, str(tmp_path / "c")) == [[1.0, 2.0]]
+    strategy = partial(lh.TwoStageASGDStrategy, push_period=100, warmup_steps=4)
+    assert run_ranks(_pushes_of_resumed, 1, strategy, tmp_path / "c") == [[1.0, 2.0]]
 
 
 class _Saves(Net):

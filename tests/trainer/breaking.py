@@ -1,16 +1,18 @@
-"""A module of some ranks that breaks at a batch, and what is warned of then."""
+"""Modules of some ranks that break, at a batch, and ranks that do."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import Fitted, Net, fitted, this_rank
+from tests.waiting import leave_mark, wait_for_marks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -20,7 +22,6 @@ class Breaks(Net):
 
     def __init__(self, batch: int, ranks: tuple[int, ...], where: str, value: float = NAN) -> None:
         super().__init__(batchnorm=True)
-        self.excluded = 0.0
         self.batch, self.ranks, self.where, self.value = batch, ranks, where, value
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -29,28 +30,44 @@ class Breaks(Net):
                 self.state_dict()[self.where].view(-1)[0] = self.value
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
+        loss = self.loss(batch)
         return loss * self.value if self._now(batch_idx) and self.where == "loss" else loss
 
-    def on_train_end(self) -> None:
-        metrics = self.trainer.strategy.metrics()
-        self.excluded = metrics.get("hier/block/excluded", 0.0)
-
     def _now(self, batch_idx: int) -> bool:
-        return batch_idx == self.batch and int(os.environ["RANK"]) in self.ranks
+        return batch_idx == self.batch and this_rank() in self.ranks
 
 
-Make = Callable[[], Any]
-"""Makes a strategy, which serves one Trainer."""
+class Disturbed(Net):
+    """At given (rank, step) places a rank dies, raises, sleeps, or hangs until the others end.
+
+    They tell of their end by marks in the folder; see `fitted_and_marked`. Every step takes so many
+    seconds, else the ranks that live would have finished before they notice.
+    """
+
+    def __init__(
+        self, disturbances: dict[tuple[int, int], str], folder: Path | None = None, *, step_s: float
+    ) -> None:
+        super().__init__(batchnorm=True)
+        self.disturbances, self.folder, self.step_s = disturbances, folder, step_s
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        disturbance = self.disturbances.get((this_rank(), self.global_step))
+        if disturbance == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if disturbance == "raises":
+            raise ValueError("this rank's own mistake")
+        if disturbance == "sleeps":
+            time.sleep(1.5)
+        if disturbance == "hangs" and self.folder is not None:
+            others = {*range(self.trainer.world_size)} - {this_rank()}
+            wait_for_marks(self.folder, *map(str, others))
+        time.sleep(self.step_s)
+        return self.loss(batch)
 
 
-def caught_in(
-    make: Make, *broken: Any, batches: int = 6, **settings: Any
-) -> tuple[list[str], Breaks]:
-    """Trains; the warnings of this rank that speak of NaN, and the model."""
-    model = Breaks(*broken)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(make(), batches, model, **settings)
-    said = [str(warning.message) for warning in caught if "NaN" in str(warning.message)]
-    return said, model
+def fitted_and_marked(folder: Path, *args: Any, **settings: Any) -> Fitted:
+    """As `fitted`; leaves a mark at its end, whatever that is."""
+    try:
+        return fitted(*args, **settings)
+    finally:
+        leave_mark(folder, str(this_rank()))

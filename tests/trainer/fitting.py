@@ -1,8 +1,12 @@
-"""A small module, its data, and a Trainer on the ranks of `tests.ranks`."""
+"""A small module, its data, a Trainer on the ranks of `tests.ranks`, and what a fit leaves."""
 
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,27 +14,64 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import lightning_hier  # noqa: F401 - registers the names
+import lightning_hier as lh
+from tests.ranks import run_ranks
+
+# Strategies without warm-up, with settings that do not follow from a run's length.
+AVERAGING = partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0)
+BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+BMUF_ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep")
+GTC = partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0)
+BMUF_GTC = partial(
+    lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10, warmup_steps=0
+)
+HIERARCHICAL = partial(lh.HierarchicalStrategy, warmup_steps=0)
 
 
 class Net(pl.LightningModule):
-    """Two layers; `seen` holds the weights after every step, as callbacks see them."""
+    """Two layers; `seen` holds the weights after every step, as callbacks see them.
 
-    def __init__(self, *, batchnorm: bool = False, lr: float = 0.05) -> None:
+    `metrics` are those of the strategy when training ends, before it is torn down. `notes` are a
+    subclass's own, and `options` those of the optimizer.
+    """
+
+    def __init__(
+        self,
+        *,
+        batchnorm: bool = False,
+        lr: float = 0.05,
+        optimizer: str = "SGD",
+        by_hand: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__()
         torch.manual_seed(11)
-        self.lr = lr
+        self.lr, self.optimizer, self.options = lr, optimizer, options
+        self.automatic_optimization = not by_hand
         self.layers = nn.Sequential(
             nn.Linear(4, 8), nn.BatchNorm1d(8) if batchnorm else nn.Tanh(), nn.Linear(8, 2)
         )
         self.seen: list[Tensor] = []
+        self.notes: list[Any] = []
+        self.metrics: dict[str, float] = {}
 
     def forward(self, batch: Tensor) -> Tensor:
         result: Tensor = self.layers(batch)
         return result
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.loss(batch)
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        if self.automatic_optimization:
+            return self.loss(batch)
+        for optimizer in self.due(batch_idx):
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+        return None
+
+    def due(self, batch_idx: int) -> list[Any]:
+        """Optimizers that step at a batch, by hand."""
+        own: Any = self.optimizers()
+        return own if isinstance(own, list) else [own]
 
     def loss(self, batch: list[Tensor]) -> Tensor:
         return (self(batch[0]) - batch[1]).square().mean()
@@ -46,8 +87,49 @@ class Net(pl.LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.seen.append(weights(self))
 
+    def on_train_end(self) -> None:
+        self.metrics = getattr(self.trainer.strategy, "metrics", dict)()
+
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        options = self.options or ({"momentum": 0.9} if self.optimizer == "SGD" else {})
+        return getattr(torch.optim, self.optimizer)(self.parameters(), lr=self.lr, **options)
+
+
+class TwoOptimizers(Net):
+    """Manual optimization by an SGD for each layer; the second one steps every so many batches."""
+
+    def __init__(self, *, every: int = 1, lr: float = 0.05, **settings: Any) -> None:
+        super().__init__(by_hand=True, lr=lr, **settings)
+        self.every = every
+
+    def due(self, batch_idx: int) -> list[Any]:
+        return super().due(batch_idx)[: 1 + (batch_idx % self.every == self.every - 1)]
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(own.parameters(), lr=self.lr) for own in self.layers[::2]]
+
+
+class Watched(Net):
+    """With BatchNorm; notes all parameters and buffers that validation sees."""
+
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+
+    def on_validation_epoch_end(self) -> None:
+        buffers = [b.double().reshape(-1) for b in self.buffers()]
+        self.notes.append(torch.cat([weights(self).double(), *buffers]))
+
+
+class Untrained(Net):
+    """Fails if it gets a batch: every mistake must come to light before."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("training has begun")
+
+
+def this_rank() -> int:
+    """The number of this rank."""
+    return int(os.environ["RANK"])
 
 
 def weights(module: nn.Module) -> Tensor:
@@ -55,11 +137,29 @@ def weights(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).clone()
 
 
-def loader(batches_per_rank: int, *, rows: int = 2, ranks: int | None = None) -> DataLoader[Any]:
+def all_equal(tensors: Iterable[Tensor]) -> bool:
+    """Whether all are the same to the last bit."""
+    first, *others = tensors
+    return all(torch.equal(first, other) for other in others)
+
+
+def steps_with_equal_models(seen_by_rank: Iterable[list[Tensor]]) -> list[int]:
+    """Numbers, from 1, of the steps after which all ranks hold the same weights."""
+    models = zip(*seen_by_rank, strict=True)
+    return [step + 1 for step, own in enumerate(models) if all_equal(own)]
+
+
+def loader(
+    batches_per_rank: int,
+    *,
+    rows: int = 2,
+    ranks: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> DataLoader[Any]:
     """So many batches for each rank, after Lightning's sampler has divided them."""
     generator = torch.Generator().manual_seed(5)
     count = batches_per_rank * rows * (ranks or int(os.environ["WORLD_SIZE"]))
-    inputs, targets = (torch.randn(count, width, generator=generator) for width in (4, 2))
+    inputs, targets = (torch.randn(count, w, generator=generator).to(dtype) for w in (4, 2))
     return DataLoader(TensorDataset(inputs, targets), batch_size=rows)
 
 
@@ -86,3 +186,104 @@ def fit(strategy: Any, batches: int = 6, model: Any = None, **settings: Any) -> 
     trainer = make_trainer(strategy, **settings)
     trainer.fit(model or Net(), loader(batches))
     return trainer
+
+
+@dataclass
+class Fitted:
+    """What a fit leaves on a rank.
+
+    Attributes:
+        weights: all parameters, flat.
+        state: of the module, by name.
+        seen: the weights after every step.
+        notes: what the module has noted by itself.
+        steps: that the Trainer has counted.
+        metrics: of the strategy, also of what ends with training.
+        logged: last values of what the module logs.
+        warned: the texts of all warnings.
+        loss_scale: of the gradients, with ``scaled()``.
+
+    """
+
+    weights: Tensor
+    state: dict[str, Tensor]
+    seen: list[Tensor]
+    notes: Any
+    steps: int
+    metrics: dict[str, float]
+    logged: dict[str, float]
+    warned: list[str]
+    loss_scale: float | None
+
+
+def fitted(
+    strategy: str | Callable[[], Any],
+    model: Callable[[], Any] = Net,
+    batches: int = 6,
+    *,
+    validate: int = 0,
+    data: Any = None,
+    ckpt_path: Any = None,
+    weights_only: bool | None = None,
+    save: Any = None,
+    **settings: Any,
+) -> Fitted:
+    """Make a strategy and a module on this rank, train, and tell what is left.
+
+    Args:
+        strategy: its name, or what makes it.
+        model: makes the module.
+        batches: for each rank.
+        validate: batches of validation for each rank.
+        data: in place of so many batches; a callable makes it.
+        ckpt_path: goes on from there.
+        weights_only: how that is read.
+        save: where to save when training is over.
+        settings: of the Trainer.
+
+    """
+    trainer = make_trainer(strategy if isinstance(strategy, str) else strategy(), **settings)
+    module = model()
+    batches_of_all = loader(batches) if data is None else data() if callable(data) else data
+    validation = loader(validate) if validate else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(
+            module, batches_of_all, validation, ckpt_path=ckpt_path, weights_only=weights_only
+        )
+        if save is not None:
+            trainer.save_checkpoint(save)
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return Fitted(
+        weights=weights(module),
+        state={name: value.clone() for name, value in module.state_dict().items()},
+        seen=module.seen,
+        notes=module.notes,
+        steps=trainer.global_step,
+        metrics=module.metrics | getattr(trainer.strategy, "metrics", dict)(),
+        logged={name: float(value) for name, value in trainer.callback_metrics.items()},
+        warned=[str(warning.message) for warning in caught],
+        loss_scale=scaler and scaler.get_scale(),
+    )
+
+
+def fit_on_ranks(
+    ranks: int,
+    strategy: str | Callable[[], Any],
+    model: Callable[[], Any] = Net,
+    batches: int = 6,
+    **settings: Any,
+) -> list[Fitted]:
+    """What `fitted` tells on each rank; settings of `run_ranks` may be among the others."""
+    return run_ranks(fitted, ranks, strategy, model, batches, **settings)
+
+
+def errors_on_ranks(
+    ranks: int,
+    strategy: str | Callable[[], Any],
+    model: Callable[[], Any] = Net,
+    batches: int = 6,
+    **settings: Any,
+) -> list[str]:
+    """The errors of `fitted`, which every rank must raise."""
+    return run_ranks(fitted, ranks, strategy, model, batches, expect_failure=True, **settings)

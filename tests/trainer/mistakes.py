@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from tests.ranks import run_ranks
 
+Mistakes = dict[str, tuple[Callable[[], Any], str]]
+"""By name: what makes a mistake on a rank, and what is found in the error."""
 
-def check_mistake(mistake: Callable[[], None], message: str) -> None:
-    """Four ranks make ``mistake``: all raise the same ValueError, in which ``message`` is found."""
-    errors = run_ranks(mistake, 4, expect_failure=True)
+
+def check_mistake(mistake: Callable[..., Any], message: str, *args: Any, ranks: int = 4) -> None:
+    """Ranks make ``mistake``: all raise the same ValueError, in which ``message`` is found."""
+    check_errors(run_ranks(mistake, ranks, *args, expect_failure=True), message)
+
+
+def check_errors(errors: list[str], message: str, kind: str = "ValueError") -> None:
+    """All ranks raise the same error, of a kind, in which ``message`` is found."""
     for error in errors:
-        assert error.startswith("ValueError"), error
+        assert error.startswith(kind), error
         assert re.search(message, error, re.DOTALL), error
     assert len(set(errors)) == 1
+
+
+def errors_of(mistakes: Mistakes) -> dict[str, str]:
+    """What each mistake comes to on this rank, one after the other."""
+    found = {}
+    for name, (mistake, _) in mistakes.items():
+        try:
+            mistake()
+            found[name] = "nothing was raised"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers.logger import DummyExperiment, Logger
 
@@ -17,7 +16,7 @@ from lightning_hier.comm.traffic import TIERS
 from lightning_hier.parameter_server.message import TRAFFIC_NAMES
 from lightning_hier.parameter_server.refusals import Reason
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import Net, TwoOptimizers, loader, make_trainer
 from tests.trainer.metric_names import read_document
 
 SYNCHRONOUS, SERVERS = "Kinds of the synchronous strategies", "Kinds of the parameter servers"
@@ -51,29 +50,6 @@ class Keeps(Logger):
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None: ...
 
 
-class _TwoOptimizers(Net):
-    def __init__(self) -> None:
-        super().__init__(batchnorm=True)
-        self.automatic_optimization = False
-
-    def training_step(  # type: ignore[override]
-        self, batch: list[torch.Tensor], batch_idx: int
-    ) -> None:
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch))
-            optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        first, last = self.layers[0], self.layers[2]
-        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (first, last)]
-
-
-class _Adam(Net):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
-
 def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
     """Every strategy, with what makes it send every kind of message."""
     limit = timedelta(seconds=120)
@@ -83,7 +59,11 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
         (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
         (lh.ModelAveragingStrategy(block_size=2, warmup_steps=0), Net(batchnorm=True), average),
         (lh.BMUFStrategy(block_size=2, warmup_steps=1), Net(), {}),
-        (lh.BMUFAdamStrategy(block_size=2, warmup_steps=0, local_beta1="keep"), _Adam(), {}),
+        (
+            lh.BMUFAdamStrategy(block_size=2, warmup_steps=0, local_beta1="keep"),
+            Net(optimizer="Adam", lr=0.01),
+            {},
+        ),
         (lh.BMUFGTCStrategy(group_size=2, block_size=2, **gtc), Net(batchnorm=True), average),
         (
             lh.HierarchicalStrategy(
@@ -91,19 +71,19 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
                 block_sync=lh.BMUFAdam(block_size=2, local_beta1="keep"),
                 warmup_steps=0,
             ),
-            _Adam(),
+            Net(optimizer="Adam", lr=0.01),
             {},
         ),
         (
             lh.HierarchicalStrategy(
                 group_size="world", find_unused_parameters=True, warmup_steps=1
             ),
-            _TwoOptimizers(),
+            TwoOptimizers(batchnorm=True),
             {},
         ),
         (
             lh.BMUFStrategy(block_size=2, find_unused_parameters=True, warmup_steps=0),
-            _TwoOptimizers(),
+            TwoOptimizers(batchnorm=True),
             {},
         ),
         (lh.PSPStrategy(timeout=limit), Net(batchnorm=True), {"enable_checkpointing": True}),

@@ -2,162 +2,115 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import tempfile
-import time
-import warnings
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import RankOutcome, rank_outcomes
-from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
-from tests.waiting import leave_mark, wait_for_marks
+from tests.trainer.breaking import Disturbed, fitted_and_marked
+from tests.trainer.fitting import Fitted, fitted
 
 RANKS = 4
 BATCHES = 12
-LIMIT = timedelta(seconds=30)
 
 
-def _rank() -> int:
-    return int(os.environ["RANK"])
+def _fit(disturbances: dict[tuple[int, int], str], **settings: Any) -> Fitted:
+    strategy = partial(lh.PSPStrategy, **{"timeout": timedelta(seconds=30), **settings})
+    model = partial(Disturbed, disturbances, step_s=0.05)
+    looks = {"validate": 2, "num_sanity_val_steps": 0}
+    return fitted(strategy, model, BATCHES, max_epochs=2, **looks)
 
 
-class _Disturbed(Net):
-    """At given (rank, batch) places a rank dies, stands still or raises.
-
-    One that hangs goes on when the others have ended, as they mark in the folder.
-    """
-
-    def __init__(
-        self, disturbances: dict[tuple[int, int], str], folder: Path | None = None
-    ) -> None:
-        super().__init__(batchnorm=True)
-        self.disturbances, self.folder = disturbances, folder
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        disturbance = self.disturbances.get((_rank(), self.global_step))
-        if disturbance == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if disturbance == "raises":
-            raise ValueError("this rank's own mistake")
-        if disturbance == "sleeps":
-            time.sleep(1.5)
-        if disturbance == "hangs" and self.folder is not None:
-            others = {*range(self.trainer.world_size)} - {_rank()}
-            wait_for_marks(self.folder, *map(str, others))
-        # Else the live ranks would have finished before they notice.
-        time.sleep(0.05)
-        return super().training_step(batch, batch_idx)
-
-
-def _run(disturbances: dict[tuple[int, int], str], settings: dict[str, Any]) -> Any:
-    strategy = lh.PSPStrategy(**{"timeout": LIMIT, **settings})
-    model = _Disturbed(disturbances)
-    trainer = make_trainer(strategy, max_epochs=2, num_sanity_val_steps=0)
-    trainer.fit(model, loader(BATCHES), loader(2))
-    loss = float(trainer.callback_metrics["val_loss"])
-    return weights(model), trainer.global_step, loss
+def _outcomes(disturbances: dict[tuple[int, int], str], **settings: Any) -> list[RankOutcome]:
+    return rank_outcomes(_fit, RANKS, disturbances, **settings)
 
 
 def _ended_alike(outcomes: list[RankOutcome], dead: set[int]) -> None:
     living = [outcome for outcome in outcomes if outcome.rank not in dead]
     for outcome in living:
         assert outcome.error is None, f"rank {outcome.rank}: {outcome.traceback}"
-        model, steps, loss = outcome.result
-        assert steps == 2 * BATCHES
-        assert torch.isfinite(model).all()
-        assert torch.equal(model, living[0].result[0])
-        assert loss == living[0].result[2]
+        own, first = outcome.result, living[0].result
+        assert own.steps == 2 * BATCHES
+        assert own.weights.isfinite().all()
+        assert torch.equal(own.weights, first.weights)
+        assert own.logged == first.logged
+
+
+_FIRST_AND_LAST = [(0, 0), (3, BATCHES - 1)]
+_PLACES = [(rank, step) for rank in (0, 1, 3) for step in (0, 5, BATCHES - 1)]
 
 
 @pytest.mark.parametrize(
     ("rank", "step"),
     [
-        *[(0, 0), (3, BATCHES - 1)],
-        *[
-            pytest.param(rank, step, marks=pytest.mark.slow)
-            for rank, step in [
-                (0, 5),
-                (0, BATCHES - 1),
-                (1, 0),
-                (1, 5),
-                (1, BATCHES - 1),
-                (3, 0),
-                (3, 5),
-            ]
-        ],
+        pytest.param(*place, marks=[] if place in _FIRST_AND_LAST else pytest.mark.slow)
+        for place in _PLACES
     ],
 )
 def test_rank_that_is_killed_is_done_without(rank: int, step: int) -> None:
-    where = {(rank, step): "dies"}
-    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2})
+    """The next one serves its shard."""
+    outcomes = _outcomes({(rank, step): "dies"}, min_pushes=2)
     _ended_alike(outcomes, {rank})
+    takers = [own.rank for own in outcomes if own.result and _takeovers(own.result)]
+    assert takers == [(rank + 1) % RANKS]
 
 
-@pytest.mark.slow
+def _takeovers(own: Fitted) -> float:
+    return own.metrics["hier/psp/takeovers"]
+
+
 def test_rank_that_takes_over_may_die_too() -> None:
-    where = {(1, 3): "dies", (2, 14): "dies"}
-    outcomes = rank_outcomes(_run, RANKS, where, {"min_pushes": 2})
-    _ended_alike(outcomes, {1, 2})
+    _ended_alike(_outcomes({(1, 3): "dies", (2, 14): "dies"}, min_pushes=2), {1, 2})
 
 
 def test_rank_that_raises_is_done_without() -> None:
-    outcomes = rank_outcomes(_run, RANKS, {(2, 4): "raises"}, {"min_pushes": 3})
+    outcomes = _outcomes({(2, 4): "raises"}, min_pushes=3)
     assert outcomes[2].error == "ValueError: this rank's own mistake"
     _ended_alike(outcomes, {2})
 
 
-@pytest.mark.parametrize("settings", [{"min_pushes": 3}, {"min_pushes": 3, "min_pulled": 0.75}])
-def test_rank_that_sleeps_comes_back(settings: dict[str, Any]) -> None:
-    outcomes = rank_outcomes(_run, RANKS, {(3, 4): "sleeps"}, settings)
-    _ended_alike(outcomes, set())
+@pytest.mark.parametrize("min_pulled", [1.0, 0.75])
+def test_rank_that_sleeps_comes_back(min_pulled: float) -> None:
+    _ended_alike(_outcomes({(3, 4): "sleeps"}, min_pushes=3, min_pulled=min_pulled), set())
 
 
 def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
-    outcomes = rank_outcomes(_run, RANKS, {(1, 4): "dies"}, {"min_pushes": "all"})
-    for outcome in outcomes:
-        if outcome.rank != 1:
-            assert outcome.error is not None
-            assert "rank 1" in outcome.error
-            assert "min_pushes='all' needs 4 of 4 workers, and 3 are left" in outcome.error
-            assert "set min_pushes to the workers that may be left" in outcome.error
+    outcomes = _outcomes({(1, 4): "dies"}, min_pushes="all")
+    for outcome in outcomes[:1] + outcomes[2:]:
+        assert outcome.error is not None and outcome.error.startswith("QuorumError: ")
+        assert "rank 1" in outcome.error
+        assert "min_pushes='all' needs 4 of 4 workers, and 3 are left" in outcome.error
+        assert "set min_pushes to the workers that may be left" in outcome.error
 
 
 def test_what_the_docs_say_to_set_costs_nothing_while_all_are_there() -> None:
     """Servers then wait for all: the run is that of the default."""
-    settings = {"min_pushes": 3, "push_timeout_s": 20.0}
-    default = rank_outcomes(_run, RANKS, {}, {})
-    for one, other in zip(default, rank_outcomes(_run, RANKS, {}, settings), strict=True):
-        assert torch.equal(one.result[0], other.result[0])
-
-
-def _warned_at_the_end(dead: int) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        _run({(dead, 3): "dies"}, {"min_pushes": 1})
-    return [str(each.message) for each in caught]
+    default, advised = _outcomes({}), _outcomes({}, min_pushes=3, push_timeout_s=20.0)
+    for one, other in zip(default, advised, strict=True):
+        assert torch.equal(one.result.weights, other.result.weights)
 
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_end_after_the_loss_of_a_host_says_what_torchrun_waits_for(dead: int) -> None:
-    survivor = rank_outcomes(_warned_at_the_end, 2, dead, ranks_per_node=1)[1 - dead]
+    outcomes = rank_outcomes(_fit, 2, {(dead, 3): "dies"}, min_pushes=1, ranks_per_node=1)
+    survivor = outcomes[1 - dead]
     assert survivor.error is None, survivor.traceback
-    assert any(f"rank {dead} is lost" in text for text in survivor.result)
-    [warning] = [text for text in survivor.result if "torchrun" in text]
+    assert any(f"rank {dead} is lost" in text for text in survivor.result.warned)
+    [warning] = [text for text in survivor.result.warned if "torchrun" in text]
     assert "waits 300 s for its agents on the hosts that were lost" in warning
     assert "SIGKILL" in warning
 
 
 def _die_together(folder: Path) -> None:
     tempfile.tempdir = str(folder)
-    _run({(rank, 3): "dies" for rank in range(2)}, {"min_pushes": 1})
+    _fit({(rank, 3): "dies" for rank in range(2)}, min_pushes=1)
 
 
 def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_path: Path) -> None:
@@ -166,19 +119,10 @@ def test_nothing_stays_in_the_temporary_folder_when_all_ranks_are_killed(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def _run_and_tell(folder: Path) -> None:
-    # Ranks of a busy machine come to their first meeting seconds apart.
-    strategy = lh.PSPStrategy(timeout=timedelta(seconds=5))
-    try:
-        fit(strategy, BATCHES, _Disturbed({(2, 3): "hangs"}, folder))
-    finally:
-        leave_mark(folder, str(_rank()))
-
-
 def test_late_rank_that_nobody_can_do_without_is_named_at_the_limit(tmp_path: Path) -> None:
-    outcomes = rank_outcomes(_run_and_tell, 3, tmp_path)
-    for rank in (0, 1):
-        error = outcomes[rank].error
-        assert error is not None
-        assert error.startswith("PeerError")
-        assert "rank 2" in error
+    # Ranks of a busy machine come to their first collective seconds apart.
+    strategy = partial(lh.PSPStrategy, timeout=timedelta(seconds=5))
+    model = partial(Disturbed, {(2, 3): "hangs"}, tmp_path, step_s=0.05)
+    for outcome in rank_outcomes(fitted_and_marked, 3, tmp_path, strategy, model, BATCHES)[:2]:
+        assert outcome.error is not None and outcome.error.startswith("PeerError")
+        assert "rank 2" in outcome.error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,46 +14,23 @@ from lightning.pytorch.callbacks import LearningRateFinder
 import lightning_hier as lh
 from lightning_hier.strategies.optimizer_checks import Place, check_order
 from tests.ranks import rank_outcomes, run_ranks
-from tests.trainer.fitting import Net, fit, loader, make_trainer
-from tests.trainer.mistakes import check_mistake
+from tests.trainer.fitting import Net, Untrained, fit, loader, make_trainer, this_rank
+from tests.trainer.mistakes import Mistakes, check_errors, errors_of
 
 
-def _rank() -> int:
-    return int(os.environ["RANK"])
+def _fit(strategy: Any, model: Any = None, **settings: Any) -> None:
+    fit(strategy, 6, model or Untrained(), **settings)
 
 
-class _Untrained(Net):
-    """Fails if it is asked to train."""
+class _Makes(Untrained):
+    """Has the optimizers that a function makes."""
 
-    def __init__(self, optimizers: Callable[[Net], Any] | None = None) -> None:
-        super().__init__()
+    def __init__(self, optimizers: Callable[[Net], Any], **settings: Any) -> None:
+        super().__init__(**settings)
         self.make = optimizers
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        raise AssertionError("training has begun")
-
     def configure_optimizers(self) -> Any:
-        return self.make(self) if self.make else super().configure_optimizers()
-
-
-def _too_many_pushes() -> None:
-    fit(lh.PSPStrategy(min_pushes=5), model=_Untrained())
-
-
-def _settings_differ() -> None:
-    fit(lh.PSPStrategy(min_pulled=0.5 if _rank() else 1.0), model=_Untrained())
-
-
-def _strategies_differ() -> None:
-    fit("psp" if _rank() else "two_stage_asgd", model=_Untrained())
-
-
-def _group_size() -> None:
-    fit(lh.TwoStageASGDStrategy(group_size=3), model=_Untrained())
-
-
-def _lbfgs() -> None:
-    fit("psp", model=_Untrained(lambda net: torch.optim.LBFGS(net.parameters())))
+        return self.make(self)
 
 
 def _shared_parameters() -> None:
@@ -62,48 +38,68 @@ def _shared_parameters() -> None:
         one, other = list(net.parameters()), list(net.layers[2].parameters())
         return torch.optim.SGD(one, lr=0.1), torch.optim.SGD(other, lr=0.1)
 
-    model = _Untrained(both)
-    model.automatic_optimization = False
-    fit("psp", model=model)
-
-
-def _sync_batchnorm() -> None:
-    fit("two_stage_asgd", model=_Untrained(), sync_batchnorm=True)
-
-
-def _learning_rate_finder() -> None:
-    fit("psp", model=_Untrained(), callbacks=[LearningRateFinder()])
-
-
-def _optimizers_differ() -> None:
-    kind = torch.optim.Adam if _rank() == 1 else torch.optim.SGD
-    fit("psp", model=_Untrained(lambda net: kind(net.parameters(), lr=0.1)))
+    _fit("psp", _Makes(both, by_hand=True))
 
 
 def _batches_differ() -> None:
     trainer = make_trainer("psp", use_distributed_sampler=False)
-    trainer.fit(_Untrained(), loader(3 if _rank() == 1 else 5))
+    trainer.fit(Untrained(), loader(3 if this_rank() == 1 else 5))
 
 
-CASES: list[tuple[Callable[[], None], str]] = [
-    (_too_many_pushes, r"min_pushes is 5, but there are only 4 workers"),
-    (_settings_differ, r"min_pulled: 1.0 on rank 0; 0.5 .*1, 2, 3"),
-    (_strategies_differ, r'"TwoStageASGDStrategy" on rank 0; "PSPStrategy" on ranks 1, 2, 3'),
-    (_group_size, r"group_size=3 with 4 ranks; sizes that do: 1, 2, 4"),
-    (_lbfgs, r"LBFGS calls its closure several times"),
-    (_shared_parameters, r"two optimizers share a parameter"),
-    (_sync_batchnorm, r"sync_batchnorm=True can't be combined with parameter servers"),
-    (_learning_rate_finder, r"LearningRateFinder can't be .*Tuner\(trainer\).lr_find"),
-    (_optimizers_differ, r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1'),
-    (_batches_differ, r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1"),
-]
+MISTAKES: Mistakes = {
+    "too_many_pushes": (
+        lambda: _fit(lh.PSPStrategy(min_pushes=5)),
+        r"min_pushes is 5, but there are only 4 workers",
+    ),
+    "settings_differ": (
+        lambda: _fit(lh.PSPStrategy(min_pulled=0.5 if this_rank() else 1.0)),
+        r"min_pulled: 1.0 on rank 0; 0.5 .*1, 2, 3",
+    ),
+    "strategies_differ": (
+        lambda: _fit("psp" if this_rank() else "two_stage_asgd"),
+        r'"TwoStageASGDStrategy" on rank 0; "PSPStrategy" on ranks 1, 2, 3',
+    ),
+    "group_size": (
+        lambda: _fit(lh.TwoStageASGDStrategy(group_size=3)),
+        r"group_size=3 with 4 ranks; sizes that do: 1, 2, 4",
+    ),
+    "lbfgs": (
+        lambda: _fit("psp", Untrained(optimizer="LBFGS", max_iter=2)),
+        r"LBFGS calls its closure several times",
+    ),
+    "shared_parameters": (_shared_parameters, r"two optimizers share a parameter"),
+    "sync_batchnorm": (
+        lambda: _fit("two_stage_asgd", sync_batchnorm=True),
+        r"sync_batchnorm=True can't be combined with parameter servers",
+    ),
+    "learning_rate_finder": (
+        lambda: _fit("psp", callbacks=[LearningRateFinder()]),
+        r"LearningRateFinder can't be .*Tuner\(trainer\).lr_find",
+    ),
+    "optimizers_differ": (
+        lambda: _fit("psp", Untrained(optimizer="Adam" if this_rank() == 1 else "SGD")),
+        r'optimizers: \["SGD"\] on ranks 0, 2, 3; \["Adam"\] on rank 1',
+    ),
+    "batches_differ": (
+        _batches_differ,
+        r"numbers of training batches: 20 on ranks 0, 2, 3; 12 on rank 1",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("mistake", "message"), CASES, ids=[case[0].__name__.strip("_") for case in CASES]
-)
-def test_one_clear_error_on_every_rank(mistake: Callable[[], None], message: str) -> None:
-    check_mistake(mistake, message)
+def _make_all() -> dict[str, str]:
+    return errors_of(MISTAKES)
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, str]]:
+    """What each rank raises, by mistake; all are made in the same processes."""
+    return run_ranks(_make_all, 4)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_one_clear_error_on_every_rank(name: str, errors: list[dict[str, str]]) -> None:
+    check_errors([own[name] for own in errors], MISTAKES[name][1])
 
 
 def _one_order(strategy: str) -> str:
@@ -111,12 +107,12 @@ def _one_order(strategy: str) -> str:
 
     def in_order_of_rank(net: Net) -> torch.optim.Optimizer:
         halves = [net.layers[0].weight, net.layers[0].bias], [*net.layers[2].parameters()]
-        if _rank() == 1:
+        if this_rank() == 1:
             halves[0].reverse()
         return torch.optim.SGD([{"params": own} for own in halves], lr=0.1)
 
     with pytest.raises(ValueError) as caught:
-        fit(strategy, model=_Untrained(in_order_of_rank))
+        _fit(strategy, _Makes(in_order_of_rank))
     return str(caught.value)
 
 

@@ -1,59 +1,18 @@
-"""Which steps synchronise what: hooks on the CPU, exact step numbers, untouched optimizers."""
+"""What a step calls and what it leaves alone. Which steps synchronise: tests/equivalence."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import BMUF, Net, fit
 
 
-def _seen(strategy_arguments: dict[str, Any], batches: int, **settings: Any) -> list[Tensor]:
-    model = Net()
-    strategy = lh.HierarchicalStrategy(**{"warmup_steps": 0, **strategy_arguments})
-    fit(strategy, batches, model, **settings)
-    return model.seen
-
-
-def _steps_with_equal_models(seen_by_rank: list[list[Tensor]]) -> list[int]:
-    """Numbers, from 1, of the steps after which all ranks hold the same weights."""
-    return [
-        step + 1
-        for step, models in enumerate(zip(*seen_by_rank, strict=True))
-        if all(torch.equal(model, models[0]) for model in models)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("block_size", "warmup_steps", "equal"),
-    [(3, 0, [3, 6]), (3, 2, [1, 2, 5, 8]), (1, 0, list(range(1, 9))), (50, 0, [])],
-)
-def test_models_meet_after_exactly_these_steps(
-    block_size: int, warmup_steps: int, equal: list[int]
-) -> None:
-    arguments = {
-        "group_size": 1,
-        "block_sync": lh.BMUF(block_size=block_size),
-        "warmup_steps": warmup_steps,
-    }
-    assert _steps_with_equal_models(run_ranks(_seen, 2, arguments, 8)) == equal
-
-
-def test_accumulated_batches_are_one_step() -> None:
-    arguments = {"group_size": 1, "block_sync": lh.ModelAveraging(block_size=2)}
-    seen = run_ranks(_seen, 2, arguments, 9, accumulate_grad_batches=2)
-    # Steps after batches 2, 4, 6, 8 and, the epoch ending, 9; models meet after the 2nd and 4th.
-    # The first batch of all leaves the weights as they were, the same on every rank.
-    assert _steps_with_equal_models(seen) == [1, 4, 5, 8]
-
-
-def _gtc_on_cpu(accumulate: int) -> tuple[int, int, int, float]:
-    """Calls and bytes of the gradients' tier."""
+def _gtc_on_cpu(accumulate: int) -> tuple[int, int, float, float]:
+    """Steps; calls and bytes of the gradients' tier."""
     strategy = lh.GTCStrategy(dense_below=20, density=0.1, warmup_steps=0)
     trainer = fit(strategy, 6, accumulate_grad_batches=accumulate)
     counts = strategy.traffic.of("group", "gradient_counts")
@@ -82,7 +41,7 @@ class _Scheduled(Net):
 def _optimizer_is_the_users() -> None:
     model = _Scheduled()
     places = [p.data_ptr() for p in model.parameters()]
-    trainer = fit(lh.BMUFStrategy(block_size=2, warmup_steps=0), 5, model)
+    trainer = fit(BMUF(block_size=2), 5, model)
     (optimizer,) = trainer.optimizers
     assert type(optimizer) is torch.optim.SGD
     (schedule,) = trainer.lr_scheduler_configs
@@ -98,37 +57,3 @@ def _optimizer_is_the_users() -> None:
 
 def test_optimizer_is_not_wrapped_and_parameters_keep_their_storage() -> None:
     run_ranks(_optimizer_is_the_users, 2)
-
-
-class _TwoOptimizers(Net):
-    """Steps the second optimizer every third batch alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        first, second = self.optimizers()
-        first.zero_grad()
-        second.zero_grad()
-        self.manual_backward(self.loss(batch))
-        first.step()
-        if batch_idx % 3 == 2:
-            second.step()
-
-    def configure_optimizers(self) -> Any:
-        parts = (self.layers[0], self.layers[2])
-        return [torch.optim.SGD(part.parameters(), lr=0.05) for part in parts]
-
-
-def _two_optimizers() -> tuple[list[Tensor], list[Tensor]]:
-    model = _TwoOptimizers()
-    fit(lh.ModelAveragingStrategy(block_size=4, warmup_steps=0), 14, model)
-    first = model.layers[0].weight.numel() + model.layers[0].bias.numel()
-    return [w[:first] for w in model.seen], [w[first:] for w in model.seen]
-
-
-def test_every_optimizer_counts_its_own_steps() -> None:
-    results = run_ranks(_two_optimizers, 2)
-    assert _steps_with_equal_models([r[0] for r in results]) == [4, 8, 12]
-    assert _steps_with_equal_models([r[1] for r in results]) == [1, 2, 12, 13, 14]

@@ -1,0 +1,28 @@
+"""Settings of a Trainer: a logger whose rows are read back, and scaled half precision."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
+
+
+def logging_to(folder: Path, every: int = 2) -> dict[str, Any]:
+    """Settings of a Trainer that logs there."""
+    return {"logger": CSVLogger(folder, name="run", version=0), "log_every_n_steps": every}
+
+
+def logged_rows(folder: Path, column: str) -> list[dict[str, str]]:
+    """What has been logged there; rows with something in a column."""
+    with (folder / "run" / "version_0" / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row.get(column)]
+
+
+def scaled(growth_interval: int = 1000) -> dict[str, Any]:
+    """Settings of a Trainer that scales losses for half precision, by 1024 at first."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=growth_interval)
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=scaler)]}
