@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def _is_command() -> bool:
-    """Whether this process is `lightning-hier`, which imports torch where a command needs it."""
+    """Whether this process is `lightning-hier`, which imports torch only if a command needs it."""
     started = sys.orig_argv
     module = started[started.index("-m") + 1] if "-m" in started[:-1] else ""
     return module.split(".")[0] == __name__ or Path(sys.argv[0]).name == "lightning-hier"
@@ -22,5 +22,5 @@ if TYPE_CHECKING or not _is_command():
 else:
 
     def __getattr__(name: str) -> Any:
-        """Import the public names when one of them is asked for."""
+        """Import the public names at the first access."""
         return getattr(import_module("lightning_hier.public"), name)

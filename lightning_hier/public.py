@@ -1,4 +1,4 @@
-"""The public names of the package; importing them registers the strategies' names."""
+"""The public names of the package. Importing this module registers the strategy names."""
 
 from lightning_hier.comm.blocks.agreed_parameters import OutOfStepError
 from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging

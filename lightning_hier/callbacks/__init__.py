@@ -1,1 +1,1 @@
-"""Callbacks: what the strategies count, in the Trainer's loggers."""
+"""Callbacks that log the metrics of strategies and show progress."""

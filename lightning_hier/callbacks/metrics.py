@@ -1,4 +1,4 @@
-"""Logs what a strategy counts to whatever loggers the Trainer has."""
+"""Logs the metrics of a strategy to all loggers of the Trainer."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback
 
-# Beside what a logger writes into its folder: what the strategy was and how it was set.
+# File in the directory of a logger with the name and the settings of the strategy.
 SETTINGS_FILE = "lightning_hier.json"
 
 
 class Counted(Protocol):
-    """Anything that counts, and can say what it is."""
+    """A source of metrics, usually a strategy."""
 
     def metrics(self) -> dict[str, float]:
-        """Values by name; no communication."""
+        """Values by name. Does not communicate."""
 
     def describe(self) -> dict[str, Any]:
-        """Settings by name, as JSON can say them; no communication."""
+        """Settings by name, as a JSON object. Does not communicate."""
 
 
 class HierarchyMetrics(Callback):
-    """Writes the values of rank 0 every ``log_every_n_steps`` and at the end of training.
+    """Logs the values of rank 0 every ``log_every_n_steps`` steps and at the end of training.
 
-    With them go the seconds since training began in this process, ``hier/elapsed_seconds``. Into
-    the folders of loggers that have one goes, once, what the strategy was: ``lightning_hier.json``.
+    It adds ``hier/elapsed_seconds``, the time since training started in this process. It writes the
+    settings of the strategy once to ``lightning_hier.json`` in the directory of each logger.
     """
 
     def __init__(self, source: Counted) -> None:
-        """Log what ``source`` counts."""
+        """Log the metrics of ``source``."""
         self._source = source
         self._begun_s = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock, and write down what trains."""
+        """Start the clock, and write the settings."""
         self._begun_s = time.perf_counter()
         if trainer.is_global_zero:
             for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
@@ -63,7 +63,8 @@ class HierarchyMetrics(Callback):
     def _log(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero and trainer.loggers:
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
-            metrics = self._source.metrics()  # once: reading the density starts it anew
+            # Once for all loggers, because reading the density resets it.
+            metrics = self._source.metrics()
             metrics["hier/elapsed_seconds"] = time.perf_counter() - self._begun_s
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)

@@ -1,4 +1,4 @@
-"""Block, share of communication and MB/s in the Trainer's progress bar."""
+"""Current block, share of waiting time and MB/s in the Trainer's progress bar."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import lightning.pytorch as pl
 from lightning_hier.comm.traffic import TIERS, Traffic
 from lightning_hier.comm.worker import Worker
 
-# Bars may be drawn at every batch; figures over a shorter time than this would only flicker.
+# A bar may be drawn at every batch. Values over a shorter time would change too quickly to read.
 _SHORTEST_SPAN_S = 1.0
 
 
 class Rates:
-    """What a rank has done about communication lately; read when a bar is drawn.
+    """Recent communication of a rank, computed when a progress bar is drawn.
 
-    Nothing is added to a step: :class:`Traffic` counts anyway.
+    Steps are not slowed down, because :class:`Traffic` counts in any case.
 
     Args:
-        traffic: of this rank.
-        clock: seconds.
+        traffic: traffic of this rank.
+        clock: function that returns seconds.
 
     """
 
@@ -33,11 +33,11 @@ class Rates:
         self._shown: dict[str, str] = {}
 
     def read(self) -> dict[str, str]:
-        """Figures by name, over the time since they last changed, which is at least a second.
+        """Values by name, over the time since they last changed, which is at least one second.
 
-        ``comm`` is the share of that time in which training stood still for other ranks
-        (``hier/waited_seconds``). Communication that went on beside computation is not in it.
-        ``MB/s`` are payload bytes of both tiers (10^6 a second) that this rank has sent.
+        ``comm`` is the fraction of this time in which training waited for other ranks
+        (``hier/waited_seconds``). It does not include overlapped communication. ``MB/s`` are the
+        payload bytes of both tiers that this rank has sent, in 10^6 bytes per second.
         """
         now_s, nbytes, waited_s = self._totals()
         span_s = now_s - self._at_s
@@ -55,11 +55,11 @@ class Rates:
 
 
 def place_in_block(worker: Worker, block_size: int | None, warmup_steps: int) -> str:
-    """Number of the block under way and the steps made in it, such as ``12 7/50``.
+    """Number of the current block and of the steps in it, for example ``12 7/50``.
 
     Args:
-        worker: of this rank. With several optimizers each has its own place.
-        block_size: steps of a block; None: there are no blocks.
+        worker: worker of this rank. With several optimizers, each has its own block.
+        block_size: steps of a block. None: there are no blocks.
         warmup_steps: steps before the first block.
 
     """
@@ -75,18 +75,18 @@ def place_in_block(worker: Worker, block_size: int | None, warmup_steps: int) ->
 def show_in_progress_bar(
     trainer: pl.Trainer, traffic: Traffic, block: Callable[[], str] = lambda: ""
 ) -> Callable[[], None]:
-    """Add our figures to what the Trainer's progress bar shows while it fits.
+    """Add the values of :class:`Rates` to the Trainer's progress bar during ``fit``.
 
-    They come behind the user's own, which win where names are equal, and reach no logger. Does
-    nothing where there is no bar.
+    They follow the user's metrics, which take precedence if names are equal, and are not logged.
+    Without a progress bar, nothing is changed.
 
     Args:
-        trainer: about to fit.
-        traffic: of this rank.
-        block: place in the block, or an empty text.
+        trainer: Trainer that is about to fit.
+        traffic: traffic of this rank.
+        block: returns the position in the block, or an empty text.
 
     Returns:
-        What takes them away again.
+        A function that removes the values.
 
     """
     bar = trainer.progress_bar_callback

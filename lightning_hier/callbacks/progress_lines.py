@@ -1,4 +1,4 @@
-"""Progress as lines, for output into a file or a pipe, where a bar is thousands of them or none."""
+"""Progress as lines of text, for output to a file or a pipe."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from lightning.pytorch.callbacks import ProgressBar
 class ProgressLines(ProgressBar):
     """Writes a line at the start and at the end of a run, and at most every few seconds between.
 
-    A line has the epoch, the batch, and what a progress bar would show. Only global rank 0 writes.
+    A line contains the epoch, the batch, and the values of a progress bar. Only global rank 0
+    writes.
 
     Args:
-        every_s: least seconds between two lines of one run.
-        write: takes a line.
-        clock: seconds.
+        every_s: minimum number of seconds between two lines.
+        write: function that writes a line.
+        clock: function that returns seconds.
 
     Raises:
         ValueError: ``every_s`` is negative.
@@ -41,26 +42,26 @@ class ProgressLines(ProgressBar):
         self._epoch_batches = float("inf")
 
     def disable(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._is_enabled = False
 
     def enable(self) -> None:
-        """Write again."""
+        """Resume writing."""
         self._is_enabled = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Leave writing to global rank 0."""
+        """Disable writing on all ranks except global rank 0."""
         super().setup(trainer, pl_module, stage)
         if not trainer.is_global_zero:
             self.disable()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say that training begins."""
+        """Write that training starts."""
         self._say(f"{self.train_description}: {self.total_train_batches} batches in an epoch")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the number of batches."""
-        # Under max_steps Lightning's number is that of the steps left, which falls at every step.
+        """Store the number of batches."""
+        # With max_steps, Lightning's total is the number of remaining steps, which decreases.
         self._epoch_batches = self.total_train_batches
 
     def on_train_batch_end(
@@ -75,7 +76,7 @@ class ProgressLines(ProgressBar):
         self._say_if_due(f"{self._epoch()}, {_batch(batch_idx, self._epoch_batches)}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write a line, if it is time: now the values of the whole epoch are known."""
+        """Write a line, if it is time. Values of the whole epoch are available now."""
         self._say_if_due(f"{self._epoch()} done")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,7 +84,7 @@ class ProgressLines(ProgressBar):
         self._say(f"{self.train_description}: {trainer.global_step} steps done{self._values()}")
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say that the test begins."""
+        """Write that the test starts."""
         self._say(self.test_description)
 
     def on_validation_batch_end(
@@ -123,7 +124,9 @@ class ProgressLines(ProgressBar):
         self._evaluated("predict", self.predict_description, batch_idx, dataloader_idx)
 
     def _evaluated(self, kind: str, description: str, batch_idx: int, dataloader_idx: int) -> None:
-        self.has_dataloader_changed(dataloader_idx)  # the total is that of the one that is noted
+        self.has_dataloader_changed(
+            dataloader_idx
+        )  # updates the data loader to which the total below belongs
         total = getattr(self, f"total_{kind}_batches_current_dataloader")
         self._say_if_due(f"{description}: {_batch(batch_idx, total)}")
 
@@ -133,7 +136,7 @@ class ProgressLines(ProgressBar):
         return f"Epoch {trainer.current_epoch + 1}{most}"
 
     def _values(self) -> str:
-        """What a bar would show, but for the version of the run."""
+        """Values of a progress bar, without the version of the run."""
         shown = self.get_metrics(self.trainer, self.trainer.lightning_module)
         values = {name: value for name, value in shown.items() if name != "v_num"}
         return "".join(
@@ -152,7 +155,7 @@ class ProgressLines(ProgressBar):
 
 
 def _batch(batch_idx: int, total: float) -> str:
-    # A total that counts steps is too small where several batches make one.
+    # A total in steps is too small if a step accumulates several batches.
     is_known = batch_idx < total < float("inf")
     share = f" of {total} ({(batch_idx + 1) / total:.0%})" if is_known else ""
     return f"batch {batch_idx + 1}{share}"

@@ -1,4 +1,4 @@
-"""Arranges what is logged in TensorBoard's tab "Custom Scalars", tier by tier."""
+"""Layout of the metrics by tier in TensorBoard's tab "Custom Scalars"."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
-# Charts by title, each with the tags that it draws, as regular expressions: kinds of messages
-# appear when the first one is sent, and with several optimizers their number is in the name.
+# Charts by title, with their tags as regular expressions, because kinds of messages appear with the
+# first message, and with several optimizers their index is part of the name.
 Charts = dict[str, str]
 
 _ONE_OPTIMIZER = r"(\d+/)?"
@@ -38,25 +38,25 @@ _TIERS: dict[str, Charts] = {
 _FAMILIES: dict[str, dict[str, Charts]] = {
     "gtc": {
         "GTC": {
-            "density (share of the elements that is sent)": "hier/gtc/density",
+            "density (fraction of elements sent)": "hier/gtc/density",
             "norm of the residuals": "hier/gtc/residual_norm",
         },
     },
     "block": {
         "Block": {
             "norm of the global update": rf"hier/block/{_ONE_OPTIMIZER}update_norm",
-            "distance of the groups' models": rf"hier/block/{_ONE_OPTIMIZER}model_distance",
-            "blocks, and groups left out": rf"hier/block/{_ONE_OPTIMIZER}(blocks|excluded)",
+            "distance between the groups' models": rf"hier/block/{_ONE_OPTIMIZER}model_distance",
+            "blocks and excluded groups": rf"hier/block/{_ONE_OPTIMIZER}(blocks|excluded)",
         },
     },
     "psp": {
         "Servers (PSP)": {
             "staleness of gradients": "hier/psp/staleness",
             "gradients of an update": "hier/psp/gradients_per_round",
-            "updates of this rank's block": "hier/psp/rounds",
+            "updates of this rank's shard": "hier/psp/rounds",
             "late, dropped, unsent, not finite": "hier/psp/(late|dropped|unsent|nonfinite)",
-            "blocks taken over": "hier/psp/takeovers",
-            "seconds waited for blocks": "hier/psp/waiting_seconds",
+            "shards taken over": "hier/psp/takeovers",
+            "seconds waited for shards": "hier/psp/waiting_seconds",
             "refused messages": r"hier/refused/.+",
         },
     },
@@ -72,10 +72,10 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
 
 
 def layout(families: Collection[str]) -> dict[str, Any]:
-    """The layout as ``SummaryWriter.add_custom_scalars`` takes it.
+    """The layout for ``SummaryWriter.add_custom_scalars``.
 
     Args:
-        families: what there is besides the tiers, of ``gtc``, ``block``, ``psp``, ``two_stage``.
+        families: groups of metrics besides the tiers: ``gtc``, ``block``, ``psp``, ``two_stage``.
 
     """
     groups = dict(_TIERS)
@@ -91,12 +91,12 @@ class TensorBoardLayout(Callback):
     """Writes the layout once to every TensorBoardLogger of a Trainer, on the rank that logs."""
 
     def __init__(self, families: Collection[str]) -> None:
-        """Arrange what ``families`` log; see :func:`layout`."""
+        """Use the layout of ``families``; see :func:`layout`."""
         self._layout = layout(families)
         self._written: list[TensorBoardLogger] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write where it has not been written in this process."""
+        """Write the layout to loggers that have not received it in this process."""
         if not trainer.is_global_zero:
             return
         for logger in trainer.loggers:

@@ -1,8 +1,8 @@
-"""The commands of `lightning-hier`: their names, a line about each, and the module that runs it.
+"""The commands of `lightning-hier`: name, summary and module of each.
 
-A module is imported when its command is asked for, and offers ``run(args: list[str]) -> None``,
-which gets the arguments behind the command's name. That of a command that trains gets the name too,
-since one module runs four of them, and decides by itself which errors are the user's.
+The module of a command is imported when the command is called. It has a function
+``run(args: list[str]) -> None``, which receives the arguments after the name of the command.
+Commands that train share one module, which also receives the name and handles errors itself.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PROGRAM = "lightning-hier"
-# What brings the packages that some commands need besides.
+# How to install the packages that only some commands need.
 INSTALL = "pip install '.[cli]' in the folder of lightning_hier"
 
 
 class Command(NamedTuple):
-    """What is known of a command before it runs."""
+    """A command: its module, its summary, and whether it trains."""
 
     module: str
     summary: str
@@ -27,8 +27,8 @@ COMMANDS: dict[str, Command] = {
     "validate": Command("training", "score a model on validation data", trains=True),
     "test": Command("training", "score a model on test data", trains=True),
     "predict": Command("training", "make predictions with a model", trains=True),
-    "measure": Command("measure", "time links and a module's step, for plan"),
+    "measure": Command("measure", "measure links and a step of a module, for plan"),
     "plan": Command("plan", "predict the cost of each strategy, and recommend one"),
-    "report": Command("report", "make a page that sets runs side by side"),
-    "completion": Command("completion", "print a script that completes in bash or zsh"),
+    "report": Command("report", "create a page that compares runs"),
+    "completion": Command("completion", "print a completion script for bash or zsh"),
 }

@@ -1,7 +1,7 @@
-"""`lightning-hier completion bash|zsh`: a script by which a shell completes the command line.
+"""`lightning-hier completion bash|zsh`: prints a completion script for a shell.
 
-The options are written into the script: a shell that asked Python for them would wait at every key
-until torch has been imported.
+The script contains the options. A script that called Python would have to wait for the import of
+torch at every key press.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SHELLS = ("bash", "zsh")
 _USAGE = f"""\
 usage: {PROGRAM} completion {"|".join(SHELLS)}
 
-Print a script that completes commands, options and strategies. It takes effect by one line:
+Print a script that completes commands, options and strategies. To enable it, run:
 
   bash  {PROGRAM} completion bash >> ~/.bashrc
   zsh   {PROGRAM} completion zsh >> ~/.zshrc
 """
-# Bash splits a word at "=" and zsh does not: the option is the word before, or the first half.
+# Bash splits words at "=", zsh does not: the option is the previous word, or the part before "=".
 _SCRIPT = """\
 _lightning_hier() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" option="${{COMP_WORDS[COMP_CWORD-1]}}"
@@ -58,7 +58,7 @@ def run(args: list[str]) -> None:
     """Print the script for a shell.
 
     Raises:
-        ValueError: an unknown shell.
+        ValueError: the shell is unknown.
     """
     if not args or {"-h", "--help"} & set(args):
         print(_USAGE, end="")
@@ -69,7 +69,7 @@ def run(args: list[str]) -> None:
 
 
 def script(shell: str) -> str:
-    """What bash or zsh is to read."""
+    """The completion script for a shell."""
     return _BEFORE[shell] + _SCRIPT.format(
         program=PROGRAM,
         commands=" ".join(COMMANDS),
@@ -81,7 +81,7 @@ def script(shell: str) -> str:
 
 
 def _options() -> Iterator[str]:
-    """Options of the commands that train; those of a user's model and data are not known."""
+    """Options of the commands that train, without those of the user's model and data."""
     yield from ("--help", "--help_all", "--config", "--print_config", "--seed_everything")
     yield from ("--model", "--data", "--ckpt_path")
     yield from (f"--trainer.{name}" for name in _arguments(Trainer))

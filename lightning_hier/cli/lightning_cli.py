@@ -1,4 +1,4 @@
-"""LightningCLI, with short errors, that trains when told to and knows whether it has begun."""
+"""LightningCLI with short errors, which separates construction from training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lightning_hier.cli.strategy_names import class_path_of
 
 
 class TrainingCLI(LightningCLI):
-    """Any model, any data, any strategy, named in YAML or by options.
+    """LightningCLI for any model, data and strategy, given in YAML or by options.
 
-    Everything is made in the constructor; :meth:`run` trains.
+    The constructor creates all objects, and :meth:`run` trains.
 
     Args:
-        args: the command and its arguments.
+        args: command and its arguments.
 
     Attributes:
-        has_begun: whether a batch has been taken.
+        has_begun: whether the first batch has been processed.
     """
 
     def __init__(self, args: list[str]) -> None:
@@ -38,9 +38,9 @@ class TrainingCLI(LightningCLI):
         super().__init__(
             parser_class=ShortErrorParser,
             parser_kwargs={"prog": PROGRAM},
-            # Ranks write one folder; a second run of the same command replaces the copy there.
+            # All ranks use one directory. A second run of the command replaces the config there.
             save_config_kwargs={"overwrite": True},
-            # The same on all ranks: a seed that each draws by itself would not be.
+            # A fixed default, because ranks that draw a seed would draw different ones.
             seed_everything_default=0,
             trainer_defaults={"callbacks": [self._first_batch]},
             args=args,
@@ -48,19 +48,19 @@ class TrainingCLI(LightningCLI):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a batch has been taken."""
+        """Whether the first batch has been processed."""
         return self._first_batch.has_begun
 
     def run(self) -> None:
-        """Train, validate, test or predict, as the arguments say."""
+        """Train, validate, test or predict, depending on the command."""
         assert self.subcommand is not None
         super()._run_subcommand(self.subcommand)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Leave it to :meth:`run`, so that mistakes before and crashes after can be told apart."""
+        """Do nothing: :meth:`run` runs it, so that errors before training can be distinguished."""
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Callback]) -> Trainer:
-        """Lightning's own, but that progress is lines where there is no terminal."""
+        """Create the Trainer. Without a terminal, progress is written as lines."""
         named = config.get("callbacks") or []
         given = named if isinstance(named, list) else [named]
         bars = [each for each in [*callbacks, *given] if isinstance(each, ProgressBar)]
@@ -70,28 +70,28 @@ class TrainingCLI(LightningCLI):
         return super()._instantiate_trainer(config, callbacks)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Lightning's own, but for what reads a config."""
+        """Create the parser, with :class:`ConfigFile` for configs."""
         kwargs.setdefault("dump_header", [f"lightning.pytorch=={lightning.__version__}"])
         parser: LightningArgumentParser = self.parser_class(**kwargs)
         parser.add_argument("-c", "--config", action=ConfigFile, help="a file of YAML or JSON")
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse; LightningCLI would warn that the process has the same arguments."""
+        """Parse without LightningCLI's warning about arguments of the process."""
         self.config = parser.parse_args(cast("list[str]", args))
 
 
 class ShortErrorParser(LightningArgumentParser):
-    """Says what is wrong without listing hundreds of options first."""
+    """Reports an error without listing hundreds of options first."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with status 2, or raise where a parser has called this one."""
+        """End with status 2, or raise if another parser has called this one."""
         if not self.exit_on_error:
             super().error(message, ex)
         end_with(_UNKNOWN.sub(_with_suggestion, message))
 
 
-# The end of the parser's error about an argument that a class does not have.
+# End of the parser's error about an unknown argument of a class.
 _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is not accepted")
 
 
@@ -102,12 +102,12 @@ def _with_suggestion(error: re.Match[str]) -> str:
 
 
 class ConfigFile(ActionConfigFile):
-    """Has the class of a preset for its name, so that what comes next may set its arguments."""
+    """Replaces the name of a preset by its class, so that later options may set its arguments."""
 
     def __call__(
         self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
     ) -> None:
-        """Take a config into what has been read before."""
+        """Merge a config into the previous values."""
         super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
         named = cfg.get("trainer.strategy")
         found = class_path_of(named) if isinstance(named, str) else None
@@ -116,7 +116,7 @@ class ConfigFile(ActionConfigFile):
 
 
 class FirstBatch(Callback):
-    """Notes that a batch has been taken: until then errors are about settings."""
+    """Records the first batch. Errors before it are about settings."""
 
     def __init__(self) -> None:
         self.has_begun = False

@@ -1,4 +1,4 @@
-"""`lightning-hier`: finds the command, runs it, and says in one screen what the user got wrong."""
+"""`lightning-hier`: runs a command and reports errors of the user on one screen."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        args: arguments instead of those of the process.
+        args: arguments that replace those of the process.
 
     Raises:
-        SystemExit: with status 2 for what the user got wrong, 0 after ``--help``.
+        SystemExit: status 2 after an error of the user, 0 after ``--help``.
     """
     name, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if name in ("-h", "--help"):
@@ -34,7 +34,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, args: list[str]) -> None:
-    # Configs name classes in the current folder, which `python -m` finds and a script does not.
+    # Configs may name classes in the current directory. `python -m` finds them, a script does not.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     if COMMANDS[name].trains:
@@ -58,6 +58,6 @@ def _help() -> str:
             "",
             *(f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()),
             "",
-            f"'{PROGRAM} COMMAND --help' tells more, '{PROGRAM} --version' the version.",
+            f"'{PROGRAM} COMMAND --help' describes a command, '{PROGRAM} --version' the version.",
         ]
     )

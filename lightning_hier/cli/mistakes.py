@@ -1,4 +1,4 @@
-"""What the user got wrong, said in one screen instead of a traceback."""
+"""Errors of the user, reported on one screen instead of a traceback."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MOST_LINES = 20
 
 @contextmanager
 def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """End the process with status 2 and a few lines for an error that is the user's.
+    """Replace the traceback of an error of the user by a few lines and exit status 2.
 
-    Those are ``ValueError``, ``OSError`` and Lightning's ``MisconfigurationException``. All others
-    go on with their traceback, and so do these where ``applies()`` says no, or where the variable
-    ``LIGHTNING_HIER_TRACEBACK`` is set.
+    They are ``ValueError``, ``OSError`` and Lightning's ``MisconfigurationException``. Others
+    keep their traceback. All errors keep it if ``applies()`` is false or if the environment
+    variable ``LIGHTNING_HIER_TRACEBACK`` is set.
     """
     try:
         yield
@@ -32,19 +32,19 @@ def mistakes_in_one_screen(applies: Callable[[], bool] = lambda: True) -> Iterat
         place = traceback.extract_tb(error.__traceback__)[-1]
         end_with(
             str(error) or type(error).__name__,
-            f"({place.filename}:{place.lineno}; {TRACEBACK_VARIABLE}=1 shows the whole way there)",
+            f"({place.filename}:{place.lineno}; {TRACEBACK_VARIABLE}=1 shows the traceback)",
         )
 
 
 def _is_mistake(error: Exception) -> bool:
-    # Here, as importing Lightning takes seconds, which a mistyped command should not.
+    # Imported here, because importing Lightning takes seconds, too long for a mistyped command.
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     return isinstance(error, (ValueError, OSError, MisconfigurationException))
 
 
 def end_with(message: str, *more: str) -> NoReturn:
-    """Write a message to stderr, with the rank where there are several, and end with status 2."""
+    """Write a message to stderr, with the rank if there are several, and exit with status 2."""
     lines = plain(message).splitlines()
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - 1], "..."]
@@ -54,13 +54,13 @@ def end_with(message: str, *more: str) -> NoReturn:
 
 
 def _on_rank() -> str:
-    """Which rank this is by the variables of torchrun, Lightning's own launcher or SLURM.
+    """Describe the rank by the environment variables of torchrun, Lightning's launcher or SLURM.
 
-    SLURM's comes last: a batch script has one too, and hands it on to all ranks that it starts.
+    SLURM is last, because its batch script also has a rank, which all its processes inherit.
     """
     told = os.environ
     if "RANK" not in told and "LOCAL_RANK" in told and told.get("NODE_RANK", "0") != "0":
-        # How many ranks the hosts before this one have is not known here.
+        # The number of ranks on other hosts is unknown, so the global rank is unknown too.
         return f" on rank {told['LOCAL_RANK']} of host {told['NODE_RANK']}"
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
     return next((f" on rank {told[name]}" for name in names if name in told), "")

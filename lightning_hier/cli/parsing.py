@@ -10,10 +10,10 @@ from lightning_hier.cli.mistakes import end_with
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line, as the commands that train do."""
+    """Reports errors in one line, like the commands that train."""
 
     def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
-        """Parse the arguments of ``command``; the texts are shown as they are."""
+        """Create the parser of ``command``. The help shows both texts without reformatting."""
         super().__init__(
             prog=f"{PROGRAM} {command}",
             description=description,

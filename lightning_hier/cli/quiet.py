@@ -1,19 +1,19 @@
-"""Lines of libraries that a user of the command line can do nothing about are left out."""
+"""Suppresses messages of libraries that a user of the command line cannot act on."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 
-# Modules, as the start of a name: where the warning points, not where it is raised.
+# Prefixes of module names. They match the module that the warning points to (stacklevel).
 _LIBRARIES = r"(lightning|lightning_utilities|lightning_fabric|torch|torchmetrics|jsonargparse)\."
 
 
 def silence_libraries(command: str = "fit") -> None:
-    """Leave out what libraries deprecate of each other, and Lightning's advertisements.
+    """Suppress deprecation warnings between libraries, and Lightning's tips.
 
-    Only for the process of a command; a user's own code is warned as before. Commands that do not
-    train save no checkpoints: nobody needs to know that their folder is another one.
+    This affects only the process of a command. Warnings about the user's code are still shown.
+    Commands that do not train save no checkpoints, so warnings about their directory are omitted.
     """
     if command != "fit":
         warnings.filterwarnings("ignore", message="The dirpath has changed")

@@ -1,4 +1,4 @@
-"""The help of one strategy: its own arguments, and those of DDP in a line."""
+"""Help of a strategy: its own arguments, and those of DDP in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_hier.strategies.registry import PRESETS, Preset, summary
 
 OPTION = "--trainer.strategy.help="
 _MORE = "[--trainer.strategy.ARGUMENT=VALUE ...]"
-# Where arguments of presets are explained, besides their own bases.
+# Classes besides the bases whose docstrings describe arguments of presets.
 _COMPONENTS = (GTC, ModelAveraging, BMUF, BMUFAdam)
 _OF_DDP = """\
   and the arguments of Lightning's DDPStrategy and torch's DistributedDataParallel, such as
@@ -25,14 +25,14 @@ _OF_DDP = """\
 
 
 def preset_asked_for(args: list[str]) -> str | None:
-    """The name of the preset whose help the arguments ask for, by its class, or None."""
+    """Name of the preset whose help is requested, or None."""
     asked = [each.removeprefix(OPTION) for each in args if each.startswith(OPTION)]
     classes = {f"lightning_hier.{preset.__name__}": name for name, preset in PRESETS.items()}
     return classes.get(asked[-1]) if asked else None
 
 
 def strategy_help(command: str, name: str) -> str:
-    """The help of the strategy with this name."""
+    """Help of the strategy with this name."""
     preset = PRESETS[name]
     hints = get_type_hints(preset.__init__)
     parameters = inspect.signature(preset).parameters.values()
@@ -49,7 +49,7 @@ def strategy_help(command: str, name: str) -> str:
 
 
 def _explained(preset: Preset, name: str) -> str:
-    """The first sentence about an argument."""
+    """First sentence of the description of an argument."""
     for kind in (*preset.__mro__, *_COMPONENTS):
         text = _arguments(inspect.getdoc(kind) or "").get(name, "as in")
         if not text.startswith("as in"):
@@ -58,7 +58,7 @@ def _explained(preset: Preset, name: str) -> str:
 
 
 def _arguments(doc: str) -> dict[str, str]:
-    """What a docstring says about each argument or attribute."""
+    """Descriptions of arguments and attributes in a docstring."""
     from docstring_parser import parse
 
     found = {own.arg_name: own.description or "" for own in parse(doc).params}

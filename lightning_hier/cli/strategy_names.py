@@ -1,14 +1,14 @@
-"""The class of a preset for its name, on the command line as in a config.
+"""Replaces the names of presets by their classes, on the command line and in configs.
 
-Arguments of a strategy can follow its class, wherever it was named; they can't follow a name, which
-is a mere word to the parser.
+The parser accepts arguments of a strategy after its class, but not after a name, which it treats as
+plain text.
 """
 
 from __future__ import annotations
 
 from lightning_hier.strategies.registry import PRESETS
 
-# Options that take a strategy's name, and those that take its class.
+# Options for the name of a strategy, and the corresponding options for its class.
 _OPTIONS = {
     "--trainer.strategy": "--trainer.strategy.class_path",
     "--trainer.strategy.help": "--trainer.strategy.help",
@@ -16,13 +16,13 @@ _OPTIONS = {
 
 
 def class_path_of(name: str) -> str | None:
-    """Where the class of a preset is, by the preset's name in any case; None: not one of ours."""
+    """Path of the class of a preset, by its name in any case. None for other names."""
     preset = PRESETS.get(name.lower())
     return None if preset is None else f"lightning_hier.{preset.__name__}"
 
 
 def with_classes(args: list[str]) -> list[str]:
-    """The arguments of a command, with classes for names."""
+    """Arguments of a command, with names replaced by classes."""
     found: list[str] = []
     for each in args:
         if found and found[-1] in _OPTIONS:

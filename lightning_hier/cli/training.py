@@ -16,14 +16,16 @@ NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
 
 
 def run(args: list[str]) -> None:
-    """Run a command, given as its name and its arguments.
+    """Run a command.
 
-    Errors of the kinds that tell the user what to change come without a traceback until the first
-    batch: those of the config, of the constructors, and of all that is checked before training.
-    From then on an error is a crash and keeps its traceback.
+    Before the first batch, errors of the user are reported without a traceback: errors of the
+    config, of constructors, and of checks before training. Later errors keep their traceback.
+
+    Args:
+        args: name of the command and its arguments.
 
     Raises:
-        SystemExit: with status 2 for what the user got wrong, 0 after a help.
+        SystemExit: status 2 after an error of the user, 0 after a help.
     """
     name, *rest = args
     if {"-h", "--help"} & set(rest):
@@ -32,7 +34,7 @@ def run(args: list[str]) -> None:
     missing = [module for module in NEEDED if find_spec(module) is None]
     if missing:
         end_with(f"{name} needs {', '.join(missing)}: {INSTALL}")
-    # The parser is Lightning's own, and what it does with it is none of the user's affair.
+    # Lightning's use of its own parser causes warnings that a user cannot act on.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     given = with_classes(rest)
     preset = preset_asked_for(given)
@@ -43,9 +45,9 @@ def run(args: list[str]) -> None:
     from lightning_hier.strategies.registry import register
 
     silence_libraries(name)
-    register()  # importing the package does not, in this process
+    register()  # importing the package does not register the names in this process
 
-    # Its own help is what we call --help_all.
+    # --help_all is the help of LightningCLI.
     asked = ["--help" if each == "--help_all" else each for each in given]
     with mistakes_in_one_screen():
         cli = TrainingCLI([name, *asked])

@@ -1,4 +1,4 @@
-"""The help of the commands that train, on one screen; LightningCLI's own has hundreds of lines."""
+"""Help of the commands that train, on one screen instead of hundreds of lines."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from lightning_hier.strategies.registry import PRESETS, summary
 _TEXT = """\
 usage: {program} {name} --config FILE [--config FILE ...] [--OPTION=VALUE ...]
 
-{summary}: LightningCLI with the strategies of this package known. A config:
+{summary}: LightningCLI with the strategies of this package. A config:
 
   model:
-    class_path: my_models.Net        # any LightningModule; the current folder is searched too
+    class_path: my_models.Net        # any LightningModule, also in the current directory
     init_args: {{width: 64}}
   data:
-    class_path: my_data.Images       # any LightningDataModule; may be left out
+    class_path: my_data.Images       # any LightningDataModule; optional
   trainer:                           # arguments of Trainer
     devices: 8
     num_nodes: 4
     strategy: bmuf_gtc
 
-Every line of it can be given, or given again, as an option: --model.width=32 --trainer.devices=2
+Options set or override any line: --model.width=32 --trainer.devices=2
 
 strategies:
 {strategies}
 
-  --trainer.strategy=bmuf --trainer.strategy.block_size=20    a name, and what it takes
-  --trainer.strategy=my_bmuf.yaml                             a file: examples/strategies
+  --trainer.strategy=bmuf --trainer.strategy.block_size=20    a name and its arguments
+  --trainer.strategy=my_bmuf.yaml                             a file, as in examples/strategies
 
 more:
   --print_config           the whole config with all defaults
   --trainer.strategy.help=bmuf, --model.help=my_models.Net, --data.help=my_data.Images
                            arguments of a strategy, a model, a data module
-  --ckpt_path=FILE         go on from a checkpoint, or score it
+  --ckpt_path=FILE         resume from a checkpoint, or evaluate it
   --help_all               every option
 """
 
 
 def short_help(name: str) -> str:
-    """The help of ``fit``, ``validate``, ``test`` or ``predict``."""
+    """Help of ``fit``, ``validate``, ``test`` or ``predict``."""
     width = max(map(len, PRESETS))
     strategies = "\n".join(f"  {key:<{width}}  {summary(each)}" for key, each in PRESETS.items())
     does = COMMANDS[name].summary.capitalize()

@@ -1,11 +1,11 @@
-"""The parser's error messages, less the lines that say nothing to whoever wrote the config."""
+"""Error messages of the parser, without lines that do not help the author of a config."""
 
 from __future__ import annotations
 
 import re
 from textwrap import dedent
 
-# What could not be read as one kind of value and was then tried as the next.
+# Lines about types that the parser tried in turn.
 _NOISE = re.compile(
     r"does not validate against any|subtypes: \[|errors:$|given value( type)?: |"
     r"expected a <class '(str|NoneType)'>\.?( got value: Namespace.*)?$|"
@@ -15,7 +15,7 @@ _NOISE = re.compile(
 
 
 def plain(message: str) -> str:
-    """The message without its noise; as it was where nothing else would be left."""
+    """The message without such lines, or unchanged if nothing would remain."""
     lines = message.strip().splitlines()
     kept = [line for line in lines if line.strip() and not _NOISE.match(line.strip(" -"))]
     return dedent("\n".join(kept)).removeprefix("- ") or message

@@ -1,7 +1,7 @@
 """Planner: predicts the cost of each strategy on a cluster, and recommends one.
 
-Numbers in, numbers out, by the equations of docs/planning.md. Only :mod:`probe`, which times links,
-needs a process group. All dataclasses check their values and raise ``ValueError``.
+The equations are in docs/planning.md. Only :mod:`probe`, which measures links, needs a process
+group. All dataclasses check their values and raise ``ValueError``.
 """
 
 from lightning_hier.planning.measurement import Measurement

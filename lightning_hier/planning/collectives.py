@@ -17,7 +17,7 @@ class Load:
     """Work of the busiest host during a communication. Loads add up.
 
     Attributes:
-        latency_s: latency of all messages that follow each other.
+        latency_s: latency of all consecutive messages.
         nic_bytes: bytes that the host sends to other hosts.
         inner_bytes: bytes that its busiest rank sends to ranks of the same host.
         copied_bytes: bytes of copies in memory, over all ranks of the host.
@@ -80,8 +80,8 @@ class RankGroup:
     def ring(self, network: Network, sent: float, rounds: int, added: float = 0.0) -> Load:
         """Load of a ring in which each rank sends ``sent`` bytes in ``rounds`` messages.
 
-        The ring leaves each host once, since ranks are in order of host. ``added`` are the bytes
-        that a rank adds to its own.
+        The ring leaves each host once, because ranks are ordered by host. ``added`` are the bytes
+        that a rank receives and adds to its own.
         """
         per_host = self.size / self.hosts
         return Load(

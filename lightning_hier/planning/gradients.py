@@ -14,18 +14,19 @@ from lightning_hier.planning.workload import Workload
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 # DDP copies gradients into buckets and back.
 _DDP_COPIES = 2.0
-# Copies of the gradient for encoding and for each element that is sent: docs/reports/performance.md
-# has 2.5 at 0.1%, 2.8 at 1% and 4.8 at 7%. Half of them run before a bucket is sent, half after the
-# last one. DDP's buckets and fresh gradients take 3.5 more, fitted in docs/reports/planner.md.
+# Cost of encoding in copies of the gradient, plus the cost per sent element, from
+# docs/reports/performance.md: 2.5 at 0.1%, 2.8 at 1% and 4.8 at 7%. Half of it precedes sending a
+# bucket, half follows the last bucket. DDP's buckets and new gradients take 3.5 more (fitted in
+# docs/reports/planner.md).
 _ENCODE, _ENCODE_SENT, _GTC_COPIES = 2.5, 34.0, 3.5
-# Adding a received element at a random place takes as long as copying eight in a row.
+# Adding a received element at a random position takes as long as copying eight consecutive ones.
 _DECODE = 8.0
 _WORD_BYTES, _COUNT_BYTES = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientExchange:
-    """Loads of one step: in buckets beside the backward pass, and after the last bucket."""
+    """Loads of one step: of buckets during the backward pass, and after the last bucket."""
 
     overlapped: Load = field(default_factory=Load)
     after: Load = field(default_factory=Load)
@@ -40,20 +41,20 @@ def buckets(workload: Workload) -> int:
 def exchange(
     workload: Workload, group: RankGroup, network: Network, density: float | None
 ) -> GradientExchange:
-    """Loads of a step of a group; ``density`` None averages gradients exactly."""
+    """Loads of a step of a group. With ``density`` None, gradients are averaged exactly."""
     if group.size == 1:
         return GradientExchange()
     gradients = network.devices * workload.gradient_bytes
     if density is None:
         reduced = all_reduce(workload.gradient_bytes, group, network)
-        # Each bucket is a collective of its own.
+        # Each bucket is a separate collective.
         later = Load(latency_s=(buckets(workload) - 1) * reduced.latency_s)
         copies = Load(copied_bytes=gradients * _DDP_COPIES)
         return GradientExchange(overlapped=reduced + later + copies)
     sent = gtc_payload(workload, group, network, density)
     sent += gtc_counts(workload, group, network)
     later = Load(latency_s=(buckets(workload) - 1) * sent.latency_s)
-    # From one sixteenth on a bitmap costs no more for more elements.
+    # From a density of 1/16 on, the payload is a bitmap, whose cost is constant.
     passes = _ENCODE + _ENCODE_SENT * min(density, 1 / 16) + _GTC_COPIES
     decoded = min(group.size * density, 2.0) * _DECODE
     return GradientExchange(
@@ -63,7 +64,7 @@ def exchange(
 
 
 def gtc_payload(workload: Workload, group: RankGroup, network: Network, density: float) -> Load:
-    """Words or a bitmap, whichever is less, as if the model were one tensor."""
+    """Words or a bitmap, whichever is smaller, computed for the model as one tensor."""
     words = min(math.ceil(density * workload.parameters), bitmap_words(workload.parameters))
     return all_gather(_WORD_BYTES * words, group, network)
 
@@ -76,11 +77,11 @@ def gtc_counts(workload: Workload, group: RankGroup, network: Network) -> Load:
 def step_with_gradients_s(
     workload: Workload, network: Network, gradients: GradientExchange
 ) -> float:
-    """Forward + max(backward + C_last, first backward + C) + what follows the last bucket.
+    """Forward + max(backward + C_last, first backward + C) + time after the last bucket.
 
-    C is the time of all buckets, which are sent one after the other: the first one when its part of
-    the backward pass is done, the last one after the whole pass. On cores that also compute the
-    step, the cores' part of C is not hidden (docs/planning.md, "The equations").
+    C is the time of all buckets, which are sent one after the other: the first one after its part
+    of the backward pass, the last one after the whole pass. If the same cores compute the step,
+    their part of C is not hidden (docs/planning.md, "The equations").
     """
     step_s, total = workload.step_s, workload.gradient_bytes
     sending_s = gradients.overlapped.seconds(network, pieces=buckets(workload))

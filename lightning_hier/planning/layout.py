@@ -16,10 +16,10 @@ class Layout:
     Attributes:
         network: the hosts.
         group_size: ranks that train one model.
-        sharded: whether all ranks of a group exchange a shard each, not the first rank alone.
+        sharded: whether all ranks of a group exchange one shard each, or only the first rank.
 
     Raises:
-        ValueError: a group is neither a divisor of one host nor a number of whole hosts.
+        ValueError: groups neither divide a host nor consist of whole hosts.
 
     """
 
@@ -69,7 +69,7 @@ class Layout:
     def within_host(self) -> RankGroup | None:
         """Ranks of a host that sum their models before one rank sends the sum to other hosts.
 
-        None where there is one host or one group on each host.
+        None if there is one host, or one group on each host.
         """
         if self.network.hosts == 1 or self.groups_per_host == 1:
             return None
@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def between_hosts(self) -> RankGroup:
-        """Ranks that exchange models between hosts; on one host, between groups."""
+        """Ranks that exchange models between hosts, or between groups if there is one host."""
         hosts = self.network.hosts
         size = self.models if self.within_host is None else hosts
         hosts = 1 if hosts == 1 else size

@@ -1,4 +1,4 @@
-"""Links and processors from the times of messages."""
+"""Links and processors, computed from the times of messages."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from lightning_hier.planning.probe import LinkReading, Operation, Where
 
 
 def fit_link(seconds: Mapping[int, float], *, messages: int = 1, sent_share: float = 1.0) -> Link:
-    """Link on which operations of two sizes or more took so long.
+    """Fit a link to the times of operations of at least two sizes.
 
-    The bandwidth comes from the two largest sizes: the token buckets of many clouds let a first
-    part of a message pass at once. The latency is the rest of the smallest size. Where the largest
-    size took no longer than the second, the bandwidth is a lower bound.
+    The bandwidth follows from the difference of the two largest sizes, because the token buckets of
+    many clouds pass the first part of a message without delay. The latency is the remaining time of
+    the smallest size. If the largest size took no longer than the second, the bandwidth is a lower
+    bound.
 
     Args:
         seconds: time by payload bytes.
-        messages: of one operation, each of which waits for the one before it.
-        sent_share: share of the payload that the link carries in one direction.
+        messages: number of consecutive messages in one operation.
+        sent_share: fraction of the payload that the link carries in one direction.
 
     """
     sizes = sorted(seconds)
@@ -37,14 +38,14 @@ def fit_ring(ranks: int, seconds: Mapping[int, float]) -> Link:
 
 
 def link_of(readings: Sequence[LinkReading], where: Where) -> Link | None:
-    """The slowest ring in which all ranks send at the same time, as in training."""
+    """The slowest ring. In a ring, all ranks send at the same time, as in training."""
     found = _seconds(readings, where, "all_reduce")
     links = [fit_ring(len(ranks), seconds) for ranks, seconds in found.items()]
     return min(links, key=lambda link: link.bytes_per_second, default=None)
 
 
 def pairs_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, ...], Link]:
-    """The link of each pair of ranks that have sent each other messages."""
+    """The link of each measured pair of ranks."""
     found = _seconds(readings, where, "send")
     return {ranks: fit_link(seconds) for ranks, seconds in found.items()}
 
@@ -52,12 +53,12 @@ def pairs_of(readings: Sequence[LinkReading], where: Where) -> dict[tuple[int, .
 def processor_of(
     readings: Sequence[LinkReading], copy_speed: float, devices: int, cores: int | None
 ) -> Processor:
-    """The processor of a host; ``cores`` None: its ranks copy on GPUs and use no sockets."""
+    """The processor of a host. ``cores`` None: ranks copy on GPUs and do not use sockets."""
     if cores is None:
         return Processor(copy_bytes_per_second=copy_speed)
     sends = [reading for reading in readings if reading.operation == "send"]
     largest = max((reading.payload_bytes for reading in sends), default=0)
-    # A message and its answer: as many bytes sent as received, half of both in the time of one way.
+    # A message and its reply: the same number of bytes is sent and received.
     speeds = [
         largest / reading.processor_s
         for reading in sends
@@ -65,7 +66,7 @@ def processor_of(
     ]
     return Processor(
         cores=cores,
-        # Ranks that share a core get a part of its time each.
+        # Ranks that share a core each get a part of its time.
         copy_bytes_per_second=copy_speed * max(devices / cores, 1.0),
         socket_bytes_per_second=min(speeds, default=None),
     )

@@ -18,15 +18,15 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Measurements of a cluster and of a module. None stands for what was not measured.
+    """Measurements of a cluster and of a module. None means not measured.
 
     Attributes:
         hosts: number of hosts.
         devices: ranks of one host.
         within: link between two ranks of one host.
         between: link between two hosts.
-        processor: of one host.
-        workload: of the module.
+        processor: processor of one host.
+        workload: workload of the module.
         notes: texts by name: versions, backend, date.
 
     """
@@ -46,7 +46,7 @@ class Measurement:
             raise ValueError(f"notes must be texts by name, got {self.notes!r}")
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the measurement as JSON text."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
@@ -54,7 +54,7 @@ class Measurement:
         """Read the text of :meth:`to_json`.
 
         Raises:
-            ValueError: the text is no measurement, or of another format.
+            ValueError: the text is not a measurement, or has another format.
 
         """
         try:
@@ -64,7 +64,9 @@ class Measurement:
         known = {"format", *(own.name for own in fields(cls))}
         values = dict(check_keys("a measurement", values, {"format", "hosts", "devices"}, known))
         if (found := values.pop("format")) != _FORMAT:
-            raise ValueError(f"only format {_FORMAT} can be read, got {found}: measure again")
+            raise ValueError(
+                f"the format of a measurement must be {_FORMAT}, got {found}: measure again"
+            )
         for name, kind in _PARTS.items():
             if values.get(name) is not None:
                 values[name] = _read(kind, name, values[name])

@@ -1,4 +1,4 @@
-"""The cluster that a plan is made for: hosts, links and processors."""
+"""Description of a cluster: hosts, links and processors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Link:
     """A full-duplex link on which a message takes ``latency_s + bytes / bytes_per_second``.
 
     Attributes:
-        bytes_per_second: payload in one direction.
+        bytes_per_second: payload bandwidth in one direction.
         latency_s: one-way time of an empty message.
 
     """
@@ -52,14 +52,14 @@ class Processor:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Equal hosts with one NIC each.
+    """Identical hosts with one NIC each.
 
     Attributes:
         hosts: number of hosts.
         devices: ranks of one host.
         within: link between two ranks of one host.
         between: link between two hosts; all ranks of a host share it.
-        processor: of each host.
+        processor: processor of each host.
 
     """
 

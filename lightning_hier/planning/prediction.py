@@ -1,4 +1,4 @@
-"""Settings of the strategies and the prediction that comes from them."""
+"""Settings of the strategies, and predictions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from lightning_hier.comm.blocks.exchange import AcrossDtype
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Arguments of the strategies that change their cost. Each strategy reads its own.
+    """Arguments of the strategies that affect their cost. Each strategy uses its own.
 
     Attributes:
         block_size: steps of a block.
-        group_size: ranks that train one model, where a strategy has groups.
-        density: share of the elements that GTC sends. None: exact gradients.
-        across_dtype: format of models between hosts.
+        group_size: ranks that train one model, for strategies with groups.
+        density: fraction of the elements that GTC sends. None: exact gradients.
+        across_dtype: dtype of models between hosts.
         overlap: whether models are exchanged during the next block.
-        sharded: whether all ranks of a group exchange a shard each, not the first rank alone.
+        sharded: whether all ranks of a group exchange one shard each, or only the first rank.
         moments: whether Adam's moments are exchanged with the model.
         block_momentum: whether a rank keeps the block momentum.
         push_period: mini-batches of a node between two pushes of two-stage ASGD.
@@ -43,12 +43,12 @@ class Settings:
         for name in ("block_size", "group_size", "push_period"):
             check_whole(name, getattr(self, name))
         if self.density is not None and not 0 < self.density <= 1:
-            raise ValueError(f"density must lie between 0 and 1, got {self.density!r}")
+            raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
         if self.overlap and self.moments:
             raise ValueError(
-                "overlap=True exchanges the model alone: Adam's moments do not fit a mean that "
-                "comes a block late"
+                "overlap=True does not support Adam's moments, because the mean is applied one "
+                "block late: set overlap=False"
             )
 
 
@@ -58,13 +58,13 @@ class Prediction:
 
     Attributes:
         strategy: name of the strategy.
-        settings: arguments of the strategy that were assumed.
+        settings: assumed arguments of the strategy.
         ranks: number of ranks.
         alone_s: seconds of a step without communication.
-        step_s: mean seconds of a step; a synchronisation is divided among the steps of its block.
+        step_s: mean seconds of a step, including its share of a synchronisation.
         host_bytes: bytes that the busiest host sends to other hosts in a mean step.
-        memory_bytes: model, gradients, optimizer's state and the strategy's tensors on the rank
-            that holds most; without activations.
+        memory_bytes: model, gradients, optimizer state and tensors of the strategy, without
+            activations, on the rank that needs most.
 
     """
 
@@ -78,14 +78,14 @@ class Prediction:
 
     @property
     def efficiency(self) -> float:
-        """Speed of a rank as a share of its speed without communication."""
+        """Speed of a rank relative to its speed without communication."""
         return self.alone_s / self.step_s
 
     @property
     def speedup(self) -> float:
-        """Speed of all ranks in that of one rank without communication."""
+        """Speed of all ranks relative to one rank without communication."""
         return self.ranks * self.efficiency
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the prediction as a JSON object."""
         return {**asdict(self), "efficiency": self.efficiency, "speedup": self.speedup}

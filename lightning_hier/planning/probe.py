@@ -1,4 +1,4 @@
-"""Times of messages within hosts and between them."""
+"""Measures the time of messages within and between hosts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class LinkReading:
     Attributes:
         where: within a host or between hosts.
         operation: an all-reduce, or a message from the first rank to the second.
-        ranks: the ranks that took part.
+        ranks: participating ranks.
         payload_bytes: bytes of the tensor.
-        seconds: median.
-        processor_s: mean time of the first rank's cores.
+        seconds: median time.
+        processor_s: mean processor time of the first rank.
 
     """
 
@@ -47,12 +47,12 @@ class LinkReading:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """What is timed.
+    """Settings of a measurement.
 
     Attributes:
         sizes: bytes of the messages, multiples of 4.
-        repeats: repetitions of each size that count, after two that do not.
-        budget_s: seconds for the repetitions of one size; a slow link gets fewer, at least one.
+        repeats: repetitions of each size, after two that are not counted.
+        budget_s: seconds for the repetitions of one size. A slow link gets fewer, at least one.
 
     """
 
@@ -65,7 +65,7 @@ class ProbeSettings:
             if size < 4 or size % 4:
                 raise ValueError(f"sizes must be multiples of 4 bytes, got {size}")
         if len(set(self.sizes)) < 2:
-            raise ValueError(f"sizes must have two or more different ones, got {self.sizes}")
+            raise ValueError(f"sizes must contain at least two different sizes, got {self.sizes}")
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         if not self.budget_s > 0:
@@ -73,17 +73,18 @@ class ProbeSettings:
 
 
 def measure_links(communicators: Communicators, settings: ProbeSettings) -> list[LinkReading]:
-    """Time messages inside every host and between hosts, while nothing else uses the links.
+    """Measure messages within every host and between hosts, while the links are otherwise idle.
 
-    Hosts are timed inside at the same time. Between hosts, pairs of neighbours are timed one after
-    the other, and all first ranks together. Every rank must call it, and all get all readings.
+    All hosts are measured internally at the same time. Between hosts, pairs of neighbouring hosts
+    are measured one after the other, then all first ranks together. Every rank must call this
+    function, and it returns all readings on every rank.
 
     Args:
-        communicators: with one group for each host.
-        settings: what is timed.
+        communicators: communicators with one group for each host.
+        settings: sizes and repetitions.
 
     Raises:
-        PeerError: a rank did not take part within the time limit; names it.
+        PeerError: a rank did not take part within the time limit. The error names it.
 
     """
     found: list[LinkReading] = []
@@ -94,9 +95,9 @@ def measure_links(communicators: Communicators, settings: ProbeSettings) -> list
                 for size in settings.sizes:
                     tensor = torch.zeros(size // 4, device=communicators.device)
                     found += _time(where, channel, pair, tensor, settings)
-            # Two turns at the same time would share links.
+            # Simultaneous turns would share links, so all ranks wait for the end of each turn.
             communicators.world.all_reduce_(everyone, _KIND).wait()
-    with communicators.progress.at("the exchange of what was measured"):
+    with communicators.progress.at("the exchange of the measurements"):
         rows = gather_json([asdict(reading) for reading in found], communicators.device)
     return [
         LinkReading(**{**reading, "ranks": tuple(reading["ranks"])})
@@ -106,7 +107,7 @@ def measure_links(communicators: Communicators, settings: ProbeSettings) -> list
 
 
 def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None, Pair | None]]:
-    """Channel and pair of each turn; pair None is an all-reduce, channel None a rank that waits."""
+    """Channel and pair of each turn. Pair None: all-reduce. Channel None: this rank waits."""
     group, across = communicators.group, communicators.across
     if group.size > 1:
         yield "within", group, None
@@ -121,7 +122,7 @@ def _turns(communicators: Communicators) -> Iterator[tuple[Where, Channel | None
 def _time(
     where: Where, channel: Channel, pair: Pair | None, tensor: Tensor, settings: ProbeSettings
 ) -> list[LinkReading]:
-    """The reading of the first rank; none of the others."""
+    """The readings of the first rank; an empty list on the others."""
     first, second = pair or (0, 0)
 
     def operate() -> None:
@@ -131,10 +132,10 @@ def _time(
             _send(channel, tensor, first, second)
             _send(channel, tensor, second, first)
 
-    operate()  # The first message makes the connection.
+    operate()  # The first message opens the connection.
     fitting = int(settings.budget_s / _seconds(operate, tensor.device))
     repeats = torch.tensor([max(1, min(settings.repeats, fitting))], device=tensor.device)
-    # All ranks must repeat equally often: the first one decides.
+    # The first rank decides, because all ranks must make the same number of repetitions.
     if pair is None:
         channel.broadcast_(repeats, _KIND).wait()
     else:
@@ -163,7 +164,7 @@ def _send(channel: Channel, tensor: Tensor, source: int, target: int) -> None:
 
 
 def copy_speed(device: torch.device) -> float:
-    """Bytes that this rank copies in a second, for the time that all ranks call it."""
+    """Bytes per second of a copy by this rank. All ranks call it, so that they share the memory."""
     source = torch.ones(_COPIED_BYTES // 4, device=device)
     target = torch.zeros_like(source)
     times = [_seconds(lambda: target.copy_(source), device) for _ in range(_COPIES)]
@@ -171,7 +172,7 @@ def copy_speed(device: torch.device) -> float:
 
 
 def now(device: torch.device) -> float:
-    """Time at which all work is done that was queued on a GPU."""
+    """Current time, after all work that is queued on a GPU has completed."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Which strategy to train with and how to set it: rules that give their reasons."""
+"""Recommendation of a strategy and its settings, by rules that state their reasons."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lightning_hier.planning.strategies import predict
 from lightning_hier.planning.synchronisation import synchronise
 from lightning_hier.planning.workload import Workload
 
-# Share of the speed that DDP must keep, and shares of a step that gradients in a group, groups, and
-# synchronisations (with overlap) may cost.
+# Fraction of the speed that DDP must keep, and fractions of a step that gradients in a group,
+# groups, and synchronisations (with overlap) may cost.
 _FAST_ENOUGH, _FREE, _SHARE, _OVERLAPPED_SHARE = 0.9, 0.05, 0.10, 0.03
-# The papers train with 8 to 400 steps: shorter blocks gain no accuracy, longer ones lose some. From
-# 200 on they lose more than a mean that comes a block late (two_tiered_bmuf_gtc, Table 2).
+# The papers use 8 to 400 steps. Shorter blocks do not improve accuracy, longer ones reduce it. From
+# 200 on, they reduce it more than a delay of one block does (two_tiered_bmuf_gtc, Table 2).
 _SHORTEST, _LONG, _LONGEST = 10, 200, 400
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """What to train with.
+    """A recommended strategy.
 
     Attributes:
         strategy: class of the strategy, or ``"ddp"``.
-        arguments: of the class; components as ``{"class_path": ..., "init_args": ...}``.
-        settings: of all strategies, also where DDP is recommended.
+        arguments: arguments of the class; components are ``{"class_path": ..., "init_args": ...}``.
+        settings: settings of all strategies, also if DDP is recommended.
         prediction: cost of the recommended strategy.
         reasons: one sentence for each rule.
 
@@ -52,7 +52,7 @@ def recommend(
     Args:
         workload: training of one rank.
         network: hosts and links.
-        fixed: fields of :class:`Settings` that the user has chosen.
+        fixed: fields of :class:`Settings` that the user has set.
 
     Raises:
         ValueError: a value is out of range, or groups do not fit the hosts.
@@ -76,7 +76,7 @@ def recommend(
     kept = prediction.efficiency
     if kept >= _FAST_ENOUGH:
         strategy, arguments = "ddp", {}
-        reasons = [f"DDP keeps {kept:.0%} of the speed: nothing else is needed."]
+        reasons = [f"DDP keeps {kept:.0%} of the speed, so no other strategy is needed."]
     else:
         prediction = predict("hierarchical", workload, network, settings)
         reasons.insert(0, f"DDP would keep {kept:.0%} of the speed.")
@@ -90,7 +90,7 @@ def recommend(
 
 
 def _group_size(workload: Workload, network: Network, settings: Settings) -> tuple[int, str]:
-    """All devices of a host where their gradients add at most 10% to a step, else 1."""
+    """All devices of a host if their gradients add at most 10% to a step, otherwise 1."""
     devices = network.devices
     if devices == 1 or network.hosts == 1:
         return 1, "Every rank trains its own model."
@@ -110,13 +110,13 @@ def _group_size(workload: Workload, network: Network, settings: Settings) -> tup
 
 
 def _density(workload: Workload, network: Network, settings: Settings) -> tuple[float | None, str]:
-    """Exact gradients where they add at most 5% to a step, or less than compressed ones."""
+    """Exact gradients if they add at most 5% to a step, or less than compressed ones."""
     if settings.group_size == 1:
         return None, ""
     exact = _step_s(workload, network, replace(settings, density=None)) / workload.step_s - 1
     compressed = _step_s(workload, network, settings) / workload.step_s - 1
     if exact <= max(_FREE, compressed):
-        return None, f"Exact gradients add {exact:.1%} to a step: there is nothing to compress."
+        return None, f"Exact gradients add {exact:.1%} to a step, so compression is not needed."
     return settings.density, (
         f"Exact gradients would add {exact:.0%} to a step, a density of {settings.density:g} adds "
         f"{compressed:.1%}."
@@ -124,9 +124,9 @@ def _density(workload: Workload, network: Network, settings: Settings) -> tuple[
 
 
 def _remedy(workload: Workload, network: Network, settings: Settings) -> tuple[Any, str]:
-    """Overlap where blocks would be longer than 200 steps without it.
+    """Overlap if blocks would be longer than 200 steps without it.
 
-    Adam's moments do not fit a mean that comes a block late: models are exchanged in bfloat16.
+    Adam's moments do not support a delay of one block, so models are exchanged in bfloat16 instead.
     """
     size, _ = _block_size(workload, network, settings)
     if size <= _LONG:
@@ -140,7 +140,7 @@ def _block_size(workload: Workload, network: Network, settings: Settings) -> tup
     """The shortest block whose synchronisation costs at most 10% of its steps, 3% with overlap."""
     share = _OVERLAPPED_SHARE if settings.overlap else _SHARE
     found, step_s = synchronise(workload, network, settings), _step_s(workload, network, settings)
-    # With overlap, the exchange must also end before the next block does.
+    # With overlap, the exchange must also end before the next block ends.
     wanted = math.ceil(max(found.blocking_s / (share * step_s), found.in_flight_s / step_s))
     size = min(max(wanted, _SHORTEST), _LONGEST)
     cost = found.mean_step_s(step_s, size) / step_s - 1
@@ -164,7 +164,7 @@ def _step_s(workload: Workload, network: Network, settings: Settings) -> float:
 
 
 def _strategy_class(settings: Settings) -> tuple[str, dict[str, Any]]:
-    """The class of a strategy with such settings, and its arguments."""
+    """The class of a strategy with these settings, and its arguments."""
     block: dict[str, Any] = {"block_size": settings.block_size}
     if settings.across_dtype != Settings.across_dtype:
         block["across_dtype"] = settings.across_dtype

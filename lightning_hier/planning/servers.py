@@ -8,25 +8,25 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.workload import Workload
 
-# Encryption or decryption of what leaves or enters a host (docs/reports/transport.md).
+# Encryption and decryption of messages between hosts (docs/reports/transport.md).
 _ENCRYPTION_COPIES = 4.0
-# A PSP server adds the gradients of all workers to its block, which is one model in all. A worker
-# copies its gradient out and the new parameters in.
+# A PSP server adds the gradients of all workers for its shard, in total one model. A worker copies
+# its gradient out and the new parameters in.
 _PSP_COPIES = 3.0
-# Models beyond those of synchronous SGD: docs/reports/stragglers.md, "Memory of a rank".
+# Models in addition to those of synchronous SGD: docs/reports/stragglers.md, "Memory of a rank".
 _PSP_HELD = 2.7
 # A gradient within a node of two-stage ASGD: a copy, the update of the replica, the addition to the
-# sum, the copy back into the module. For a push, a node takes the sum and installs the answer.
+# sum, the copy back into the module. For a push, a node reads the sum and installs the reply.
 _STAGE_COPIES, _NODE_COPIES = 4.0, 3.0
-# Models on rank 0 beside module and gradient (docs/reports/two_stage_asgd.md, "Memory"): transfer
+# Models on rank 0 besides module and gradient (docs/reports/two_stage_asgd.md, "Memory"): transfer
 # buffer, shared memory, the node's exchange, the master.
 _TRANSFER, _SHARED, _EXCHANGE, _MASTER = 1.0, 1.0, 2.6, 3.0
 
 
 def predict_psp(workload: Workload, network: Network) -> Prediction:
-    """Step + pushes and pulls, if every server waits for all workers and none is late.
+    """Step plus pushes and pulls, if every server waits for all workers and none is late.
 
-    The gradient is pushed when it is complete, so that nothing overlaps with the backward pass.
+    The gradient is pushed when it is complete, so pushes do not overlap with the backward pass.
     """
     load = _psp_exchange(workload, network)
     sending_s = load.seconds(network, pieces=network.ranks)
@@ -42,7 +42,7 @@ def predict_psp(workload: Workload, network: Network) -> Prediction:
 
 
 def _psp_exchange(workload: Workload, network: Network) -> Load:
-    """A gradient to all servers and a block to all workers: 2 D (N - D) / N models a host."""
+    """A gradient to all servers, a shard to all workers: 2 D (N - D) / N models per host."""
     ranks, devices, model = network.ranks, network.devices, workload.gradient_bytes
     outside, inside = (ranks - devices) / ranks, (devices - 1) / ranks
     link = network.between if network.hosts > 1 else network.within
@@ -56,9 +56,9 @@ def _psp_exchange(workload: Workload, network: Network) -> Load:
 
 
 def cluster_of(workload: Workload, network: Network) -> Cluster:
-    """Arguments of eq. 6 and 7 with one mini-batch as one sample.
+    """Arguments of eq. 6 and 7, with one mini-batch as one sample.
 
-    The master's own node does not use its NIC, so that one host fewer shares it.
+    The master's own node does not use its NIC, so one host fewer shares it.
     """
     return Cluster(
         nodes=max(network.hosts - 1, 1),
@@ -73,9 +73,9 @@ def cluster_of(workload: Workload, network: Network) -> Cluster:
 def predict_two_stage_asgd(workload: Workload, network: Network, settings: Settings) -> Prediction:
     """One node for each host.
 
-    With double buffering devices never wait: gradients computed during a push go with the next one,
-    and a period too short for the network makes pushes larger. Without it a period is the sum of
-    T_calc (eq. 7) and T_trans (eq. 6).
+    With double buffering, devices never wait: gradients computed during a push are part of the next
+    one, and a period that is too short for the network makes pushes larger. Without it, a period is
+    the sum of T_calc (eq. 7) and T_trans (eq. 6).
     """
     device_s, push_s = _device_step_s(workload, network), _push_s(workload, network)
     steps = settings.push_period / network.devices
@@ -100,13 +100,13 @@ def predict_two_stage_asgd(workload: Workload, network: Network, settings: Setti
 
 
 def _device_step_s(workload: Workload, network: Network) -> float:
-    """One mini-batch of one device and its gradient's copies within the node."""
+    """One mini-batch of one device, and the copies of its gradient within the node."""
     copies = Load(copied_bytes=_STAGE_COPIES * network.devices * workload.gradient_bytes)
     return workload.step_s + copies.seconds(network)
 
 
 def _push_s(workload: Workload, network: Network) -> float:
-    """From a push to its answer: T_trans of eq. 6, latency, and encryption at both ends."""
+    """From a push to its reply: T_trans of eq. 6, latency, and encryption at both ends."""
     if network.hosts == 1:
         return 0.0
     ends = Load(copied_bytes=4 * _ENCRYPTION_COPIES * workload.gradient_bytes)
@@ -115,7 +115,7 @@ def _push_s(workload: Workload, network: Network) -> float:
 
 
 def _node_s(workload: Workload, network: Network) -> float:
-    """Seconds of a node's cores for one push and its answer."""
+    """Processor seconds of a node for one push and its reply."""
     if network.hosts == 1:
         return 0.0
     nbytes = 2.0 * workload.gradient_bytes

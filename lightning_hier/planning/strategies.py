@@ -1,4 +1,4 @@
-"""Predictions of every strategy by its name."""
+"""Predictions for every strategy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_hier.planning.servers import predict_psp, predict_two_stage_asgd
 from lightning_hier.planning.synchronisation import synchronisation_memory_bytes, synchronise
 from lightning_hier.planning.workload import Workload
 
-# What is shown of the settings of each strategy.
+# Settings of each strategy that a prediction lists.
 _BLOCKS = ("block_size", "across_dtype", "overlap")
 _TIERS = ("group_size", "density", *_BLOCKS)
 _SHOWN: dict[str, tuple[str, ...]] = {
@@ -38,11 +38,11 @@ def predict(
     """Predict the cost of one strategy.
 
     Args:
-        strategy: its name for a Trainer, or ``"hierarchical"`` for a `HierarchicalStrategy` with
-            the groups, gradients and blocks of the settings.
+        strategy: name of the strategy, or ``"hierarchical"`` for a `HierarchicalStrategy` with the
+            groups, gradients and blocks of the settings.
         workload: training of one rank.
         network: hosts and links.
-        settings: arguments of the strategy; None: the defaults of :class:`Settings`.
+        settings: arguments of the strategy. None: the defaults of :class:`Settings`.
 
     Raises:
         ValueError: an unknown strategy, or groups that do not fit the hosts.

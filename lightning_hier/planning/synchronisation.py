@@ -38,9 +38,9 @@ class Synchronisation:
 
     Attributes:
         blocking_s: seconds in which no rank trains.
-        in_flight_s: seconds of the exchange that may run beside the next block (``overlap``).
+        in_flight_s: seconds of the exchange that may overlap with the next block (``overlap``).
         host_bytes: bytes of models that a host sends to other hosts, as `Traffic` counts them.
-        control_bytes: bytes of statuses and step counts.
+        control_bytes: bytes of health reports and step counts.
 
     """
 
@@ -50,7 +50,7 @@ class Synchronisation:
     control_bytes: float = 0.0
 
     def mean_step_s(self, step_s: float, block_size: int) -> float:
-        """(tau step + synchronisation + what outlasts the next block) / tau."""
+        """(tau step + synchronisation + part of the exchange beyond the next block) / tau."""
         outlasting_s = max(self.in_flight_s - block_size * step_s, 0.0)
         return step_s + (self.blocking_s + outlasting_s) / block_size
 
@@ -68,7 +68,7 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
     shard = _Shard(workload, layout, settings)
     status = all_gather(_STATUS_BYTES, layout.world, network)
     control = status + shard.step_counts()
-    # The statuses must be there before any rank sends its model.
+    # All health reports must have arrived before any rank sends its model.
     reading_s = status.seconds(network) + shard.read().processor_s(network)
     exchanged, handed_out = shard.exchange(), shard.hand_out()
     applied = shard.apply() + handed_out
@@ -77,7 +77,7 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
         applied_s = applied.seconds(network, pieces=shard.chunks)
         in_flight_s = exchanged.seconds(network, pieces=shard.chunks)
         if workload.on_cores:
-            # The cores that compute steps also work on what is in flight.
+            # The exchange uses the same cores as the steps, so its processor time is not hidden.
             applied_s += exchanged.processor_s(network)
     else:
         applied_s = (exchanged + applied).seconds(network, pieces=shard.chunks)
@@ -110,7 +110,7 @@ def _layout(network: Network, settings: Settings) -> Layout:
 
 
 class _Shard:
-    """The part of model, buffers and moments that one inter-host rank exchanges."""
+    """The shard of model, buffers and moments that one inter-host rank exchanges."""
 
     def __init__(self, workload: Workload, layout: Layout, settings: Settings) -> None:
         self._workload, self._layout, self._settings = workload, layout, settings
@@ -128,7 +128,7 @@ class _Shard:
         self.chunks = math.ceil(self._elements / (_QUANTISED_CHUNK if self._quantised else _CHUNK))
 
     def read(self) -> Load:
-        """Read the shard, and look for NaN in it and in the models of the other ranks."""
+        """Read the shard, and check it and the models of the other ranks for NaN."""
         passes = _COPY + (_SUBTRACT_START if self._quantised else _SQUARES)
         readers = 0 if self._settings.sharded else self._senders * self._layout.groups_per_host
         others = (self._network.devices - readers) * self._workload.model_bytes
@@ -164,7 +164,7 @@ class _Shard:
     def _quantised_bytes(self) -> float:
         """Bytes that a host sends to each other host; moments are sent as bfloat16.
 
-        Each host's share is whole quantisation groups, and a multiple of 8 bytes.
+        The shard of a host consists of whole quantisation groups, and of a multiple of 8 bytes.
         """
         # int8 has a float32 scale for each quantisation group.
         width = {"bfloat16": 2.0, "int8": 1 + 4 / _GROUP}[self._settings.across_dtype]
@@ -175,13 +175,13 @@ class _Shard:
         return sum(math.ceil(number * _GROUP * width / 8) * 8 for number, width in groups)
 
     def apply(self) -> Load:
-        """The block filter on each inter-host rank, and the copy into all parameters."""
+        """Block filter on each inter-host rank, and copy into all parameters."""
         passes = _LATE_FILTER if self._settings.overlap else _FILTER
         written = self._network.devices * self._models * self._workload.gradient_bytes * _COPY
         return Load(copied_bytes=self._bytes_on_host * passes + written)
 
     def hand_out(self) -> Load:
-        """The new start model to the other ranks of the group."""
+        """Send the new start model to the other ranks of the group."""
         group, network = self._layout.group, self._network
         if group.size == 1:
             return Load()

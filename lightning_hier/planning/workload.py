@@ -1,4 +1,4 @@
-"""The training of one rank: size of the model, time of a step, optimizer."""
+"""Training of one rank: size of the model, duration of a step, optimizer."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lightning_hier.algorithms.arguments import (
 )
 
 OptimizerName = Literal["sgd", "sgd_momentum", "adam"]
-"""Optimizers by the tensors that they keep for each parameter: none, one or two."""
+"""Optimizers by the number of state tensors per parameter: none, one or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The training of one rank without communication.
+    """Training of one rank without communication.
 
     Attributes:
-        parameters: trainable elements.
+        parameters: number of trainable elements.
         step_s: seconds of one step: data, forward, backward and update, while all ranks train.
         element_bytes: bytes of one parameter.
-        backward_share: share of the step in which DDP can send gradients.
-        optimizer: ``"adam"`` stands for all optimizers that keep two tensors for each parameter.
+        backward_share: fraction of the step in which DDP can send gradients.
+        optimizer: ``"adam"`` means any optimizer with two state tensors per parameter.
         tensors: number of parameter tensors.
         buffers: floating-point elements that are averaged with the model (BatchNorm statistics).
         on_cores: whether steps run on the cores that also send messages.
-        name: for tables.
+        name: name in tables.
 
     """
 
@@ -67,12 +67,12 @@ class Workload:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the optimizer's state."""
+        """Bytes of the optimizer state."""
         return get_args(OptimizerName).index(self.optimizer) * self.gradient_bytes
 
 
 def size_of(module: Module) -> dict[str, int]:
-    """Count a module for :class:`Workload`: ``Workload(**size_of(module), step_s=0.1)``."""
+    """Size of a module, for :class:`Workload`: ``Workload(**size_of(module), step_s=0.1)``."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     floating = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     return {

@@ -144,7 +144,7 @@ def test_links_need_no_parser_of_configs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_nothing_to_measure_is_refused(tmp_path: Path) -> None:
     error = run_ranks(_measure, 1, str(tmp_path), expect_failure=True)[0]
-    assert "one rank has no links to time: start several" in error
+    assert "one rank has no links to measure: start several" in error
 
 
 def test_training_that_fails_on_one_rank_ends_all(tmp_path: Path) -> None:
@@ -152,13 +152,13 @@ def test_training_that_fails_on_one_rank_ends_all(tmp_path: Path) -> None:
     errors = run_ranks(
         _measure, 2, str(tmp_path), *QUICK, "--config", training, expect_failure=True
     )
-    assert all("the step can't be timed: RuntimeError: on purpose" in error for error in errors)
+    assert all("the step cannot be measured: RuntimeError: on purpose" in error for error in errors)
 
 
 def test_too_few_steps_are_refused(tmp_path: Path) -> None:
     asked = ("--config", config(tmp_path), "--steps", "3")
     error = run_ranks(_measure, 1, str(tmp_path), *asked, expect_failure=True)[0]
-    assert "training ended after 3 steps, and the time of a step needs at least 4" in error
+    assert "training ended after 3 steps, but at least 4 are needed" in error
 
 
 def _unequal(folder: str) -> None:

@@ -113,13 +113,13 @@ def test_what_was_measured_need_not_be_said(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("", "say --hosts and --devices"),
+        ("", "set --hosts and --devices"),
         ("--hosts 2 --devices 1", "2 hosts need --between-mbit-s"),
-        ("--hosts 2 --devices 1 --between-mbit-s 100", "say --parameters or --module"),
-        ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "say --step-s"),
+        ("--hosts 2 --devices 1 --between-mbit-s 100", "set --parameters or --module"),
+        ("--hosts 2 --devices 1 --between-mbit-s 100 --parameters 1e6", "set --step-s"),
         ("--hosts 0 --devices 1", "hosts must be a whole number of at least 1, got 0"),
         (" ".join([*SAID, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
-        (" ".join([*SAID, "--density", "0"]), "density must lie between 0 and 1, got 0"),
+        (" ".join([*SAID, "--density", "0"]), "density must be above 0 and at most 1, got 0"),
         (" ".join([*SAID, "--push-period", "0"]), "push_period must be a whole number"),
     ],
 )
@@ -164,8 +164,8 @@ def test_a_module_of_a_file_is_counted(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"class_path": "no.such.Class"}, "its model can't be made"),
-        ({"class_path": f"{__name__}.NeedsArguments"}, "its model can't be made"),
+        ({"class_path": "no.such.Class"}, "the model cannot be created"),
+        ({"class_path": f"{__name__}.NeedsArguments"}, "the model cannot be created"),
         ({"class_path": "torch.nn.Identity"}, "has no trainable parameters"),
     ],
 )

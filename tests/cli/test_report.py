@@ -51,7 +51,7 @@ def test_page_has_all_runs_and_metrics_and_needs_nothing_else(
 ) -> None:
     page = _report(tmp_path / "page.html", *runs)
     assert page.headings == [
-        "2 runs side by side",
+        "Comparison of 2 runs",
         "Results",
         "train/loss",
         "valid/loss",
@@ -162,7 +162,7 @@ def test_missing_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing", None)
     name = "tensorboard.backend.event_processing.event_accumulator"
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match="to read it, pip install tensorboard$"):
+    with pytest.raises(ValueError, match="pip install tensorboard to read it$"):
         run([str(folder)])
 
 
@@ -231,9 +231,9 @@ def _mistakes(tmp_path: Path) -> Iterator[tuple[list[str], type[Exception], str]
     broken.mkdir()
     (broken / "metrics.csv").write_text("step,loss\n1,good\n")
     yield [], ValueError, "at least one run"
-    yield [str(tmp_path / "none")], OSError, "none is no folder"
+    yield [str(tmp_path / "none")], OSError, "none is not a directory"
     yield [str(empty)], OSError, "no metrics.csv of a CSVLogger and no events"
-    yield [str(broken)], ValueError, "metrics.csv, line 2: not as CSVLogger writes it"
+    yield [str(broken)], ValueError, "metrics.csv, line 2: not in the format of CSVLogger"
     yield [str(good), "--metric", "c"], ValueError, "no run has logged 'c'; there is a/loss, b"
     yield [str(good), "--names", "x", "y"], ValueError, "2 names for 1 runs"
     yield [str(good), "--out", str(tmp_path / "no" / "p.html")], OSError, "No such file"

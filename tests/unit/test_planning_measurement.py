@@ -58,7 +58,7 @@ def small(**changes: object) -> str:
         ("{", "must be JSON"),
         ("[]", "must be a JSON object"),
         ('{"format": 1, "hosts": 2}', "lacks 'devices'"),
-        (small(format=2), "only format 1 can be read, got 2"),
+        (small(format=2), "the format of a measurement must be 1, got 2"),
         (small(speed=3), "has no 'speed'; known are"),
         (small(hosts=0), "hosts must be a whole number of at least 1, got 0"),
         (small(hosts=2.5), "hosts must be a whole number"),

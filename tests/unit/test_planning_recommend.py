@@ -27,7 +27,7 @@ def cluster(mbit_s: float, *, hosts: int = 16, devices: int = 8) -> Network:
 def test_a_fast_network_needs_nothing_else_than_ddp() -> None:
     found = recommend(LSTM, cluster(400_000, devices=1))
     assert (found.strategy, found.arguments) == ("ddp", {})
-    assert "nothing else is needed" in found.reasons[0]
+    assert "no other strategy is needed" in found.reasons[0]
 
 
 def test_fast_links_inside_hosts_make_groups_with_exact_gradients() -> None:
@@ -39,7 +39,7 @@ def test_fast_links_inside_hosts_make_groups_with_exact_gradients() -> None:
         "init_args": {},
     }
     assert found.prediction.efficiency > 0.85
-    assert any("nothing to compress" in reason for reason in found.reasons)
+    assert any("compression is not needed" in reason for reason in found.reasons)
 
 
 def test_links_that_are_too_slow_for_exact_gradients_make_bmuf_gtc() -> None:
@@ -100,7 +100,7 @@ def test_fixed_settings_are_kept() -> None:
     [
         ({"block_size": 0}, "block_size must be a whole number of at least 1, got 0"),
         ({"group_size": 3}, "group_size must divide the 8 devices"),
-        ({"density": 2.0}, "density must lie between 0 and 1, got 2.0"),
+        ({"density": 2.0}, "density must be above 0 and at most 1, got 2.0"),
     ],
 )
 def test_impossible_settings_are_refused(fixed: dict, says: str) -> None:
@@ -110,5 +110,5 @@ def test_impossible_settings_are_refused(fixed: dict, says: str) -> None:
 
 
 def test_overlap_of_adam_is_refused() -> None:
-    with pytest.raises(ValueError, match="overlap=True exchanges the model alone"):
+    with pytest.raises(ValueError, match="overlap=True does not support Adam's moments"):
         recommend(replace(LSTM, optimizer="adam"), cluster(100), {"overlap": True})

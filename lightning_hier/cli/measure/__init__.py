@@ -1,4 +1,4 @@
-"""`lightning-hier measure`: times the links of a cluster and a step of a module."""
+"""`lightning-hier measure`: measures the links of a cluster and a step of a module."""
 
 from lightning_hier.cli.measure.command import run
 

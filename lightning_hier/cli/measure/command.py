@@ -1,4 +1,4 @@
-"""`lightning-hier measure`: times links and a step, prints them and writes them for `plan`."""
+"""`lightning-hier measure`: measures links and a step, and writes the results for `plan`."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from lightning_hier.planning.probe import LinkReading, ProbeSettings, copy_speed
 from lightning_hier.version import __version__
 
 _DESCRIPTION = """\
-Time the links of a cluster and a step of your module, for `lightning-hier plan`.
+Measure the links of a cluster and a step of your module, for `lightning-hier plan`.
 
-Start one rank for each device, as for training, while nothing else uses the links:
+Start one rank per device, as for training, while the links are otherwise idle:
 
   torchrun --nnodes 2 --nproc-per-node 4 ... -m lightning_hier measure --config train.yaml
 
-Without a config only links are timed; with one rank, only the module's step."""
+Without a config, only links are measured; with one rank, only a step of the module."""
 
 
 def run(args: list[str]) -> None:
-    """Measure, and on rank 0 print and write. Every rank must call it.
+    """Measure, and print and write the results on rank 0. Every rank must call it.
 
     Args:
-        args: of the command line.
+        args: arguments of the command line.
 
     Raises:
         ValueError: an argument is malformed, or there is nothing to measure.
-        PeerError: a rank did not take part within the time limit; names it.
-        OSError: the file can't be written.
+        PeerError: a rank did not take part within the time limit. The error names it.
+        OSError: the file cannot be written.
 
     """
     arguments = _parser().parse_args(args)
@@ -52,8 +52,8 @@ def run(args: list[str]) -> None:
         hosts, devices = communicators.across.size, communicators.group.size
         if hosts * devices == 1 and not arguments.config:
             raise ValueError(
-                "one rank has no links to time: start several with torchrun or srun, or name a "
-                "training with --config to have its step timed"
+                "one rank has no links to measure: start several ranks with torchrun or srun, or "
+                "measure the step of a module with --config"
             )
         workload = _workload(arguments.config, arguments.steps, device)
         copied = median(gather_json(copy_speed(device), device))
@@ -82,13 +82,28 @@ def _parser() -> CommandParser:
     parser = CommandParser("measure", _DESCRIPTION)
     add = parser.add_argument
     add("--out", type=Path, default=Path("network.json"), help="written by rank 0 (%(default)s)")
-    add("--config", action="append", default=[], help="YAML of the training whose step is timed")
-    add("--steps", type=int, default=20, help="of the module; the second half counts (%(default)s)")
+    add("--config", action="append", default=[], help="YAML of the training whose step is measured")
+    add(
+        "--steps",
+        type=int,
+        default=20,
+        help="steps of the module; the second half counts (%(default)s)",
+    )
     sizes = [1 << 12, 1 << 16, 1 << 20, 1 << 23]
-    add("--sizes", type=_bytes, nargs="+", default=sizes, help="of messages (4K 64K 1M 8M)")
-    add("--repeats", type=int, default=20, help="of each size, if time allows (%(default)s)")
-    add("--budget-s", type=float, default=2.0, help="seconds for one size (%(default)s)")
-    add("--timeout-s", type=float, default=300.0, help="of any wait for a rank (%(default)s)")
+    add("--sizes", type=_bytes, nargs="+", default=sizes, help="sizes of messages (4K 64K 1M 8M)")
+    add(
+        "--repeats",
+        type=int,
+        default=20,
+        help="repetitions of each size, if time allows (%(default)s)",
+    )
+    add("--budget-s", type=float, default=2.0, help="seconds for each size (%(default)s)")
+    add(
+        "--timeout-s",
+        type=float,
+        default=300.0,
+        help="time limit of every wait for a rank (%(default)s)",
+    )
     add("--accelerator", choices=("auto", "cpu", "gpu"), default="auto")
     return parser
 
@@ -99,14 +114,16 @@ def _bytes(text: str) -> int:
 
 
 def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workload | None:
-    """The longest step of all ranks, for which synchronous ranks wait; all train at once."""
+    """The longest step of all ranks, for which synchronous ranks wait. All train at once."""
     if not configs:
         return None
     with raise_everywhere(device):
         try:
             own = asdict(workload_of(configs, steps, device))
-        except Exception as error:  # Whatever it is, the others must not wait for this rank.
-            raise ValueError(f"the step can't be timed: {type(error).__name__}: {error}") from error
+        except Exception as error:  # Of any type: the other ranks must not wait for this one.
+            raise ValueError(
+                f"the step cannot be measured: {type(error).__name__}: {error}"
+            ) from error
     return Workload(**max(gather_json(own, device), key=lambda values: values["step_s"]))
 
 
@@ -123,7 +140,7 @@ def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
 
 
 def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Link]) -> list[str]:
-    """The link while all ranks send, and the pairs that are far slower than most."""
+    """The link while all ranks send, and pairs that are much slower than most."""
     if link is None:
         return []
     lines = [f"{name}: {_described(link)} while all send"]
@@ -131,8 +148,8 @@ def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Lin
     for (one, other), pair in pairs.items():
         if pair.bytes_per_second < speeds[len(speeds) // 2] / 2:
             lines.append(
-                f"  ranks {one} and {other}: {_described(pair)}, less than half of what most pairs "
-                "have by themselves: every synchronisation waits for it"
+                f"  ranks {one} and {other}: {_described(pair)}, less than half of the median of "
+                "all pairs: every synchronisation waits for this link"
             )
     return lines
 

@@ -22,17 +22,17 @@ from lightning_hier.comm.traffic import Traffic
 _ENVIRONMENTS: tuple[type[ClusterEnvironment], ...] = (
     TorchElasticEnvironment,
     SLURMEnvironment,
-    LightningEnvironment,  # One rank without a launcher.
+    LightningEnvironment,  # a single rank without a launcher
 )
 
 
 @contextmanager
 def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
-    """Communicators with one group for each host. Every rank must enter it.
+    """Communicators with one group per host. Every rank must enter this context.
 
     Args:
         accelerator: ``"cpu"``, ``"gpu"`` or ``"auto"``.
-        timeout_s: limit of every wait for other ranks.
+        timeout_s: time limit of every wait for other ranks.
 
     Raises:
         ValueError: hosts have different numbers of ranks, or a rank has no GPU.
@@ -47,7 +47,7 @@ def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
-        # Where torchrun has opened a store, it is found by the variables alone.
+        # If torchrun has opened a store, the environment variables are sufficient to find it.
         os.environ.setdefault("MASTER_ADDR", environment.main_address)
         os.environ.setdefault("MASTER_PORT", str(environment.main_port))
         dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=timeout)
@@ -56,7 +56,7 @@ def job(accelerator: str, timeout_s: float) -> Iterator[Communicators]:
     )
     found = Communicators.build(layout, device=device, timeout=timeout, traffic=Traffic())
     yield found
-    # Not after an error: the barrier would wait for ranks that may be gone.
+    # Only without an error: otherwise the barrier would wait for ranks that may be lost.
     with found.progress.at("the end of the measurement"):
         dist.barrier()
     dist.destroy_process_group()
@@ -68,14 +68,14 @@ def _device(accelerator: str, local_rank: int) -> torch.device:
     if local_rank >= torch.cuda.device_count():
         raise ValueError(
             f"rank {local_rank} of this host has no GPU: there are {torch.cuda.device_count()}. "
-            "Start as many ranks on a host as it has GPUs, or say --accelerator cpu"
+            "Start as many ranks on a host as it has GPUs, or use --accelerator cpu"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
 def _ranks_per_host(host: int, device: torch.device) -> int:
-    """The number of ranks of each host, which must be the same, in order of host."""
+    """The number of ranks per host. It must be the same on all hosts."""
     hosts = gather_json(host, device)
     counts = {host: hosts.count(host) for host in sorted(set(hosts))}
     if len(set(counts.values())) > 1:

@@ -1,4 +1,4 @@
-"""Time of a step of the user's module on one rank without communication."""
+"""Duration of a step of the user's module on one rank without communication."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lightning_hier.planning.workload import OptimizerName, Workload, size_of
 
 
 def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Workload:
-    """Train for some steps on one device, and write nothing. The second half of them counts.
+    """Train for some steps on one device without writing files. The second half counts.
 
     Raises:
-        ValueError: training ended after fewer than four steps.
+        ValueError: training ended before the fourth step.
 
     """
-    # Needs jsonargparse, which is not needed to time links.
+    # Imported here, because it needs jsonargparse, which measuring links does not.
     from lightning_hier.cli.lightning_cli import TrainingCLI
 
     gpu = device.type == "cuda"
@@ -36,7 +36,7 @@ def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Wor
         "limit_val_batches": "0",
         "logger": "false",
         "callbacks": "null",
-        # Each rank trains alone.
+        # Each rank trains alone, with its own environment.
         "plugins": "lightning.pytorch.plugins.environments.LightningEnvironment",
         "enable_checkpointing": "false",
         "enable_progress_bar": "false",
@@ -49,25 +49,25 @@ def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Wor
     ends: list[float] = []
 
     def on_train_batch_end(*_: Any) -> None:
-        # A batch that only accumulates gradients ends no step.
+        # A batch that only accumulates gradients does not end a step.
         if trainer.global_step > len(ends):
             ends.append(now(device))
 
-    # Without the callback that writes the config.
+    # Remove the callback that writes the config.
     trainer.callbacks = [  # type: ignore[attr-defined]
         LambdaCallback(on_train_batch_end=on_train_batch_end)
     ]
     log = logging.getLogger("lightning.pytorch")
     level = log.level
-    # Every rank would repeat the Trainer's messages.
+    # Otherwise every rank would repeat the Trainer's messages.
     log.setLevel(logging.ERROR)
     trainer.fit(module, datamodule=command.datamodule)
     log.setLevel(level)
     steps = len(ends)
     if steps < 4:
         raise ValueError(
-            f"training ended after {steps} steps, and the time of a step needs at least 4: ask for "
-            "more steps, or give the Trainer of the config more data"
+            f"training ended after {steps} steps, but at least 4 are needed to measure a step: "
+            "increase --steps, or give the Trainer of the config more data"
         )
     return Workload(
         name=type(module).__name__,
@@ -79,7 +79,7 @@ def workload_of(configs: Sequence[str], steps: int, device: torch.device) -> Wor
 
 
 def _optimizer(optimizer: Optimizer) -> OptimizerName:
-    """By the number of tensors that it keeps for a parameter, beside scalars such as a step."""
+    """Name of an optimizer by its state tensors per parameter, without scalars such as a step."""
     state: dict[str, Any] = next(iter(optimizer.state.values()), {})
     kept = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
     return get_args(OptimizerName)[min(len(kept), 2)]  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ Predict the cost of each strategy without training, and recommend one.
   lightning-hier plan --parameters 24.3e6 --step-s 0.15 --hosts 16 --devices 8 \\
                       --between-mbit-s 950 --within-gbit-s 100 --yaml strategy.yaml"""
 
-# For each argument with a unit: the part of a measurement, the name in it, and the unit.
+# For each argument with a unit: component of a measurement, name of the field, factor of the unit.
 _UNITS = {
     "between_mbit_s": ("between", "bytes_per_second", 1e6 / 8),
     "between_latency_ms": ("between", "latency_s", 1e-3),
@@ -43,35 +43,40 @@ _NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all arguments."""
+    """Create the parser."""
     made = CommandParser("plan", _TEXT)
     add = made.add_argument
-    add("--network", type=Path, metavar="FILE", help="written by `measure`")
+    add("--network", type=Path, metavar="FILE", help="file written by `measure`")
     add("--yaml", type=Path, metavar="FILE", help="write the recommended Trainer settings")
     add("--json", type=Path, metavar="FILE", help="write all predictions")
     add = made.add_argument_group("the cluster").add_argument
     add("--hosts", **_COUNT, help="number of hosts")
     add("--devices", **_COUNT, help="ranks of one host")
     add("--between-mbit-s", **_NUMBER, help="payload of the link between hosts, each way")
-    add("--between-latency-ms", **_NUMBER, help="one way (0.1)")
+    add("--between-latency-ms", **_NUMBER, help="one-way latency (0.1)")
     add("--within-gbit-s", **_NUMBER, help="payload between two ranks of a host (100)")
     add("--within-latency-us", **_NUMBER, help="one way (20)")
-    add("--copy-gbyte-s", **_NUMBER, help="of a copy by one rank on the model's device (7)")
-    add("--socket-gbyte-s", **_NUMBER, help="of one core through the kernel (no limit)")
-    add("--cores", **_COUNT, help="of a host (one for each rank)")
+    add("--copy-gbyte-s", **_NUMBER, help="rate of a copy by one rank on the model's device (7)")
+    add("--socket-gbyte-s", **_NUMBER, help="rate of one core through the kernel (no limit)")
+    add("--cores", **_COUNT, help="cores of a host (one for each rank)")
     add = made.add_argument_group("the training of one rank").add_argument
-    add("--parameters", type=_whole, metavar="N", help="number of trainable ones, as 24.3e6")
+    add(
+        "--parameters",
+        type=_whole,
+        metavar="N",
+        help="number of trainable parameters, such as 24.3e6",
+    )
     add("--module", type=Path, metavar="FILE", help="YAML whose entry 'model' is counted instead")
     add("--step-s", **_NUMBER, help="seconds of a step without communication")
     add("--optimizer", choices=get_args(OptimizerName), help="(sgd_momentum)")
-    add("--element-bytes", **_COUNT, help="of a parameter (4)")
+    add("--element-bytes", **_COUNT, help="bytes of a parameter (4)")
     add("--on-cores", **_FLAG, help="steps run on the cores that send messages")
     add = made.add_argument_group("settings; the others are recommended").add_argument
     add("--block-size", **_COUNT, help="steps of a block")
     add("--group-size", **_COUNT, help="ranks that train one model")
-    add("--density", **_NUMBER, help="share of the elements that GTC sends")
-    add("--push-period", **_COUNT, help="of two-stage ASGD")
-    add("--across-dtype", choices=get_args(AcrossDtype), help="of models between hosts")
+    add("--density", **_NUMBER, help="fraction of the elements that GTC sends")
+    add("--push-period", **_COUNT, help="push period of two-stage ASGD")
+    add("--across-dtype", choices=get_args(AcrossDtype), help="dtype of models between hosts")
     add("--overlap", **_FLAG, help="exchange models during the next block")
     return made
 
@@ -84,16 +89,16 @@ def _whole(text: str) -> int:
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The arguments of these names that have a value."""
+    """Arguments with these names that were given."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
-    """What is planned for.
+    """Create network and workload from the arguments.
 
     Raises:
-        OSError: a file can't be read.
+        OSError: a file cannot be read.
         ValueError: a value is missing or out of range, or a file is malformed.
 
     """
@@ -112,7 +117,9 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
     work = ("parameters", "step_s", "optimizer", "element_bytes", "on_cores")
     parts["workload"] |= given(arguments, *work)
     if not {"hosts", "devices"} <= values.keys():
-        raise ValueError("say --hosts and --devices, or name a --network that was measured")
+        raise ValueError(
+            "the cluster is unknown: set --hosts and --devices, or --network with a measurement"
+        )
     if values["hosts"] > 1 and "bytes_per_second" not in parts["between"]:
         raise ValueError(
             f"{values['hosts']} hosts need --between-mbit-s, which was not measured: 1000 Mbit/s "
@@ -122,16 +129,16 @@ def cluster_and_work(arguments: argparse.Namespace) -> tuple[Network, Workload]:
         hosts=values["hosts"],
         devices=values["devices"],
         within=Link(**parts["within"]),
-        # One host has no other to send to: any rate will do.
+        # With one host, the rate between hosts is not used, so any value is valid.
         between=Link(**{"bytes_per_second": 1e9} | parts["between"]),
         processor=Processor(**parts["processor"]),
     )
     for name, argument in (
-        ("parameters", "--parameters or --module, or name a --network with a workload"),
+        ("parameters", "--parameters or --module, or --network with a measured workload"),
         ("step_s", "--step-s, seconds of a step of one rank without communication"),
     ):
         if name not in parts["workload"]:
-            raise ValueError(f"say {argument}")
+            raise ValueError(f"the workload is incomplete: set {argument}")
     return network, Workload(**parts["workload"])
 
 
@@ -145,11 +152,11 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 
 def model_of(file: Path) -> Module:
-    """The module of the entry ``model`` of a YAML file of the command line.
+    """Create the module of the entry ``model`` of a YAML file.
 
     Raises:
-        ValueError: the module can't be made, or has no trainable parameters.
-        OSError: the file can't be read.
+        ValueError: the module cannot be created, or has no trainable parameters.
+        OSError: the file cannot be read.
 
     """
     try:
@@ -161,17 +168,17 @@ def model_of(file: Path) -> Module:
         raise ValueError(f"{file} has no entry 'model'")
     reader = ArgumentParser(exit_on_error=False)
     reader.add_subclass_arguments(Module, "model")
-    # Its name until jsonargparse 4.49.
+    # jsonargparse before 4.49 has the second name.
     make = getattr(reader, "instantiate", None) or reader.instantiate_classes
     try:
         module: Module = make(reader.parse_object({"model": values["model"]})).model
         if not list(module.parameters()) and hasattr(module, "configure_model"):
             module.configure_model()  # type: ignore[operator]
     except Exception as error:
-        raise ValueError(f"{file}: its model can't be made: {error}") from error
+        raise ValueError(f"{file}: the model cannot be created: {error}") from error
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError(
-            f"{file}: its model has no trainable parameters before it has seen its data: say "
+            f"{file}: the model has no trainable parameters before it has processed data: set "
             "--parameters"
         )
     return module

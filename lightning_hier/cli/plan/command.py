@@ -1,4 +1,4 @@
-"""`lightning-hier plan`: the table, the recommendation, and the files."""
+"""`lightning-hier plan`: prints the table and the recommendation, and writes files."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from lightning_hier.planning import (
     recommend,
 )
 
-# Mini-batches of a device between two pushes of two-stage ASGD; the paper has 2.
+# Mini-batches of a device between two pushes of two-stage ASGD. The paper uses 2.
 _LONG_PERIOD = 32
 
 
 def run(args: list[str]) -> None:
-    """Print the plan, and write the files that were asked for.
+    """Print the plan and write the requested files.
 
     Args:
-        args: of the command line.
+        args: arguments of the command line.
 
     Raises:
         ValueError: an argument or a file is malformed.
-        OSError: a file can't be read or written.
+        OSError: a file cannot be read or written.
 
     """
     arguments = parser().parse_args(args)
@@ -89,7 +89,7 @@ def _print_recommended(recommended: Recommendation, devices: int) -> None:
     for reason in recommended.reasons:
         print(f"  - {reason}")
     if recommended.settings.push_period > _LONG_PERIOD * devices:
-        print("\ntwo_stage_asgd: the link to the master is too slow for so many nodes")
+        print("\ntwo_stage_asgd: the link to the master is too slow for this number of nodes")
 
 
 def _as_yaml(recommended: Recommendation, network: Network) -> str:

@@ -1,4 +1,4 @@
-"""One HTML page that sets runs side by side, from what their loggers have written."""
+"""An HTML page that compares runs, based on the files of their loggers."""
 
 from lightning_hier.cli.report.command import run
 

@@ -1,4 +1,4 @@
-"""Which of the values that the user has logged are shown."""
+"""Selection of the metrics on the page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from lightning_hier.cli.report.runs import Run
 
 _MOST = 6
-# What tells how good a model is, by the words that people use for it.
+# Parts of names that usually denote the quality of a model.
 _TELLING = re.compile(
     r"loss|err|acc|perplexity|ppl|(^|[/_])(wer|cer|per|f1|auc|bleu|mse|nll)($|[/_])"
 )
-# Of the two names that Lightning makes of log(on_step=True, on_epoch=True) one is enough.
+# Lightning creates two names for log(on_step=True, on_epoch=True). One of them is sufficient.
 _TWIN = "_step"
 
 
@@ -20,11 +20,12 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str
     """Names of the metrics to plot.
 
     Args:
-        runs: that are set side by side.
-        asked: by the user; None: losses, error rates and the like, those first that most runs have.
+        runs: compared runs.
+        asked: metrics requested by the user. None: losses, error rates and similar metrics, sorted
+            by the number of runs that have them.
 
     Raises:
-        ValueError: no run has what was asked for; the message lists what there is.
+        ValueError: no run has a requested metric. The error lists the available ones.
 
     """
     there = {name for run in runs for name in run.metrics}
@@ -44,7 +45,7 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str
 
 
 def single_values(runs: Sequence[Run]) -> list[str]:
-    """Metrics that were logged once, as by ``trainer.test``: they belong in the table alone."""
+    """Metrics that were logged once, as by ``trainer.test``. They appear only in the table."""
     there = {name for run in runs for name in run.metrics}
     single = {name for name in there if not _is_curve(runs, name)}
     telling = {name for name in single if _TELLING.search(name.lower())}

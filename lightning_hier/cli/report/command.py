@@ -1,4 +1,4 @@
-"""``lightning-hier report``: reads its arguments and writes the page."""
+"""``lightning-hier report``: parses the arguments and writes the page."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from lightning_hier.cli.report.page import page
 from lightning_hier.cli.report.reading import read_runs
 
 _DESCRIPTION = """\
-Make one HTML page that sets runs side by side: losses and errors over steps, over time
-and over bytes, bytes of each tier, time waited, and a table of results and settings.
-The page needs no network."""
+Create one HTML page that compares runs: losses and errors over steps, over time and
+over bytes, bytes of each tier, waiting time, and tables of results and settings.
+The page works offline."""
 
 _EPILOG = """\
-A RUN is a folder that a CSVLogger (metrics.csv) or a TensorBoardLogger has written, such as
-lightning_logs/version_0, or one above: then all runs in it are taken. What a run of another
-strategy sends is not known; HierarchicalStrategy(group_size="world") is DDP, and counts."""
+A RUN is a directory of a CSVLogger (metrics.csv) or of a TensorBoardLogger, such as
+lightning_logs/version_0, or a directory above it, which selects all runs in it. Other
+strategies do not count bytes. HierarchicalStrategy(group_size="world") is DDP that does."""
 
 
 def run(args: list[str]) -> None:
-    """Write the page, and tell where it is.
+    """Write the page and print its path.
 
     Raises:
-        ValueError: what the user asks for can't be done.
-        OSError: a folder is not there, or a file can't be written.
+        ValueError: an argument is invalid.
+        OSError: a directory does not exist, or a file cannot be written.
 
     """
     asked = _parser().parse_args(args)
     if not asked.runs:
-        raise ValueError("give the folder of at least one run; --help tells more")
+        raise ValueError("name the directory of at least one run; see --help")
     _write_page(asked.runs, Path(asked.out), asked.metric, asked.names)
 
 
@@ -50,13 +50,13 @@ def _write_page(
 
 def _parser() -> CommandParser:
     parser = CommandParser("report", _DESCRIPTION, _EPILOG)
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="folder of a run, or one above")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="directory of a run, or one above")
     parser.add_argument("--out", default="report.html", help="file to write (report.html)")
     parser.add_argument(
         "--metric",
         nargs="+",
         action="extend",
-        help="plot these; otherwise losses, error rates and the like",
+        help="metrics to plot (losses, error rates and similar ones)",
     )
-    parser.add_argument("--names", nargs="+", help="of the runs, in their order")
+    parser.add_argument("--names", nargs="+", help="names of the runs, in their order")
     return parser

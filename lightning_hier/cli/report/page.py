@@ -1,4 +1,4 @@
-"""The page as a whole: one file that needs nothing else."""
+"""The page: one HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lightning_hier.cli.report.tables import results, settings
 from lightning_hier.version import __version__
 
 _NOTE = (
-    "Numbers are the last that were logged. Bytes are payload that the rank which logs has sent; "
-    "a run in a single group sends all of it inside that group, also between hosts, so plots over "
-    "bytes take that. Time is since training began."
+    "Numbers are the last logged values. Bytes are the payload that the logging rank has sent. A "
+    "run in a single group sends all of it inside the group, also between hosts, so plots over "
+    "bytes use that. Time starts with training."
 )
 
 
 def page(runs: Sequence[Run], metrics: Sequence[str], only_in_table: Sequence[str] = ()) -> str:
-    """The page for some runs, with plots of these metrics."""
-    title = f"{len(runs)} runs side by side" if len(runs) > 1 else runs[0].name
+    """The page for these runs, with plots of these metrics."""
+    title = f"Comparison of {len(runs)} runs" if len(runs) > 1 else runs[0].name
     parts = [
         f"<header><h1>{escape(title)}</h1>{_legend(runs)}</header>",
         f"<main>{_results(runs, [*metrics, *only_in_table])}",

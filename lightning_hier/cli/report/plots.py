@@ -13,24 +13,24 @@ from lightning_hier.cli.report.units import Unit, unit_of
 
 Point = tuple[float, float]
 Form = Literal["zero", "free", "log"]
-"""An axis that contains zero, one that is chosen by its values, or a logarithmic one."""
+"""Form of an axis: includes zero, range of the values, or logarithmic."""
 
-# Legible on a light and on a dark page. Further runs repeat the colours with other dashes.
+# Readable on light and dark pages. Further runs repeat the colours with other dashes.
 _COLOURS = (
     "#2a86d1", "#e0701f", "#14a37a", "#cf5fa6", "#c9981a", "#7a6fe0", "#dc4a57", "#7d8b99"
 )  # fmt: skip
 _DASHES = (("solid", "solid"), ("dash", "dashed"), ("dot", "dotted"), ("dashdot", "double"))
 _GREY, _GRID, _CLEAR = "#808890", "rgba(128, 136, 144, 0.25)", "rgba(0, 0, 0, 0)"
-# Above this ratio small values are invisible on a linear axis.
+# Above this ratio, small values are invisible on a linear axis.
 _LOGARITHMIC_FROM = 50.0
-# Each run takes 20 bytes a point, in each plot; a plot is about 400 pixels wide.
+# A point takes 20 bytes in the page, and a plot is about 400 pixels wide.
 _MOST_POINTS = 1000
 _MARKED_UP_TO = 30
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run in a plot; ``run`` is its number, which gives its colour."""
+    """A run in a plot. ``run`` is its index, which determines the colour."""
 
     run: int
     name: str
@@ -42,14 +42,14 @@ class Plot:
     """A plot with a line for each run.
 
     Attributes:
-        title: above the plot.
-        lines: of the runs that have points.
-        x_label: without its unit.
-        x_kind: bytes, seconds or anything else.
-        y_kind: likewise.
-        x_form: form of the axis.
-        y_form: likewise.
-        context: the metric that the title is about, for screen readers.
+        title: title above the plot.
+        lines: lines of the runs that have points.
+        x_label: label of the x axis without its unit.
+        x_kind: bytes, seconds or another kind.
+        y_kind: as x_kind.
+        x_form: form of the x axis.
+        y_form: form of the y axis.
+        context: metric of the title, for screen readers.
 
     """
 
@@ -78,13 +78,13 @@ def plotly_js() -> str:
 
 
 def chip(run: int) -> str:
-    """A short piece of a run's line, for legends and tables."""
+    """A short line in the style of a run, for legends and tables."""
     colour, (_, border) = _style(run)
     return f'<span class="chip" style="border-top: 3px {border} {colour}"></span>'
 
 
 def figure(plot: Plot) -> str:
-    """The plot as HTML; a note where no run has a point. Needs :func:`plotly_js` in the page."""
+    """The plot as HTML, or a note if no run has a point. The page must have :func:`plotly_js`."""
     lines = [line for line in (_drawable(line, plot) for line in plot.lines) if line.points]
     if not lines:
         return _framed(plot, plot.title, '<p class="none">nothing logged</p>')
@@ -102,21 +102,21 @@ def figure(plot: Plot) -> str:
         "modebar": {"bgcolor": _CLEAR, "color": _GREY, "remove": ["select", "lasso"]},
         "paper_bgcolor": _CLEAR,
         "plot_bgcolor": _CLEAR,
-        "showlegend": False,  # the page has one for all plots
+        "showlegend": False,  # the page has one legend for all plots
         "template": "none",
     }
     return _framed(plot, y.labelled(plot.title), _drawn([_trace(o, x, y) for o in lines], layout))
 
 
 def _drawn(traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> str:
-    # The import takes 0.2 s, which the other commands need not pay.
+    # Imported here, because it takes 0.2 s that other commands do not need.
     from plotly.graph_objects import Figure
     from plotly.io import to_html
 
     return str(
         to_html(
             Figure(data=traces, layout=layout),
-            # By default a button sends the plot to a server of Plotly.
+            # By default, a button uploads the plot to a server of Plotly.
             config={"displaylogo": False, "responsive": True, "showSendToCloud": False},
             include_plotlyjs=False,
             full_html=False,
@@ -148,7 +148,7 @@ def _trace(line: Line, x: Unit, y: Unit) -> dict[str, Any]:
 
 
 def _style(run: int) -> tuple[str, tuple[str, str]]:
-    """A run's colour, and its dashes in plotly and in CSS."""
+    """Colour of a run, and its dash style in plotly and in CSS."""
     return _COLOURS[run % len(_COLOURS)], _DASHES[run // len(_COLOURS) % len(_DASHES)]
 
 
@@ -174,7 +174,7 @@ def _drawable(line: Line, plot: Plot) -> Line:
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """The lowest and the highest point of each of so many pieces, and the ends."""
+    """Reduce the points to the minimum and maximum of each section, and the ends."""
     if len(points) <= _MOST_POINTS:
         return points
     pieces = _MOST_POINTS // 2

@@ -1,4 +1,4 @@
-"""Finds the runs in folders, and reads what CSVLogger and TensorBoardLogger have written."""
+"""Finds runs in directories, and reads the files of CSVLogger and TensorBoardLogger."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def read_runs(paths: Sequence[str], names: Sequence[str] | None) -> list[Run]:
     """Read all runs.
 
     Args:
-        paths: of runs, or of folders with runs in them.
-        names: of the runs, in their order; None: what tells their folders apart.
+        paths: directories of runs, or directories that contain runs.
+        names: names of the runs, in their order. None: the parts in which their paths differ.
 
     Raises:
-        OSError: there is no such folder, or no run in it.
-        ValueError: a file can't be read, or there are more or fewer names than runs.
+        OSError: a directory does not exist or contains no run.
+        ValueError: a file cannot be read, or the numbers of names and runs differ.
 
     """
     folders = [folder for path in paths for folder in _folders(Path(path))]
@@ -42,12 +42,14 @@ def read_runs(paths: Sequence[str], names: Sequence[str] | None) -> list[Run]:
 
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} is no folder: give the folder of a logger, or one above")
+        raise FileNotFoundError(
+            f"{path} is not a directory: name the directory of a logger, or one above"
+        )
     folders = {file.parent for pattern in (_CSV, _EVENTS) for file in path.rglob(pattern)}
     if not folders:
         raise FileNotFoundError(
-            f"no {_CSV} of a CSVLogger and no {_EVENTS} of a TensorBoardLogger in {path}: give the "
-            "folder that holds them, such as lightning_logs/version_0, or one above"
+            f"no {_CSV} of a CSVLogger and no {_EVENTS} of a TensorBoardLogger in {path}: name the "
+            "directory that contains them, such as lightning_logs/version_0, or one above"
         )
     return sorted(folders)
 
@@ -58,7 +60,7 @@ def _read(name: str, folder: Path) -> Run:
     else:
         series, wall = _read_events(folder)
     if not series:
-        raise ValueError(f"no value has been logged in {folder} yet")
+        raise ValueError(f"{folder} contains no logged values")
     return Run(
         name=name,
         folder=folder,
@@ -80,24 +82,24 @@ def _read_csv(file: Path) -> dict[str, Series]:
                         points[name].append((step, float(value)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ValueError(
-                    f"{file}, line {number}: not as CSVLogger writes it ({error!r})"
+                    f"{file}, line {number}: not in the format of CSVLogger ({error!r})"
                 ) from error
     return {name: Series.of(own) for name, own in points.items()}
 
 
 def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
-    """All scalars, and the seconds at which they were logged."""
+    """All scalars, and the times at which they were logged, in seconds."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
         raise ValueError(
-            f"{folder} has been written by TensorBoardLogger; to read it, pip install tensorboard"
+            f"{folder} was written by TensorBoardLogger: pip install tensorboard to read it"
         ) from error
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
     series = {tag: Series.of((e.step, e.value) for e in own) for tag, own in found.items()}
-    # Values that are logged when training is over have a step of their own.
+    # Values that are logged after training have a separate step.
     times = sorted((e.step, e.wall_time) for own in found.values() for e in own)
     begun = min((time for _, time in times), default=0.0)
     return series, Series.of((step, time - begun) for step, time in reversed(times))
@@ -109,11 +111,11 @@ def _read_settings(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text()))
     except ValueError as error:
-        raise ValueError(f"{file}: not as a strategy writes it ({error})") from error
+        raise ValueError(f"{file}: not in the format of a strategy ({error})") from error
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Reads no objects of Python: their names take their place."""
+    """Loads YAML without creating Python objects, which are replaced by their names."""
 
 
 _PlainLoader.add_multi_constructor("", lambda loader, tag, node: tag.rsplit(":", 1)[-1])
@@ -125,5 +127,5 @@ def _read_hyperparameters(file: Path) -> dict[str, Any]:
     try:
         read = yaml.load(file.read_text(), Loader=_PlainLoader)  # noqa: S506
     except yaml.YAMLError as error:
-        raise ValueError(f"{file}: not as a logger writes it ({error})") from error
+        raise ValueError(f"{file}: not in the format of a logger ({error})") from error
     return dict(read) if isinstance(read, dict) else {}

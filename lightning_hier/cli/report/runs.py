@@ -1,4 +1,4 @@
-"""What a run has logged: values over steps, and its settings."""
+"""Logged values of a run over steps, and its settings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Values of Lightning and of its loggers that are no metrics.
+# Values of Lightning and of its loggers that are not metrics.
 _NO_METRICS = ("epoch", "step", "hp_metric")
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one name over steps, which increase.
+    """Values of one name over increasing steps.
 
     Attributes:
         steps: Lightning's step of each value.
-        values: as many.
+        values: value of each step.
 
     """
 
@@ -27,7 +27,7 @@ class Series:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Series:
-        """Points in the order in which they were logged; the last one of a step counts."""
+        """Create a series from points in the order of logging. The last point of a step counts."""
         by_step = dict(points)
         steps = sorted(by_step)
         return cls(tuple(steps), tuple(by_step[step] for step in steps))
@@ -38,7 +38,7 @@ class Series:
         return self.values[-1]
 
     def at(self, step: float) -> float | None:
-        """The value at a step, on a straight line between neighbours; None beyond the ends."""
+        """The value at a step by linear interpolation, or None outside the range."""
         if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
             return None
         after = bisect_left(self.steps, step)
@@ -49,7 +49,7 @@ class Series:
         return self.values[before] + share * (self.values[after] - self.values[before])
 
     def without_restarts(self) -> Series:
-        """Totals that begin anew where a run was resumed, added up."""
+        """Totals that restart when a run is resumed, as one increasing series."""
         base, last, values = 0.0, 0.0, []
         for value in self.values:
             if value < last:
@@ -64,12 +64,12 @@ class Run:
     """One run.
 
     Attributes:
-        name: for legends and tables.
-        folder: of its logs.
-        series: by name.
-        settings: of the strategy, by name; empty where the run has not noted them.
-        hyperparameters: of the module, by name.
-        wall: seconds since the first value by the clock of the logger, where it notes the time.
+        name: name in legends and tables.
+        folder: directory of the logs.
+        series: series by name.
+        settings: settings of the strategy by name. Empty if the run has not written them.
+        hyperparameters: hyperparameters of the module by name.
+        wall: seconds since the first value, by the clock of the logger, if it records times.
 
     """
 
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of what the user has logged."""
+        """Names of the values that the user has logged."""
         return [
             name
             for name in self.series
@@ -90,7 +90,7 @@ class Run:
         ]
 
     def total(self, name: str) -> Series:
-        """A total that grows over the run; empty where it was not logged."""
+        """A total that increases over the run. Empty if it was not logged."""
         return self.series.get(name, Series((), ())).without_restarts()
 
     @property
@@ -101,9 +101,9 @@ class Run:
 
     @property
     def bytes_between(self) -> Series:
-        """Payload bytes between groups over steps; those in the group where there is only one.
+        """Payload bytes between groups over steps, or inside the group if there is only one.
 
-        A single group sends nothing across groups, also where it spans hosts.
+        A single group sends nothing across groups, even if it spans hosts.
         """
         across = self.total("hier/across/payload_bytes")
         used = across.steps and across.final > 0
@@ -111,7 +111,7 @@ class Run:
 
 
 def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """What tells folders apart: their paths without the parts that all share at either end."""
+    """Paths without the parts that all of them share at the start and at the end."""
     parts = [list(folder.resolve().parts) for folder in folders]
     if len(parts) == 1:
         last = parts[0][-1]

@@ -1,4 +1,4 @@
-"""Which plots a page has."""
+"""The plots of a page, in sections."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ _MANY_TIMES = 5.0
 
 @dataclass(frozen=True)
 class Section:
-    """Plots under one heading, with a remark for the reader."""
+    """Plots under one heading, with a remark."""
 
     title: str
     remark: str
     plots: list[Plot]
 
 
-# Title, name or names of which a run has one, unit.
+# Title, alternative names of the series, unit.
 _TRAFFIC = (
     ("payload inside groups", ("hier/group/payload_bytes",), "bytes"),
     ("payload between groups", ("hier/across/payload_bytes",), "bytes"),
 )
 _GTC = (
-    ("density of what GTC sends", ("hier/gtc/density",), ""),
+    ("density of GTC", ("hier/gtc/density",), ""),
     ("norm of GTC's residuals", ("hier/gtc/residual_norm",), ""),
 )
 _BLOCKS = (
     ("norm of the global update", ("hier/block/update_norm", "hier/block/0/update_norm"), ""),
     (
-        "distance of the groups' models",
+        "distance between the groups' models",
         ("hier/block/model_distance", "hier/block/0/model_distance"),
         "",
     ),
-    ("groups left out", ("hier/block/excluded", "hier/block/0/excluded"), ""),
+    ("excluded groups", ("hier/block/excluded", "hier/block/0/excluded"), ""),
 )
 _SERVERS = (
     ("staleness (PSP)", ("hier/psp/staleness",), ""),
-    ("gradients of an update (PSP)", ("hier/psp/gradients_per_round",), ""),
+    ("gradients per update (PSP)", ("hier/psp/gradients_per_round",), ""),
     ("gradients dropped (PSP)", ("hier/psp/dropped",), ""),
     (
         "staleness, sum over pushes (two-stage)",
@@ -56,11 +56,11 @@ _SERVERS = (
 
 
 def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
-    """All sections that have something to show.
+    """All sections that are not empty.
 
     Args:
-        runs: in the order of their colours.
-        metrics: that are plotted over steps, time and bytes.
+        runs: runs in the order of their colours.
+        metrics: metrics that are plotted over steps, time and bytes.
 
     """
     found = [Section(metric, "", _over_three_axes(runs, metric)) for metric in metrics]
@@ -68,7 +68,7 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
     waits = [Line(i, run.name, waited_share(run)) for i, run in enumerate(runs)]
     if any(line.points for line in waits):
         traffic.append(Plot("time waited for other ranks, percent", waits, "step", y_form="zero"))
-    communication = "Of the rank that logs. Waiting is time in which nothing was computed."
+    communication = "Values of the logging rank. Training does not compute while it waits."
     found.append(Section("Communication", communication, traffic + _present(runs, _GTC)))
     found.append(Section("Blocks", "", _present(runs, _BLOCKS)))
     found.append(Section("Parameter servers", "", _present(runs, _SERVERS)))
@@ -76,7 +76,7 @@ def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
 
 
 def waited_share(run: Run) -> list[Point]:
-    """Percent of the time since the value before in which the run waited, over steps."""
+    """Waiting time in percent of the time since the previous value, over steps."""
     waited, elapsed = run.total("hier/waited_seconds"), run.total("hier/elapsed_seconds")
     points = []
     both = [(step, waited.at(step), elapsed.at(step)) for step in waited.steps]
@@ -107,7 +107,7 @@ def _over_three_axes(runs: Sequence[Run], metric: str) -> list[Plot]:
 
 
 def _form_of_bytes(lines: Sequence[Line]) -> Form:
-    """Logarithmic where one run sends many times as much as another."""
+    """Logarithmic if one run sends many times as much as another."""
     ends = [line.points[-1][0] for line in lines if line.points]
     ends = [end for end in ends if end > 0]
     return "log" if ends and max(ends) > _MANY_TIMES * min(ends) else "zero"
@@ -124,7 +124,7 @@ def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[P
 
 
 def _present(runs: Sequence[Run], wanted: Sequence[tuple[str, tuple[str, ...], str]]) -> list[Plot]:
-    """Plots over steps of what some run has logged, and is not always 0."""
+    """Plots over steps of values that some run has logged and that are not always 0."""
     plots = []
     for title, names, unit in wanted:
         lines = []

@@ -1,4 +1,4 @@
-"""The page's tables: what came out of the runs, and how they were set."""
+"""Tables of the page: results and settings of the runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE = f"<td>{_ABSENT}</td>"
 
 
 def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
-    """One row a run. Each number has its exact value in ``data-value``."""
+    """Table of results with one row per run. ``data-value`` has the exact value."""
     totals: tuple[tuple[str, str, Callable[[Run], Series]], ...] = (
         ("time", "seconds", lambda run: run.elapsed),
         ("in groups", "bytes", lambda run: run.total("hier/group/payload_bytes")),
@@ -38,7 +38,7 @@ def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
 
 
 def settings(runs: Sequence[Run]) -> str:
-    """One row a setting; those in which the runs differ come first and stand out."""
+    """Table of settings. Those in which the runs differ are first and highlighted."""
     both = [{**run.hyperparameters, **run.settings} for run in runs]
     names = list(dict.fromkeys(name for own in both for name in own))
     if not names:
@@ -55,7 +55,7 @@ def settings(runs: Sequence[Run]) -> str:
 
 
 def _differ(values: Sequence[str]) -> bool:
-    """Whether runs that have a setting have it differently."""
+    """Whether the runs that have a setting have different values."""
     return len(set(values) - {_ABSENT}) > 1
 
 

@@ -10,11 +10,11 @@ _SECONDS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of bytes or seconds, or the number 1 without a name.
+    """A unit of bytes or seconds, or 1 without a name.
 
     Attributes:
-        size: in bytes or seconds.
-        name: empty for plain numbers.
+        size: size in bytes or seconds.
+        name: name, empty for plain numbers.
 
     """
 
@@ -31,7 +31,7 @@ def unit_of(kind: str, largest: float) -> Unit:
     sizes = {"bytes": _BYTES, "seconds": _SECONDS}.get(kind)
     if sizes is None:
         return Unit(1.0, "")
-    # Two of the larger unit at least: 90 seconds read better than 1.5 minutes.
+    # At least two of the larger unit: 90 s is easier to read than 1.5 min.
     fitting = [own for own in sizes if largest >= 2 * own[0]]
     return Unit(*(fitting[0] if fitting else sizes[-1]))
 
