@@ -26,8 +26,8 @@ def gather_json(
     A collective of the world: every rank must call it.
 
     Args:
-        value: of this rank.
-        device: of collectives.
+        value: value of this rank.
+        device: device of collectives.
         place: name of the exchange in errors.
 
     Raises:
@@ -178,7 +178,7 @@ def raise_everywhere(
     A collective of the world: every rank must enter it. The checks inside must not communicate.
 
     Args:
-        device: of collectives.
+        device: device of collectives.
         error: what a check raises. Any other exception is raised at once, on this rank alone.
         place: name of the exchange in errors.
 

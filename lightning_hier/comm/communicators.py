@@ -31,7 +31,7 @@ class Communicators:
         route: process groups that average models over ``across``.
         traffic: counts of this rank.
         progress: positions of all ranks, for errors that name missing ranks.
-        device: of tensors in collectives.
+        device: device of tensors in collectives.
         models_per_rank: models of different groups that every rank trains in turns.
 
     """

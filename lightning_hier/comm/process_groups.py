@@ -58,9 +58,10 @@ class ProcessGroups:
         (``torch.distributed.GroupMember``).
 
         Args:
-            ranks: of the group.
+            ranks: ranks of the group.
             timeout: limit of every collective of the group.
-            name: of the purpose. Groups of the same ranks for different purposes are different.
+            name: name of the purpose. Groups of the same ranks for different purposes are
+                different.
 
         """
         key = (tuple(ranks), timeout, name)

@@ -38,7 +38,7 @@ class ProgressRecord:
 
     Args:
         store: the job's ``torch.distributed.Store``.
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of ranks.
         number: collectives of all ranks that an earlier record has counted.
         grace_s: seconds to wait for the others' records after a failure.

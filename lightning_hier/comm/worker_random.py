@@ -19,7 +19,7 @@ class WorkerRandom:
 
     Args:
         number: workers of this rank.
-        device: of the rank.
+        device: device of the rank.
 
     Attributes:
         number: workers of this rank.

@@ -22,7 +22,7 @@ class Offer:
 
     Attributes:
         host: :func:`host_identity`.
-        address: of its interface to the job; None if there is a problem.
+        address: address of its interface to the job; None if there is a problem.
         master: address of the job's master as resolved on this rank; None if the user has named the
             interface.
         problem: why there is no address. It matters only for a job of several hosts.
@@ -56,8 +56,8 @@ def job_address(rank: int, offers: Sequence[Offer]) -> str:
     that the other hosts have resolved.
 
     Args:
-        rank: whose address.
-        offers: of all ranks.
+        rank: rank whose address is stored.
+        offers: offers of all ranks.
 
     Raises:
         OSError: there is none.

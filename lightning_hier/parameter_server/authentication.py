@@ -52,7 +52,7 @@ class Contact:
         rank: its number.
         host: the same text for ranks that reach each other by ``ipc``.
         token: authenticates the rank to servers of its host.
-        public_key: of CURVE.
+        public_key: public key of CURVE.
         ipc: endpoint for ranks of its host.
         tcp: endpoint for ranks of other hosts.
 

@@ -20,7 +20,7 @@ class Client:
 
     Args:
         port: used by this thread only.
-        server_loop: of this rank; its failure is raised in every wait.
+        server_loop: server loop of this rank; its failure is raised in every wait.
         timeout_s: limit of a wait, in seconds.
         on_waited: called with the seconds of every wait.
 

@@ -106,9 +106,9 @@ class Connection:
         """Hand a message to ``socket`` without waiting and without copying its payload.
 
         Args:
-            socket: of this connection.
+            socket: socket of this connection.
             message: its payload must not be changed any more.
-            address: of the peer, where the socket has several.
+            address: address of the peer, where the socket has several.
 
         Returns:
             False if the peer is gone or its queue is full: the message will not arrive.

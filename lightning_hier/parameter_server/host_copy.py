@@ -17,7 +17,7 @@ class HostCopy:
 
     Args:
         parameters: in the order of the buffers.
-        dtype: of the buffers.
+        dtype: dtype of the buffers.
 
     """
 

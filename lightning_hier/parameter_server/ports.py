@@ -70,7 +70,7 @@ class ServerPort:
         """Reply without waiting; return False if the peer is gone or its queue is full.
 
         Args:
-            address: of a received message.
+            address: address of a received message.
             message: its payload must not be changed any more.
 
         """
@@ -80,9 +80,9 @@ class ServerPort:
         """Whether part of a large message of this kind about this block is still queued.
 
         Args:
-            address: of a received message.
-            kind: of the message.
-            block: of the message.
+            address: address of a received message.
+            kind: kind of the message.
+            block: block of the message.
 
         """
         return self._connections[address].is_sending(kind, block)
@@ -126,7 +126,7 @@ class ClientPort:
         """Send without waiting; return False if the peer is gone or its queue is full.
 
         Args:
-            rank: of the server.
+            rank: rank of the server.
             message: its payload must not be changed any more.
 
         """

@@ -20,10 +20,10 @@ class ServedValues:
     """Values of parameters on the host, and their Updater. From any thread.
 
     Args:
-        name: of the values, for log messages.
+        name: name of the values, for log messages.
         tensors: the values; updated in place.
-        updater: over these tensors.
-        dtype: of flat copies; it must represent every tensor exactly.
+        updater: updater over these tensors.
+        dtype: dtype of flat copies; it must represent every tensor exactly.
 
     """
 
@@ -71,7 +71,8 @@ class ServedValues:
             mean: the gradient, 1-D.
             absent: positions of parameters without a gradient, which are not updated.
             rate_factor: multiplies every learning rate.
-            hyperparameters: of the user's optimizer; None: those of the last update.
+            hyperparameters: hyperparameters of the user's optimizer; None: those of the last
+                update.
 
         Returns:
             False if the gradient or the new values are not finite.

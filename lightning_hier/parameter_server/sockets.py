@@ -33,7 +33,7 @@ class Unconnected(NamedTuple):
     """A socket of a client before its first attempt to connect: time to attach a monitor.
 
     Attributes:
-        socket: with all its options.
+        socket: socket with all its options.
         endpoint: address of the peer.
 
     """
@@ -102,12 +102,12 @@ def client_socket(
     """A socket that :meth:`Unconnected.connect` connects to the server of ``peer``.
 
     Args:
-        context: of this process.
+        context: context of this process.
         register: contacts of all ranks.
-        credentials: of this rank.
+        credentials: credentials of this rank.
         peer: rank to connect to; may be this rank.
-        name: of this connection among those of this rank to this peer.
-        limits: of messages and queues.
+        name: name of this connection among those of this rank to this peer.
+        limits: limits of messages and queues.
         heartbeat_s: time between two heartbeats; None: none are sent.
 
     """

@@ -38,9 +38,9 @@ class Transport:
     """The resources that are opened first and closed last.
 
     Attributes:
-        context: of all sockets of these ports.
-        credentials: of this rank.
-        authenticator: of peers on other hosts.
+        context: context of all sockets of these ports.
+        credentials: credentials of this rank.
+        authenticator: authenticator of peers on other hosts.
         server: the socket to bind.
 
     """

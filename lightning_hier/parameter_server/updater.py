@@ -63,7 +63,7 @@ class Updater:
     it late: ASGD by one step, and Rprop in its first step only.
 
     Args:
-        optimizer: of the user; its :func:`objection` must be None.
+        optimizer: optimizer of the user; its :func:`objection` must be None.
         tensors: values on the host of the server's parameters, of the same shapes; may be empty.
             Updated in place.
 
@@ -115,7 +115,8 @@ class Updater:
             gradients: one for each tensor, of as many elements, of any shape; None for a parameter
                 that this step does not update.
             rate_factor: multiplies every learning rate in this step only.
-            hyperparameters: of the most advanced worker; None: those of the last step.
+            hyperparameters: hyperparameters of the most advanced worker; None: those of the last
+                step.
 
         """
         if hyperparameters is not None:

@@ -31,9 +31,9 @@ class Watch:
     heartbeat, so that a rank that was itself stopped does not regard all others as dead.
 
     Args:
-        context: of the sockets.
+        context: context of the sockets.
         sockets: one for each other rank, with heartbeats; the watch connects and owns them.
-        heartbeat_s: between two heartbeats, in seconds.
+        heartbeat_s: seconds between two heartbeats.
         grace_s: seconds for which a rank may be unreachable while its process has not ended.
 
     """

@@ -63,8 +63,8 @@ class Part:
     Attributes:
         message: without its payload; the facts are those of the first part.
         sequence: number of the part on its connection.
-        dtype: of the payload; None if the message has none.
-        nbytes: of the whole payload.
+        dtype: dtype of the payload; None if the message has none.
+        nbytes: size of the whole payload.
         offset: where in it this part begins, in bytes.
         raw: a view of the received frame.
 
@@ -91,10 +91,10 @@ def encode(
     """Frames of each part of a message; the last one is a view of the payload's memory.
 
     Args:
-        message: to send.
+        message: message to send.
         sequence: number of its first part on the connection, counting from 1.
-        limits: of messages that the peers accept.
-        part_bytes: of payload in one part; None: the default for other processes.
+        limits: limits of messages that the peers accept.
+        part_bytes: payload bytes in one part. None: the default for other processes.
 
     Raises:
         ValueError: the peer would refuse the message: its payload is not a 1-D contiguous tensor

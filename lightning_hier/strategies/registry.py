@@ -59,7 +59,7 @@ def explain_mistakes(names: Collection[str]) -> None:
     the Trainer. Registered names, and other callers, are not affected.
 
     Args:
-        names: of our strategies.
+        names: names of the strategies of this package.
 
     """
 

@@ -110,7 +110,7 @@ def resolved_for_run(
     Args:
         asked: as the user has set it. Where nothing is ``"auto"``, nothing else happens.
         resumed: :func:`numbers` of the run that is resumed, if one is.
-        session: of the run. Its Trainer is asked for the length of the run, which begins the
+        session: session of the run. Its Trainer determines the length of the run, which loads the
             training data.
         even_batches: whether all ranks have equally many batches, which a warm-up needs.
 

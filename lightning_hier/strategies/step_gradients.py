@@ -17,7 +17,7 @@ class StepGradients:
     """A hook before the step of one optimizer.
 
     Args:
-        optimizer: of the user.
+        optimizer: optimizer of the user.
         take: called when the gradients are complete (unscaled and clipped), still in ``.grad``.
 
     Attributes:

@@ -33,7 +33,7 @@ class ParameterSteps:
     Attributes:
         state: the optimizer's state of the parameter.
         group: its parameter group, which has betas and momentum_decay; schedulers may move them.
-        largest_beta1: with which the optimizer steps.
+        largest_beta1: largest first beta with which the optimizer steps.
         start: Adam's step count when the block began, the same on all ranks.
         start_product: NAdam's ``mu_product`` then; 1 for the others.
         rho: rho_n, number of mini-batches in the global update.

@@ -18,9 +18,9 @@ class Norms:
     """Sums of squares of one synchronisation.
 
     Attributes:
-        models: of the averaged models, whole, a mean over the groups.
-        mean: of the mean model, of this rank's shard.
-        update: of Delta, of this rank's shard.
+        models: sum of squares of the averaged models, as a mean over the groups.
+        mean: sum of squares of this rank's shard of the mean model.
+        update: sum of squares of this rank's shard of Delta.
 
     """
 

@@ -37,15 +37,15 @@ class Delay:
     which is the sum over its local models.
 
     Args:
-        outer: of the fragment.
+        outer: outer step of the fragment.
         models: local models of this rank.
         queue: computes means during training steps.
-        steps: over which the collectives of a mean are spread.
+        steps: number of steps over which the collectives of a mean are distributed.
 
     Attributes:
         in_flight: this rank's shard of the update in flight.
         has_update: whether there is one.
-        norms: of the models whose update is in flight, and of the buffers averaged at once.
+        norms: norms of the models whose update is in flight, and of the buffers averaged at once.
 
     """
 

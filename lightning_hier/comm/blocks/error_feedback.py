@@ -17,8 +17,8 @@ class ChunkFeedback:
     """Rounding errors of one chunk.
 
     Attributes:
-        own: of the values that this rank sends, as long as all shards.
-        sums: of the sums that this rank computes, as long as one shard.
+        own: values of the values that this rank sends, as long as all shards.
+        sums: errors of the sums that this rank computes, as long as one shard.
 
     """
 

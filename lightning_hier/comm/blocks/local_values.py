@@ -37,7 +37,7 @@ class SavedTensors:
         """Save ``tensors`` while the body writes other values; restore them if it fails.
 
         Args:
-            tensors: to save.
+            tensors: tensors to save.
             watch: whether :meth:`written` finds later writes. Version counters would not do:
                 ``tensor.data`` has its own, and writing a value back is no change.
 

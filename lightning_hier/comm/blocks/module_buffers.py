@@ -19,10 +19,10 @@ class ModuleBuffers:
     value into the first tensor and binds that to the name again.
 
     Args:
-        module: with its present buffers.
+        module: module with its present buffers.
 
     Attributes:
-        names: of the buffers, the first one of each.
+        names: names of the buffers, the first one of each.
         unfit: names of buffers that can't be reclaimed: they were removed, changed their shape or
             dtype, or had several names of which some are bound to other tensors now.
 

@@ -47,7 +47,7 @@ class OuterStep:
         """Update W and the state, in place.
 
         Args:
-            mean: of the models, or of the local updates. Becomes W_g.
+            mean: mean of the models, or of the local updates. Becomes W_g.
             place: its range.
 
         Returns:

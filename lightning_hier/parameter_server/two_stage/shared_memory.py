@@ -63,7 +63,7 @@ class SharedFile:
     descriptor of that file is closed.
 
     Args:
-        path: of an existing file; it may be removed once it is mapped.
+        path: path of an existing file; it may be removed once it is mapped.
 
     """
 

@@ -42,9 +42,9 @@ class WorkerLoaders:
         random: the random states of the workers.
 
     Attributes:
-        dataset: of all of them.
-        batch_sampler: of the first.
-        sampler: by which Lightning tells all of them the epoch.
+        dataset: data set of all loaders.
+        batch_sampler: batch sampler of the first loader.
+        sampler: sampler by which Lightning sets the epoch of all loaders.
 
     """
 
