@@ -1,1 +1,1 @@
-"""Process groups, collectives and their traffic. No Lightning."""
+"""Process groups, collectives and their traffic, without Lightning."""

@@ -1,4 +1,4 @@
-"""Process groups that average models, host by host where that saves bytes."""
+"""Process groups that average models between groups."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lightning_hier.comm.tiers import RankLayout
 class AcrossRoute:
     """Ranks through which this rank averages its shard of the model with other groups.
 
-    Where several groups have ranks on one host, their models are summed there first, one rank of
-    each host exchanges the sum with the other hosts, and broadcasts the result on its host. So a
-    link between hosts transfers a model once, and not once for each group on the host.
+    If several groups have ranks on one host, they first sum their models on this host. One rank of
+    each host exchanges the sum with the other hosts and broadcasts the result on its host. A link
+    between hosts therefore transfers a model once, and not once for each group on the host.
 
-    These process groups are used for models alone, so that an overlapped synchronisation can't be
-    mixed up with other collectives.
+    These process groups are used for models only, so that the collectives of an overlapped
+    synchronisation do not interleave with other collectives.
 
     Attributes:
-        between: ranks that exchange between hosts; None if another rank of this host does, and if
-            there is one model only.
-        host: averaging ranks of this host; None if each is alone on its host, or all are on one.
-        inter_host_ranks: number of ranks in ``between``, also where that is None.
-        hosts_are_shared: whether some host has several averaging ranks; the same on all of them.
+        between: ranks that exchange between hosts. None if another rank of this host is one of
+            them, or if there is only one model.
+        host: averaging ranks of this host. None if every host has one, or if there is one host.
+        inter_host_ranks: number of ranks in ``between``, also if it is None on this rank.
+        hosts_are_shared: whether any host has several averaging ranks. The same on all ranks.
         in_flight: overlapped synchronisations of all blocks.
 
     """
@@ -49,8 +49,8 @@ def build_route(
     Args:
         layout: rank layout of two tiers.
         host_of: host number of each rank.
-        make: creates the process group of some ranks under a name; a collective of the world.
-            Returns its channel, or None on a rank that is not in it.
+        make: creates the process group of some ranks under a name. A collective of the world.
+            Returns its channel, or None on a rank that is not a member.
 
     """
     if layout.sizes[1] == 1:
@@ -60,7 +60,7 @@ def build_route(
 
 
 def by_host(ranks: Sequence[int], host_of: Sequence[int]) -> list[list[int]]:
-    """Ranks by host; each alone if all are on one host, where summing first saves nothing."""
+    """Ranks by host. On a single host, each rank is separate, because there is no link to save."""
     hosts: defaultdict[int, list[int]] = defaultdict(list)
     for rank in ranks:
         hosts[host_of[rank]].append(rank)

@@ -1,4 +1,4 @@
-"""Exchange of small values as JSON: nothing from the network is unpickled."""
+"""Exchange of small values as JSON, so that nothing from the network is unpickled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXACT = (type(None), bool, int, float, str)
 def gather_json(
     value: Any, device: torch.device, *, place: str = "an exchange of settings"
 ) -> list[Any]:
-    """Every rank's ``value`` (anything that JSON can represent), in order of rank.
+    """The ``value`` of every rank, in order of rank. JSON must be able to represent it.
 
     A collective of the world: every rank must call it.
 
@@ -46,7 +46,7 @@ def gather_json(
 
 
 def _gather(own: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Tensors of all ranks, in order of rank, on the host."""
+    """Tensors of all ranks, in order of rank, in host memory."""
     own = own.to(device)
     rows = own.new_empty(dist.get_world_size() * own.numel())
     dist.all_gather_into_tensor(rows, own)
@@ -54,9 +54,10 @@ def _gather(own: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def gather_where_different(value: Any, device: torch.device, *, place: str) -> list[Any] | None:
-    """Every rank's ``value`` as from :func:`gather_json`, or None if all are equal.
+    """The values of :func:`gather_json`, or None if they are equal on all ranks.
 
-    Equal values cost only a hash for each rank. A collective of the world: every rank must call it.
+    If they are equal, only a hash of each rank is exchanged. A collective of the world: every rank
+    must call it.
     """
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
     if len(set(gather_json(digest, device, place=place))) == 1:
@@ -65,7 +66,7 @@ def gather_where_different(value: Any, device: torch.device, *, place: str) -> l
 
 
 def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
-    """The value of rank ``source`` on every rank, exactly; paths become text.
+    """The value of rank ``source`` on every rank, unchanged except that paths become text.
 
     A collective of the world: every rank must call it.
 
@@ -80,7 +81,7 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
 
 
 def sealed(value: Any) -> dict[str, Any]:
-    """A value to send, or the reason why JSON can't represent it. See :func:`opened`."""
+    """Wrap a value to send, or the reason why JSON cannot represent it. See :func:`opened`."""
     try:
         return {"value": _exact(value, "")}
     except TypeError as error:
@@ -88,7 +89,7 @@ def sealed(value: Any) -> dict[str, Any]:
 
 
 def opened(message: Mapping[str, Any], source: int) -> Any:
-    """The value that rank ``source`` has sent.
+    """Unwrap the value that rank ``source`` has sent.
 
     Raises:
         TypeError: on every rank, if JSON can't represent it exactly.
@@ -96,17 +97,17 @@ def opened(message: Mapping[str, Any], source: int) -> Any:
     """
     if "problem" in message:
         raise TypeError(
-            f"rank {source} can't broadcast what JSON can't represent ({message['problem']}): "
-            "nothing from the network is unpickled, and values must arrive unchanged. Broadcast "
-            "None, bool, int, float, str, and lists and dictionaries of these with text as keys: "
-            "list(...) of a tuple or set, .item() of a scalar, .tolist() of an array; "
-            "torch.distributed.broadcast is for tensors"
+            f"rank {source} can't broadcast a value that JSON can't represent exactly "
+            f"({message['problem']}): values are sent as JSON and not as pickles. Broadcast None, "
+            "bool, int, float, str, and lists and dictionaries of these with text as keys: use "
+            "list(...) for a tuple or set, .item() for a scalar, .tolist() for an array, and "
+            "torch.distributed.broadcast for tensors"
         )
     return message["value"]
 
 
 def _exact(value: Any, where: str) -> Any:
-    """The value, if it stays the same in JSON; paths become text."""
+    """Return the value if JSON represents it exactly. Paths become text."""
     if type(value) in _EXACT:
         return value
     if isinstance(value, os.PathLike) and isinstance(path := os.fspath(value), str):
@@ -128,7 +129,7 @@ def _named(value: Any, where: str) -> str:
 
 
 def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
-    """Message that names the settings in which the ranks differ; None if they are equal.
+    """Message that names the settings in which ranks differ, or None if they are equal.
 
     Args:
         settings: for each rank, values by name.
@@ -173,17 +174,18 @@ def raise_everywhere(
     error: type[Exception] = ValueError,
     place: str = "a check of all ranks",
 ) -> Iterator[None]:
-    """Run checks of this rank; if one fails on any rank, raise its error on every rank.
+    """Run checks of this rank. If a check fails on any rank, raise its error on every rank.
 
     A collective of the world: every rank must enter it. The checks inside must not communicate.
 
     Args:
         device: device of collectives.
-        error: what a check raises. Any other exception is raised at once, on this rank alone.
+        error: type of the error that a check raises. Other exceptions are raised immediately, on
+            this rank only.
         place: name of the exchange in errors.
 
     Raises:
-        error: names the problems, and the ranks that have them if they differ.
+        error: names the problems, and their ranks if they differ.
 
     """
     failed = None

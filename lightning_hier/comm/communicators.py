@@ -1,4 +1,4 @@
-"""The channels of one rank: its group, its peers in the other groups, and the whole world."""
+"""Channels of a rank: its group, its peers in the other groups, and the world."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Communicators:
     Attributes:
         layout: rank layout, group tier first.
         mesh: the process groups as a DeviceMesh with the dimensions ``across`` and ``group``.
-        group: the ranks of this rank's group.
-        across: the ranks at this rank's position in all groups.
+        group: ranks of this rank's group.
+        across: ranks at this rank's position in all groups.
         world: all ranks, counted as tier ``across``.
         route: process groups that average models over ``across``.
-        traffic: counts of this rank.
-        progress: positions of all ranks, for errors that name missing ranks.
+        traffic: traffic counts of this rank.
+        progress: progress record of all ranks, for errors that name missing ranks.
         device: device of tensors in collectives.
-        models_per_rank: models of different groups that every rank trains in turns.
+        models_per_rank: models of different groups that every rank trains in turn.
 
     """
 
@@ -49,7 +49,7 @@ class Communicators:
 
     @property
     def models(self) -> int:
-        """Number of averaged models: those of all groups."""
+        """Number of averaged models, those of all groups."""
         return self.layout.sizes[1] * self.models_per_rank
 
     @classmethod
@@ -69,11 +69,11 @@ class Communicators:
         Args:
             layout: rank layout of two tiers.
             device: the device of this rank's model.
-            timeout: limit of every collective.
-            traffic: counts of this rank.
-            host_of: host number of each rank, the same on all ranks; None if all are on one.
+            timeout: time limit of every collective.
+            traffic: traffic counts of this rank.
+            host_of: host number of each rank, the same on all ranks. None: all are on one host.
             models_per_rank: see the attribute.
-            process_groups: keeps them for the next fit of this process; None keeps none.
+            process_groups: keeps the groups for later fits of the process. None: not kept.
 
         """
         progress = progress_record()

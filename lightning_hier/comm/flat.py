@@ -1,4 +1,4 @@
-"""Several tensors as one flat vector for collectives; read and written in place."""
+"""Several tensors as one flat vector for collectives, read and written in place."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 class FlatView:
     """Tensors of one dtype and device in a fixed order.
 
-    The tensors keep their own storage: they are copied into a buffer before a collective and
-    copied back, in place, after it. Views into one permanent buffer would not survive ``.to()`` or
+    The tensors keep their own storage. They are copied into a buffer before a collective and copied
+    back, in place, after it. Views of one permanent buffer would be replaced by ``.to()`` and by
     cuDNN's packing of LSTM weights.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Take the tensors in the given order."""
+        """Use the tensors in the given order."""
         self.tensors = list(tensors)
         self._offsets = [0]
         for tensor in self.tensors:
@@ -29,9 +29,9 @@ class FlatView:
         return self._offsets[-1]
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[Tensor, slice, slice]]:
-        """The tensors with elements from ``start`` to ``stop``.
+        """Tensors that have elements between ``start`` and ``stop``.
 
-        For each of them where these lie in the tensor, and where in the run from ``start``.
+        Yields each tensor, the range in the tensor, and the range relative to ``start``.
         """
         for number in range(max(bisect_right(self._offsets, start) - 1, 0), len(self.tensors)):
             tensor, first = self.tensors[number], self._offsets[number]
@@ -42,7 +42,7 @@ class FlatView:
                 yield tensor, slice(low - first, high - first), slice(low - start, high - start)
 
     def read_(self, start: int, stop: int, out: Tensor) -> None:
-        """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, that long)."""
+        """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, of this length)."""
         sources, targets = [], []
         for tensor, inside, place in self.pieces(start, stop):
             sources.append(tensor.detach().reshape(-1)[inside])
@@ -53,8 +53,8 @@ class FlatView:
     def write_range(self, start: int, stop: int, flat: Tensor) -> None:
         """Copy the elements ``start`` to ``stop`` of ``flat`` (all elements) into the tensors.
 
-        Tensors that are not contiguous are left out: a range of them has no place in memory that
-        could be written at once. :meth:`write_scattered` writes them.
+        Tensors that are not contiguous are skipped, because a range of their elements is not a
+        range of memory. :meth:`write_scattered` writes them.
         """
         sources, targets = [], []
         for tensor, inside, place in self.pieces(start, stop):
@@ -65,7 +65,7 @@ class FlatView:
             torch._foreach_copy_(targets, sources)
 
     def write_scattered(self, flat: Tensor) -> None:
-        """Copy ``flat`` (all elements) into those tensors that are not contiguous."""
+        """Copy ``flat`` (all elements) into the tensors that are not contiguous."""
         for tensor, first in zip(self.tensors, self._offsets, strict=False):
             if not tensor.is_contiguous():
                 tensor.detach().copy_(flat[first : first + tensor.numel()].view(tensor.shape))

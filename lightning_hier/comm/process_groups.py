@@ -1,4 +1,4 @@
-"""Process groups that all fits of a process share, and their end before the interpreter's."""
+"""Process groups that all fits of a process share, and their destruction at exit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ProcessGroups:
     """Process groups by ranks and purpose, created at their first use.
 
     torch keeps a group, its connections and its threads until the process ends. If every fit of a
-    cross-validation or of a sweep created its own, file descriptors, and under NCCL memory of the
-    device, would run out.
+    cross-validation or a sweep created new groups, the process would run out of file descriptors
+    and, with NCCL, of device memory.
     """
 
     def __init__(self) -> None:
@@ -32,12 +32,12 @@ class ProcessGroups:
         self._generation = 0
 
     def renew(self, device: torch.device) -> int:
-        """Drop the groups if any rank has reason to doubt them, or the world has changed.
+        """Drop the groups if :meth:`doubt` was called on any rank, or if the world has changed.
 
-        A collective of the world: every rank must call it before it asks for groups.
+        A collective of the world: every rank must call it before it requests groups.
 
         Returns:
-            A generation number. Groups of an older generation must no longer be used.
+            A generation number. Groups of an older generation must not be used.
 
         """
         world = dist.distributed_c10d._get_default_group()
@@ -52,14 +52,14 @@ class ProcessGroups:
         return self._generation
 
     def of(self, ranks: Sequence[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
-        """The process group of some ranks for one purpose.
+        """Return the process group of some ranks for one purpose, and create it if needed.
 
-        Every rank of the world must call it, in the same order. On other ranks it returns no group
-        (``torch.distributed.GroupMember``).
+        Every rank of the world must call it, in the same order. On ranks that are not members, it
+        returns no group (``torch.distributed.GroupMember``).
 
         Args:
             ranks: ranks of the group.
-            timeout: limit of every collective of the group.
+            timeout: time limit of every collective of the group.
             name: name of the purpose. Groups of the same ranks for different purposes are
                 different.
 
@@ -71,7 +71,7 @@ class ProcessGroups:
         return self._groups[key]
 
     def doubt(self) -> None:
-        """Have the next fit create new groups: a collective may still be waiting in these."""
+        """Make the next fit create new groups, because a collective may still wait in these."""
         self._in_doubt = True
 
     def forget(self) -> None:
@@ -81,7 +81,7 @@ class ProcessGroups:
 
 
 SHARED = ProcessGroups()
-"""Process groups of the strategies of this process."""
+"""Process groups of all strategies in this process."""
 
 
 class HoldsGroups(Protocol):
@@ -98,16 +98,17 @@ def destroy_groups_at_exit(holder: HoldsGroups) -> None:
     """Destroy all process groups when this process exits normally.
 
     gloo's threads drop references to Python objects after a collective has completed. If the
-    interpreter is exiting at that moment, the process aborts, although all its work is done. The
-    threads are joined when the last reference to their group is gone, so references go too.
+    interpreter exits at this moment, the process aborts although all its work is done. The threads
+    are joined when the last reference to their group is dropped, so all references are dropped.
 
-    Call it before the default group is created.
+    Call this function before the default group is created.
 
     Args:
-        holder: drops its groups if it still exists by then.
+        holder: object whose groups are dropped at exit if it still exists.
 
     """
-    # DDP imports it, and an import while there is a default group keeps that group for ever.
+    # DDP imports this module later, and an import while a default group exists would keep a
+    # reference to this group.
     importlib.import_module("torch._dynamo")
     atexit.unregister(_destroy_groups)
     _holders.add(holder)
@@ -115,7 +116,7 @@ def destroy_groups_at_exit(holder: HoldsGroups) -> None:
 
 
 def keep_groups_at_exit() -> None:
-    """Leave the groups to the end of the process: after an error a collective may still wait.
+    """Do not destroy the groups at exit, because after an error a collective may still wait.
 
     Destroying its group would block up to the time limit. A later fit in this process creates new
     groups.
@@ -130,5 +131,5 @@ def _destroy_groups() -> None:
     SHARED.forget()
     if dist.is_initialized():
         dist.destroy_process_group()
-    # Trainers, modules and hooks refer to each other in cycles.
+    # Trainers, modules and hooks form reference cycles, which only the collector frees.
     gc.collect()

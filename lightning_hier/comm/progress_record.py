@@ -1,4 +1,4 @@
-"""The progress record: turns a failed collective into an error that names the missing ranks."""
+"""Progress record: turns a failed collective into an error that names the missing ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import ref
 
 import torch.distributed as dist
 
-# Errors of gloo, NCCL and the store for a peer that is lost or late, and for nothing else.
+# Messages of gloo, NCCL and the store that mean a lost or late peer.
 _LOST = re.compile(
     r"timed? ?out|connect|closed|closure|broken pipe|reset by peer|aborted|unreachable|"
     r"no route|remote|ncclSystemError",
@@ -28,23 +28,23 @@ class PeerError(RuntimeError):
 class ProgressRecord:
     """Records the position of this rank in the job's store, and reads all positions on a failure.
 
-    A failed collective reports a time-out on one rank, a closed connection on another, and on none
-    the rank that caused it. So each rank records its position before it waits for all ranks
-    (:meth:`at`). Collectives inside a group record nothing, since that would be traffic that leaves
-    the group. After a failure a rank records that it has failed, and waits a short time for the
-    other ranks to record the same. Ranks that did not are missing; at a collective of all ranks
-    only those of them that have not reached it. If all have failed, the missing ranks are those
-    that failed in another collective.
+    A failed collective reports a time-out on one rank and a closed connection on another, but not
+    the rank that caused the failure. Each rank therefore records its position before it waits for
+    all ranks (:meth:`at`). Collectives inside a group record nothing, because the traffic would
+    leave the group. After a failure, a rank records it and waits a short time for the records of
+    the other ranks. Ranks without such a record are missing; at a collective of all ranks, only
+    those that have not reached it. If all ranks have failed, the missing ranks are those that
+    failed in another collective.
 
     Args:
         store: the job's ``torch.distributed.Store``.
         rank: rank of this process.
         world_size: number of ranks.
-        number: collectives of all ranks that an earlier record has counted.
-        grace_s: seconds to wait for the others' records after a failure.
+        number: number of collectives of all ranks that an earlier record has counted.
+        grace_s: seconds to wait for the records of other ranks after a failure.
 
     Attributes:
-        number: collectives of all ranks so far; the same on all ranks in the same collective.
+        number: number of collectives of all ranks so far. Equal on all ranks in one collective.
         grace_s: see above.
 
     """
@@ -71,10 +71,11 @@ class ProgressRecord:
     def at(self, place: str) -> Iterator[None]:
         """Record that this rank is at a collective of all ranks while the body runs.
 
-        All ranks must enter it, in the same order. One inside another keeps the outer name.
+        All ranks must enter it, in the same order. A nested call keeps the outer name.
 
         Raises:
-            PeerError: a collective in the body failed because a rank was lost or late; names it.
+            PeerError: a collective in the body failed because a rank was lost or late. The error
+                names it.
 
         """
         outer = self._place
@@ -93,9 +94,9 @@ class ProgressRecord:
 
     @contextmanager
     def explaining(self, ranks: Sequence[int], doing: str = "") -> Iterator[None]:
-        """Name the missing ones of ``ranks`` if the body fails because a rank was lost or late.
+        """Name missing ranks among ``ranks`` if the body fails because a rank was lost or late.
 
-        Other errors are raised as they are; they get a note of what was being done, if given.
+        Other errors are raised unchanged, with a note that contains ``doing`` if it is given.
 
         Raises:
             PeerError: a collective of ``ranks`` failed because a rank was lost or late.
@@ -107,7 +108,7 @@ class ProgressRecord:
             raise
         except RuntimeError as error:
             if self._found is not None and self._found in str(error):
-                # Raised in a hook or a callback, and wrapped in another error by C++.
+                # The error was raised in a hook or a callback, and C++ wrapped it in another.
                 raise PeerError(self._found) from error
             if not is_lost_peer(error):
                 if doing:
@@ -116,7 +117,7 @@ class ProgressRecord:
             raise self._report(self._everyone if self._place else ranks, error) from error
 
     def align(self, numbers: Sequence[int]) -> None:
-        """Continue above the highest number of all ranks; they may have failed at different ones.
+        """Continue above the highest number of all ranks, which may have failed at different ones.
 
         All ranks must call it in the same collective.
         """
@@ -134,7 +135,7 @@ class ProgressRecord:
         return PeerError(self._found)
 
     def _missing(self, ranks: Sequence[int]) -> tuple[list[int], bool]:
-        """Ranks that are missing, and whether they had reached the collective before."""
+        """Missing ranks, and whether they had reached the collective."""
         self._record("failed", "")
         silent, until = list(ranks), time.monotonic() + self.grace_s
         while True:
@@ -189,24 +190,24 @@ class ProgressRecord:
 
 
 def progress_record() -> ProgressRecord:
-    """The record of the default process group, which must exist. Communicates nothing."""
+    """The record of the default process group, which must exist. Does not communicate."""
     global _record
     world = dist.distributed_c10d._get_default_group()
     if _record is None or _record[0]() is not world:
         store = dist.distributed_c10d._get_default_store()
-        # Entries of an earlier group may still be in the store and must not have higher numbers.
+        # The store may still contain entries of an earlier group, whose numbers must be lower.
         number = 0 if _record is None else _record[1].number + 1
         record = ProgressRecord(store, dist.get_rank(), dist.get_world_size(), number=number)
         _record = ref(world), record
     return _record[1]
 
 
-# A weak reference, because nothing may refer to a group when the process ends.
+# A weak reference, because no reference to a group may remain when the process exits.
 _record: tuple[ref[dist.ProcessGroup], ProgressRecord] | None = None
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective or the store failed because a peer is lost or late."""
+    """Whether a collective or the store failed because a peer was lost or late."""
     text = str(error)
     from_backend = isinstance(error, dist.DistError) or _BACKENDS.search(text)
     return bool(from_backend and _LOST.search(text))

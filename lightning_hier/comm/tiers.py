@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from lightning_hier.comm.process_groups import ProcessGroups
 
 GroupSize = int | Literal["node", "world"]
-"""Ranks of a group as a user names them: a number, the devices of one host, or all ranks."""
+"""Size of a group: a number, ``"node"`` (devices of a host) or ``"world"`` (all ranks)."""
 
 
 def workers_per_group(group_size: GroupSize, per_host: int, in_all: int) -> int:
-    """The number of workers that a group size stands for."""
+    """Convert a group size to a number of workers."""
     if group_size == "node":
         return per_host
     return in_all if group_size == "world" else group_size
@@ -42,7 +42,7 @@ class WorkerLayout:
         """Check the numbers.
 
         Raises:
-            ValueError: a group would begin or end in the middle of a rank with several groups.
+            ValueError: a group would start or end in the middle of a rank with several groups.
 
         """
         if self.group_size % self.workers_per_rank and self.workers_per_rank % self.group_size:
@@ -58,7 +58,7 @@ class WorkerLayout:
 
     @property
     def models_per_rank(self) -> int:
-        """Models that every rank trains, each of another group."""
+        """Models of different groups that every rank trains."""
         return self.workers_per_rank // self.per_model
 
     @property
@@ -72,8 +72,8 @@ class RankLayout:
     """Numbering of ranks by a list of tier sizes, lowest tier first.
 
     ``RankLayout((P, M))``: groups of P consecutive ranks, M groups. The coordinate of a rank in
-    tier 0 is its position in its group, in tier 1 the number of its group. A rank's tier-k group
-    holds the ranks that differ from it in coordinate k alone.
+    tier 0 is its position in its group, in tier 1 the number of its group. The tier-k group of a
+    rank consists of the ranks that differ from it only in coordinate k.
     """
 
     sizes: tuple[int, ...]
@@ -85,10 +85,10 @@ class RankLayout:
 
     @classmethod
     def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
-        """Groups of ``group_size`` ranks, or workers; the size must divide the world.
+        """Groups of ``group_size`` ranks or workers. The size must divide the world.
 
         Raises:
-            ValueError: it does not divide the world; the message lists the sizes that do.
+            ValueError: the size does not divide the world. The error lists the sizes that do.
 
         """
         if group_size < 1 or world_size % group_size:
@@ -120,7 +120,7 @@ class RankLayout:
         return rank
 
     def groups(self, tier: int) -> list[list[int]]:
-        """All process groups of a tier, each as its ranks in order of their coordinate."""
+        """All process groups of a tier, each as a list of ranks in order of their coordinate."""
         others = [range(size) for i, size in enumerate(self.sizes) if i != tier]
         found = []
         for fixed in product(*reversed(others)):
@@ -134,11 +134,11 @@ class RankLayout:
         return found
 
     def members(self, tier: int, rank: int) -> list[int]:
-        """The tier's process group that the rank belongs to."""
+        """Ranks of the tier's process group that contains the rank."""
         return next(ranks for ranks in self.groups(tier) if rank in ranks)
 
     def grid(self) -> torch.Tensor:
-        """Ranks in the order of a DeviceMesh: the upper tiers first."""
+        """Ranks in the order of a DeviceMesh, with upper tiers first."""
         return torch.arange(self.world_size).view(*reversed(self.sizes))
 
 
@@ -150,14 +150,14 @@ def build_mesh(
     timeout: timedelta,
     process_groups: ProcessGroups,
 ) -> DeviceMesh:
-    """The process groups of all tiers. Every rank of the world must call it.
+    """Create the process groups of all tiers. Every rank of the world must call it.
 
     Args:
         layout: sizes, lowest tier first.
         names: a name for each tier, lowest first.
         device_type: ``"cpu"`` or ``"cuda"``.
-        timeout: limit of every collective of the groups.
-        process_groups: keeps them.
+        timeout: time limit of every collective of the groups.
+        process_groups: keeps the groups for later fits.
 
     """
     own: list[dist.ProcessGroup] = []

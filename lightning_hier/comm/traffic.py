@@ -1,4 +1,4 @@
-"""What this rank has sent, per tier and kind, and how long it has waited for others."""
+"""Bytes that this rank has sent, by tier and kind, and time in which it has waited."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Count:
     """Totals of one kind of message since the start of the run.
 
     Attributes:
-        payload_bytes: bytes that this rank puts on the wire, by the bandwidth-optimal algorithm of
-            each collective; headers of the transport are not in it.
-        seconds: time in flight, from the call to its completion. Time during which the rank also
-            computed is part of it.
+        payload_bytes: bytes that this rank sends, by the bandwidth-optimal algorithm of each
+            collective, without headers of the transport.
+        seconds: time in flight, from the call to its completion, including time in which the rank
+            also computes.
         calls: number of collectives.
 
     """
@@ -29,7 +29,7 @@ class Count:
     calls: int = 0
 
     def __add__(self, other: Count) -> Count:
-        """Totals of both."""
+        """Sum of both."""
         return Count(
             self.payload_bytes + other.payload_bytes,
             self.seconds + other.seconds,
@@ -44,15 +44,15 @@ class Traffic:
         """Start at zero."""
         self._counts: defaultdict[tuple[Tier, str], Count] = defaultdict(Count)
         self._waited_s: dict[Tier, float] = dict.fromkeys(TIERS, 0.0)
-        # Collectives that overlap backward are counted by the thread that completes them.
+        # Collectives that overlap with the backward pass are counted by other threads.
         self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For launchers that pickle the strategy before anything is sent: all but the lock."""
+        """State without the lock, for launchers that pickle the strategy before training."""
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the counts over, with a lock of its own."""
+        """Restore the counts with a new lock."""
         self.__dict__.update(state)
         self._lock = Lock()
 
@@ -64,7 +64,7 @@ class Traffic:
         payload_bytes: float,
         seconds: float,
     ) -> None:
-        """Count one collective or message that is complete now, after ``seconds`` in flight."""
+        """Count a collective or message that completes now, after ``seconds`` in flight."""
         with self._lock:
             count = self._counts[tier, kind]
             count.payload_bytes += round(payload_bytes)
@@ -72,12 +72,12 @@ class Traffic:
             count.calls += 1
 
     def add_wait(self, tier: Tier, seconds: float) -> None:
-        """Count ``seconds`` until now in which training stood still for ranks of ``tier``."""
+        """Count ``seconds`` until now in which training waited for ranks of ``tier``."""
         with self._lock:
             self._waited_s[tier] += seconds
 
     def waited_seconds(self, tier: Tier) -> float:
-        """Seconds in which training stood still for ranks of ``tier``, computing nothing."""
+        """Seconds in which training waited for ranks of ``tier`` without computing."""
         return self._waited_s[tier]
 
     def total(self, tier: Tier) -> Count:
@@ -85,7 +85,7 @@ class Traffic:
         return sum((c for (t, _), c in self._present() if t == tier), Count())
 
     def of(self, tier: Tier, kind: str) -> Count:
-        """Totals of one kind; zeros where nothing was sent."""
+        """Totals of one kind, or zeros if nothing was sent."""
         return dict(self._present()).get((tier, kind), Count())
 
     def _present(self) -> list[tuple[tuple[Tier, str], Count]]:
@@ -93,7 +93,7 @@ class Traffic:
             return sorted((key, replace(count)) for key, count in self._counts.items())
 
     def metrics(self) -> dict[str, float]:
-        """All totals under the names by which they are logged."""
+        """All totals by the names under which they are logged."""
         named: dict[str, float] = {}
         for (tier, kind), count in self._present():
             named[f"hier/{tier}/{kind}/payload_bytes"] = count.payload_bytes

@@ -1,4 +1,4 @@
-"""State of one worker besides the model and its optimizer."""
+"""State of a worker in addition to its model and optimizer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class TensorMemory:
     """State of GTC for one parameter tensor.
 
     Attributes:
-        residual: gradient not sent yet, flat, in units of the unscaled gradient.
-        threshold: T of the next step; None until the first gradient has been seen.
+        residual: part of the gradient that has not been sent yet, flat, in units of the unscaled
+            gradient.
+        threshold: T of the next step. None before the first gradient.
 
     """
 
@@ -29,18 +30,18 @@ class TensorMemory:
 class GradientMemory:
     """Residuals and thresholds of one worker, keyed by parameter.
 
-    DDP forms new buckets after the first step, so nothing here knows of buckets.
+    It does not depend on buckets, because DDP forms new buckets after the first step.
     """
 
     tensors: dict[Parameter, TensorMemory] = field(default_factory=dict)
 
     def of(self, parameter: Parameter, flat: Tensor, threshold: float | None) -> TensorMemory:
-        """Memory of a parameter; a zero residual like ``flat`` where there is none yet.
+        """Memory of a parameter. A missing one is created with a zero residual like ``flat``.
 
         Args:
-            parameter: whose.
-            flat: its gradient.
-            threshold: a fixed one, whatever was used before; None keeps the one that is there.
+            parameter: parameter of the memory.
+            flat: gradient of the parameter.
+            threshold: fixed threshold, which replaces the current one. None keeps the current one.
 
         """
         memory = self.tensors.get(parameter)
@@ -52,7 +53,7 @@ class GradientMemory:
         return memory
 
     def state(self, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
-        """Residuals and thresholds by the names of the parameters; the tensors are not copied."""
+        """Residuals and thresholds by the names of the parameters, without copying tensors."""
         return {
             "residuals": {names[own]: memory.residual for own, memory in self.tensors.items()},
             "thresholds": {names[own]: memory.threshold for own, memory in self.tensors.items()},
@@ -90,10 +91,11 @@ class StepCount:
     """Steps of one optimizer, counted in calls of ``optimizer_step``.
 
     Attributes:
-        total: since the start of the run, warm-up included.
-        in_block: since the last synchronisation of models.
-        blocks: synchronisations of models so far.
-        excluded: groups left out of them because their models were not finite, each time counted.
+        total: steps since the start of the run, including the warm-up.
+        in_block: steps since the last synchronisation of models.
+        blocks: number of synchronisations of models.
+        excluded: number of groups excluded from them because their models were not finite, summed
+            over synchronisations.
 
     """
 
@@ -109,9 +111,9 @@ class Worker:
 
     Attributes:
         memory: residuals and thresholds.
-        steps: one count for each optimizer, which the workers of a rank share.
-        loss_scale: scale of fp16 gradients when the model was last known to be healthy; None
-            where gradients are not scaled.
+        steps: one count for each optimizer, shared by the workers of a rank.
+        loss_scale: scale of fp16 gradients at the last synchronisation with a finite model. None if
+            gradients are not scaled.
 
     """
 
@@ -121,13 +123,13 @@ class Worker:
 
     @classmethod
     def several(cls, number: int) -> list[Worker]:
-        """Virtual workers of one rank, with common step counts."""
+        """Virtual workers of one rank, with shared step counts."""
         first = cls()
         return [first, *(cls(steps=first.steps) for _ in range(1, number))]
 
     @property
     def begun(self) -> bool:
-        """Whether a step has been taken, in this run or in the one that it resumes."""
+        """Whether a step has been made, in this run or in the run that it resumes."""
         return any(count.total > 0 for count in self.steps)
 
     def count_optimizers(self, number: int) -> None:

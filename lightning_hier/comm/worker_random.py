@@ -1,4 +1,4 @@
-"""States of random generators: of a rank, and of each of its virtual workers."""
+"""States of random generators of a rank and of its virtual workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 
 class WorkerRandom:
-    """Generator states of each worker of a rank; those of worker 0 are in place.
+    """Generator states of each worker of a rank. Those of worker 0 are active.
 
-    All workers begin in the state in place when one of them first draws, as the ranks of a job with
-    one seed do.
+    All workers start from the state that is active when one of them first draws, like the ranks of
+    a job with one seed.
 
     Args:
         number: workers of this rank.
@@ -33,7 +33,7 @@ class WorkerRandom:
 
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
-        """Use the generator states of this worker in the body."""
+        """Activate the generator states of this worker in the body."""
         if self.number > 1 and not self._saved:
             self._saved = dict.fromkeys(range(1, self.number), self._read())
         if worker == 0:
@@ -57,13 +57,13 @@ class WorkerRandom:
         return [self.state(worker) for worker in range(self.number)]
 
     def set_states(self, states: Sequence[dict[str, Any]]) -> None:
-        """Set the states of all workers to those of :meth:`states`."""
+        """Restore the states of all workers from :meth:`states`."""
         for worker, state in enumerate(states):
             with self.of(worker):
                 set_random_state(state, self._device)
 
     def _read(self) -> Any:
-        # The plain values of `random_state`, for files, take twice as long.
+        # The format of `random_state`, for files, would take twice as long.
         on_device = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_device
 
@@ -79,7 +79,7 @@ class WorkerRandom:
 def random_state(device: torch.device) -> dict[str, Any]:
     """State of the generators of Python, NumPy, torch and, on CUDA, of ``device``.
 
-    Tensors, numbers and strings only, so that it can be read with ``weights_only=True``.
+    It contains only tensors, numbers and strings, so that ``weights_only=True`` can load it.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)

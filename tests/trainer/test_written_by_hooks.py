@@ -134,7 +134,7 @@ def _write_in_a_save(write: Callable[[Net], None], folder: str) -> None:
     )
 
 
-ERROR = "RuntimeError: a hook wrote into trained parameters (layers.0.weight"
+ERROR = "RuntimeError: a hook wrote to trained parameters (layers.0.weight"
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def test_what_can_not_come_back_is_an_error_on_every_rank(value: Tensor | None) 
     module[1].center = value
     buffers.reclaim()
     told = _told(others.finding, buffers.finding)
-    with pytest.raises(ValueError, match=r"rank 1 took away .* \('1.center'\)"):
+    with pytest.raises(ValueError, match=r"rank 1 removed buffers .* \('1.center'\)"):
         buffers.require_fit(told)
-    with pytest.raises(ValueError, match="rank 1 took away .*its own error names them"):
+    with pytest.raises(ValueError, match="rank 1 removed buffers .*its own error names them"):
         others.require_fit(told)
 
 

@@ -1,1 +1,1 @@
-"""Block synchronisation: models of the groups, averaged at the ends of blocks."""
+"""Block synchronisation: averages the models of the groups at the ends of blocks."""

@@ -1,4 +1,4 @@
-"""Moments and step counts of Adam and its relatives across blocks."""
+"""Moments and step counts of Adam, AdamW, NAdam and RAdam across blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
 
-# AdamW is an Adam in torch.
+# AdamW is a subclass of Adam in torch.
 SUPPORTED = (Adam, NAdam, RAdam)
 
 
@@ -31,13 +31,13 @@ class ParameterSteps:
     """Steps of one parameter.
 
     Attributes:
-        state: the optimizer's state of the parameter.
-        group: its parameter group, which has betas and momentum_decay; schedulers may move them.
+        state: optimizer state of the parameter.
+        group: parameter group with betas and momentum_decay, which schedulers may change.
         largest_beta1: largest first beta with which the optimizer steps.
-        start: Adam's step count when the block began, the same on all ranks.
-        start_product: NAdam's ``mu_product`` then; 1 for the others.
+        start: Adam's step count at the start of the block, the same on all ranks.
+        start_product: NAdam's ``mu_product`` at the start of the block; 1 for other optimizers.
         rho: rho_n, number of mini-batches in the global update.
-        block: steps of the block that is about to end.
+        block: steps of the current block.
 
     """
 
@@ -55,7 +55,7 @@ class ParameterSteps:
         return min(own, self.largest_beta1) if moment == 0 else own
 
     def begin_block(self, before: BlockSteps) -> None:
-        """Compute the counts at the start of the next block from those of the one before."""
+        """Compute the counts at the start of the next block."""
         self.block = before
         moved = before.local + before.ahead
         if "mu_product" in self.state:
@@ -66,7 +66,7 @@ class ParameterSteps:
         self.start += moved
 
     def write(self) -> None:
-        """Set the optimizer's counts to where the block starts, in place."""
+        """Set the optimizer's counts to those at the start of the block, in place."""
         if "mu_product" in self.state:
             self.state["mu_product"].fill_(self.start_product)
         self.state["step"].fill_(self.start)
@@ -75,8 +75,8 @@ class ParameterSteps:
 class AdamMoments(LocalState):
     """Averages both moments of every parameter with the model (bmuf_adam 2.2).
 
-    Every parameter has its own counts: one that was frozen, or had no gradient in some steps or on
-    some ranks, has fewer steps than the others. Its tau is the mean over the groups of its steps
+    Every parameter has its own counts, because a parameter that was frozen, or had no gradient in
+    some steps or on some ranks, has fewer steps. Its tau is the mean over the groups of its steps
     since the last synchronisation.
     """
 
@@ -90,15 +90,16 @@ class AdamMoments(LocalState):
         across: Channel,
         largest_beta1: float = 1.0,
     ) -> None:
-        """Create missing states; the present moments start a block.
+        """Create missing states. The current moments start a block.
 
         Args:
             optimizer: one of ``SUPPORTED``.
-            parameters: those of the block; of them, those that ``optimizer`` holds are used.
-            corrected: whether moments follow the look-ahead (eq. 18) or are averaged (eq. 13).
+            parameters: parameters of the block. Those that ``optimizer`` has are used.
+            corrected: whether moments are extrapolated to the look-ahead (eq. 18) or only averaged
+                (eq. 13).
             eta: block momentum.
-            across: the ranks at this position in all groups.
-            largest_beta1: the largest first beta with which ``optimizer`` steps; 1 is its own.
+            across: ranks at this position in all groups.
+            largest_beta1: largest first beta with which ``optimizer`` steps; 1 does not limit it.
 
         """
         self._eta = eta if corrected else 0.0
@@ -132,13 +133,13 @@ class AdamMoments(LocalState):
         device = next(iter(self._steps)).device
         counts = torch.stack([steps.state["step"].to(device) for steps in self._steps.values()])
         starts = [steps.start for steps in self._steps.values()]
-        # Counts are fractions with rounding; their differences within a block are whole.
+        # Counts are rounded fractions, but their differences within a block are integers.
         taken = counts.double() - torch.tensor(starts, dtype=torch.float64, device=device)
         taken.round_()
         self._taken = taken if first else self._taken.add_(taken)
 
     def collect(self, participation: Participation) -> None:
-        """Start to sum the steps of the healthy groups."""
+        """Start the sum of the steps of the groups with finite models."""
         self._models = participation.healthy
         if not self._steps:
             return
@@ -147,7 +148,7 @@ class AdamMoments(LocalState):
         self._exchange = self._across.all_reduce_(self._taken, "steps")
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
-        """Eq. 18 on a piece of a moment, in place."""
+        """Apply eq. 18 to a range of a moment, in place."""
         self._agree()
         steps = self._owners[id(tensor)]
         if previous is not None and id(tensor) in self._squares:
@@ -156,17 +157,17 @@ class AdamMoments(LocalState):
             advance_moment_(mean, previous, beta=steps.beta(0), steps=steps.block)
 
     def finish(self) -> None:
-        """Set the step counts, and NAdam's products, for the next block."""
+        """Set the step counts, and NAdam's products, for the next block, in place."""
         self._agree()
         for steps in self._steps.values():
             steps.write()
 
     def inherit(self, older: LocalState) -> None:
-        """Take over the counts of the parameters of ``older``."""
+        """Copy the counts of the parameters of ``older``."""
         self.set_counts(older.counts())
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """Step count and product of mu when the block began, and rho."""
+        """Step count and product of mu at the start of the block, and rho, by parameter."""
         return {
             parameter: [steps.start, steps.start_product, steps.rho]
             for parameter, steps in self._steps.items()
@@ -180,14 +181,14 @@ class AdamMoments(LocalState):
                 own.start, own.start_product, own.rho = start, product, rho
 
     def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Take rho over; the block begins at the present step counts."""
+        """Restore rho. The block starts at the current step counts."""
         for parameter, (_, _, rho) in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
                 own.rho = rho
 
     def _agree(self) -> None:
-        """Wait for the sums and compute the counts of the block, once."""
+        """Wait for the sums, and compute the counts of the block once."""
         if self._exchange is None:
             return
         self._exchange.wait()
@@ -206,8 +207,7 @@ def _steps(
     if not state:
         _make_state(state, parameter, group)
     for name in ("step", "mu_product"):
-        # Fractions need more digits than float32 has. Fused kernels and captured graphs need their
-        # own dtype.
+        # Fractional counts need float64. Fused kernels and captured graphs require float32.
         if name in state and not (group.get("fused") or group.get("capturable")):
             state[name] = torch.as_tensor(state[name]).double()
     return ParameterSteps(

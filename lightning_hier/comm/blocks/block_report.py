@@ -1,4 +1,4 @@
-"""Reports of the synchronisations of blocks, and the metrics logged from them."""
+"""Reports of block synchronisations, and their metrics."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class BlockReport:
         update_norm: Euclidean norm of the global update Delta.
         model_distance: root mean square over the groups of the Euclidean distance between a group's
             model and their mean. Averaged buffers are part of the model.
-        excluded: groups that were left out because their models were not finite.
-        restarted: whether this rank's group was one of them.
+        excluded: groups that were excluded because their models were not finite.
+        restarted: whether this rank's group was excluded.
 
     """
 
@@ -59,7 +59,7 @@ class BlockReport:
             communicators: channels of this rank.
 
         Raises:
-            NonFiniteModelError: Delta is beyond the range of its dtype.
+            NonFiniteModelError: Delta exceeds the range of its dtype.
 
         """
         own = [[norms.mean for norms in found], [norms.update for norms in found]]
@@ -67,12 +67,12 @@ class BlockReport:
         communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         if not math.isfinite(update):
-            # The same on all ranks, since every group holds all of Delta.
+            # The same on all ranks, because every group holds all of Delta.
             raise NonFiniteModelError(
-                "the global update is beyond the range of its dtype, although the models that it "
-                "was computed from are finite: training has diverged. Lower the learning rate."
+                "the global update exceeds the range of its dtype, although the models of all "
+                "groups are finite: training has diverged. Lower the learning rate."
             )
-        # Overlapping buckets report the block before, which a new bucket has not seen.
+        # With overlap, a bucket reports the previous block, which a new bucket does not have.
         distance = max((norms.models for norms in found), default=0.0) - mean
         return cls(
             update_norm=update**0.5,
@@ -83,15 +83,15 @@ class BlockReport:
 
 
 class BlockLog:
-    """The last report of each optimizer's block.
+    """The last report of the block of each optimizer.
 
     Args:
-        optimizers: their number.
+        optimizers: number of optimizers.
 
     Attributes:
-        reports: by the index of the optimizer.
-        excluded_at_end: groups that the last, short block left out. The worker's counts do not have
-            them, since a resumed run continues in the middle of that block.
+        reports: reports by the index of the optimizer.
+        excluded_at_end: groups that the last, short block excluded. They are not in the counts of
+            the worker, because a resumed run continues in the middle of that block.
 
     """
 

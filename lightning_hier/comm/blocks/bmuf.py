@@ -31,7 +31,7 @@ from lightning_hier.comm.blocks.shard_placement import Across
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMomentum(BlockSync):
-    """Base of the settings with block momentum.
+    """Base class of the settings with block momentum.
 
     Attributes:
         block_size: as in :class:`ModelAveraging`.
@@ -75,7 +75,7 @@ class BlockMomentum(BlockSync):
         return BlockFilter(eta=self.eta(num_models), zeta=self.block_lr, nesterov=self.nesterov)
 
     def eta(self, num_models: int) -> float:
-        """Block momentum for so many averaged models."""
+        """Block momentum for this number of averaged models."""
         if self.block_momentum == "auto":
             return auto_block_momentum(num_models, block_lr=self.block_lr, c=self.c)
         return self.block_momentum
@@ -116,12 +116,12 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """Adam's moments want more than this."""
+        """Advise BMUF-Adam for optimizers with moments."""
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (
-            f"BMUF leaves the moments of {type(optimizer).__name__} to each worker, and they do "
-            "not fit the models that block momentum makes: BMUFAdam(...) takes them along."
+            f"BMUF does not synchronise the moments of {type(optimizer).__name__}, so they do not "
+            "match the model after block momentum. Use BMUFAdam(...), which synchronises them."
         )
 
     def filter_for(self, num_models: int) -> BlockFilter:

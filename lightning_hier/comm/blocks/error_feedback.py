@@ -1,4 +1,4 @@
-"""Rounding errors of quantised sums, which the next sum adds (error feedback)."""
+"""Error feedback: rounding errors of quantised sums, which are added to the next sum."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class ChunkFeedback:
 
     @classmethod
     def zeros(cls, piece: Tensor, inter_host_ranks: int) -> ChunkFeedback:
-        """Errors before the first sum of such a chunk."""
+        """Errors of zero, for the first sum of a chunk."""
         each = _shard_length(piece.numel(), inter_host_ranks)
         both = piece.new_zeros((inter_host_ranks + 1) * each, dtype=_error_dtype(piece.dtype))
         return cls(both[: inter_host_ranks * each], both[inter_host_ranks * each :])
 
 
 class ErrorFeedback:
-    """Rounding errors of a rank's shard of a fragment; each sum adds those of the one before.
+    """Rounding errors of a rank's shard of a fragment. Each sum adds those of the previous one.
 
     Args:
-        numel: elements of the shard.
-        chunk: elements of one chunk.
+        numel: number of elements in the shard.
+        chunk: number of elements in a chunk.
         inter_host_ranks: number of ranks that exchange between hosts.
-        like: tensor on the device of the errors; its dtype is used, or float32 if that is wider.
+        like: tensor on the device of the errors. They have its dtype, or float32 if that is wider.
 
     """
 
@@ -58,7 +58,7 @@ class ErrorFeedback:
         """Errors of the chunk at ``place`` of the shard.
 
         Args:
-            place: starts at a multiple of the chunk's length.
+            place: range, which starts at a multiple of the chunk length.
             keep: whether a sum replaces the errors. False returns a copy.
 
         """
@@ -69,7 +69,7 @@ class ErrorFeedback:
         return ChunkFeedback(own, sums) if keep else ChunkFeedback(own.clone(), sums.clone())
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint; the tensors are not copied."""
+        """State for a checkpoint, without copying tensors."""
         return {"own": self._own, "sums": self._sums}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -79,7 +79,7 @@ class ErrorFeedback:
 
 
 def _shard_length(numel: int, ranks: int) -> int:
-    """Elements of a shard of ``numel`` elements among ``ranks``, in whole quantisation groups."""
+    """Number of elements in one of ``ranks`` shards, in whole quantisation groups."""
     return -(-numel // (ranks * QUANTISATION_GROUP)) * QUANTISATION_GROUP
 
 

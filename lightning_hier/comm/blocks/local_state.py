@@ -1,4 +1,4 @@
-"""State of a local optimizer at the start of a new block."""
+"""State of a local optimizer at the start of a block."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lightning_hier.comm.blocks.trained import optimizer_parameters
 
 
 class LocalState:
-    """State of one optimizer for the parameters of one block. This base class does not change it.
+    """State of an optimizer for the parameters of a block. This base class does not change it.
 
     A synchronisation calls the methods in this order, on every rank: :meth:`note` for each local
-    model of the rank, :meth:`collect`, :meth:`advance_` for each piece of a carried tensor in this
+    model of the rank, :meth:`collect`, :meth:`advance_` for each range of a carried tensor in this
     rank's shard, :meth:`finish` for each local model.
 
     Attributes:
@@ -35,12 +35,12 @@ class LocalState:
         """Record the optimizer's state of the local model in the module.
 
         Args:
-            first: whether it is the first local model of this rank; those that follow are added.
+            first: whether it is the first local model of this rank. Later ones are added.
 
         """
 
     def collect(self, participation: Participation) -> None:
-        """Prepare, before the model is sent. May start collectives of tier ``across``.
+        """Prepare before the model is sent. May start collectives of tier ``across``.
 
         Args:
             participation: groups whose models and states are averaged.
@@ -52,8 +52,8 @@ class LocalState:
 
         Args:
             tensor: one of ``carried``.
-            mean: a piece of its mean, flat; overwritten.
-            previous: the same piece after the last synchronisation, if ``keeps_previous``.
+            mean: range of its mean, flat. Overwritten.
+            previous: the same range after the last synchronisation, if ``keeps_previous``.
 
         """
 
@@ -61,7 +61,7 @@ class LocalState:
         """Set the remaining state, after the carried tensors have their new values."""
 
     def inherit(self, older: LocalState) -> None:
-        """Take over the counts of the same optimizer's state for fewer parameters."""
+        """Copy the counts of the state of the same optimizer for fewer parameters."""
 
     def counts(self) -> dict[Parameter, list[float]]:
         """Counts of each parameter, the same on all ranks."""
@@ -71,11 +71,11 @@ class LocalState:
         """Continue from :meth:`counts` in the middle of a block."""
 
     def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Begin a block from :meth:`counts` and the present state of the optimizer."""
+        """Start a block from :meth:`counts` and the current state of the optimizer."""
 
 
 class ResetMomentum(LocalState):
-    """Truncates the momentum of the local SGD at the start of each block (bmuf eq. 8)."""
+    """Resets the momentum of the local SGD at the start of each block (bmuf eq. 8)."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -92,7 +92,7 @@ class AveragedMomentum(LocalState):
     """Averages the momentum of the local SGD with the models.
 
     A parameter without a gradient on this rank has no momentum yet, but may have one on another
-    rank. Its momentum is created as zeros.
+    rank, so its momentum is created as zeros.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
@@ -112,18 +112,18 @@ class AveragedMomentum(LocalState):
 def forget_state_(
     optimizer: Optimizer, parameters: Iterable[Parameter], carried: Sequence[Tensor]
 ) -> None:
-    """Reset the state of ``optimizer`` for ``parameters`` of a group that was left out, in place.
+    """Reset the state of ``optimizer`` for ``parameters`` of an excluded group, in place.
 
-    State that holds NaN would spoil the model again at the next step. Tensors among ``carried``
-    have their values from the healthy groups and stay; other tensors beside them become zero. The
-    state of parameters without carried tensors is dropped, and the optimizer creates it at their
-    next gradient.
+    State with NaN would make the model non-finite again at the next step. Tensors in ``carried``
+    have values from the other groups and are kept. Other tensors of the same parameters become
+    zero. The state of parameters without carried tensors is removed, and the optimizer creates it
+    again at their next gradient.
     """
     kept = {id(tensor) for tensor in carried}
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     for parameter in parameters:
         state = optimizer.state.get(parameter, {})
-        eager = isinstance(optimizer, Adagrad)  # creates its state before the first gradient
+        eager = isinstance(optimizer, Adagrad)  # Adagrad creates its state in its constructor
         if not eager and not any(id(value) in kept for value in state.values()):
             optimizer.state.pop(parameter, None)
             continue
@@ -137,7 +137,7 @@ def forget_state_(
 def _momentum(optimizer: Optimizer, parameter: Parameter, group: dict[str, Any]) -> Tensor:
     state = optimizer.state[parameter]
     if not state and isinstance(optimizer, RMSprop):
-        # RMSprop creates all of its state at the first gradient, but nothing if it finds some.
+        # RMSprop creates its state at the first gradient only if there is none at all.
         state["step"] = torch.zeros(())
         for name in ("square_avg", *(["grad_avg"] if group["centered"] else [])):
             state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -1,4 +1,4 @@
-"""Values of the local model while the module holds the global one for evaluation."""
+"""Values of the local model while the module contains the global model for evaluation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lightning_hier.comm.profiling import profiler_range
 
 
 class SavedTensors:
-    """Copies of tensors that hold other values during evaluation.
+    """Copies of tensors that are overwritten during evaluation.
 
     Attributes:
-        used: whether the tensors hold other values at present.
+        used: whether the tensors are overwritten now.
 
     """
 
@@ -28,18 +28,19 @@ class SavedTensors:
         self.used = False
 
     def save(self, tensors: Iterable[Tensor]) -> None:
-        """Save the present values of ``tensors``."""
+        """Save the current values of ``tensors``."""
         self._saved = {tensor: tensor.detach().clone() for tensor in tensors}
         self.used = True
 
     @contextmanager
     def overwriting(self, tensors: Iterable[Tensor], *, watch: bool = False) -> Iterator[None]:
-        """Save ``tensors`` while the body writes other values; restore them if it fails.
+        """Save ``tensors``, which the body overwrites. Restore them if it fails.
 
         Args:
             tensors: tensors to save.
-            watch: whether :meth:`written` finds later writes. Version counters would not do:
-                ``tensor.data`` has its own, and writing a value back is no change.
+            watch: whether :meth:`written` detects later writes. It compares bits instead of version
+                counters, because ``tensor.data`` has a separate counter, and writing the same value
+                is not a change.
 
         """
         self.save(tensors)
@@ -57,13 +58,13 @@ class SavedTensors:
         return [tensor for (tensor, before), after in pairs if before != after]
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Leave the present values of ``tensors`` in place; :meth:`restore` skips them."""
+        """Keep the current values of ``tensors``, which :meth:`restore` then skips."""
         for tensor in tensors:
             self._saved.pop(tensor, None)
             self._fingerprints.pop(tensor, None)
 
     def keep_all(self) -> None:
-        """Leave all present values in place."""
+        """Keep all current values."""
         self._saved, self._fingerprints = {}, {}
 
     def restore(self) -> None:
@@ -75,17 +76,17 @@ class SavedTensors:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the saved values."""
+        """Discard the saved values."""
         self.keep_all()
         self.used = False
 
     def local(self, tensor: Tensor) -> Tensor:
-        """The saved value of a tensor, or its present one if none is saved; not a copy."""
+        """The saved value of a tensor, or the tensor itself if none is saved. Not a copy."""
         return self._saved.get(tensor, tensor.detach())
 
 
 class LocalValues:
-    """Values of the local model, in the module or saved. Communicates nothing.
+    """Values of the local model, in the module or saved. Does not communicate.
 
     Args:
         trained: parameters and buffers of the module.
@@ -102,20 +103,20 @@ class LocalValues:
         self.saved = SavedTensors()
 
     def all(self) -> dict[Tensor, Tensor]:
-        """Trainable parameters and buffers with their local values; not copied."""
+        """Local values of trainable parameters and buffers, not copied."""
         return {own: self._of(own) for own in self._trained.tensors()}
 
     def buffers(self) -> dict[str, Tensor]:
-        """Local values of the buffers by name; not copied."""
+        """Local values of the buffers by name, not copied."""
         self._models.buffers.reclaim()
         return {name: self._of(own) for own, name in self._models.buffers.names.items()}
 
     @torch.no_grad()
     def keep_written_buffers(self) -> None:
-        """Make what hooks wrote into buffers of the global model part of all local models.
+        """Copy writes of hooks to buffers of the global model into all local models.
 
         Raises:
-            RuntimeError: a hook wrote into a trained parameter. Its local value would replace it.
+            RuntimeError: a hook wrote to a trained parameter, whose local value would replace it.
 
         """
         self._models.buffers.reclaim()
@@ -123,12 +124,12 @@ class LocalValues:
         names = self._trained.names(written)
         if names:
             raise RuntimeError(
-                f"a hook wrote into trained parameters ({', '.join(names)}) while the module held "
+                f"a hook wrote to trained parameters ({', '.join(names)}) while the module held "
                 "the global model (from validation or the end of an epoch until the next batch "
                 "starts): training continues from the local model, so the write would be lost. "
-                "Write the same on all ranks in on_train_batch_start or on_train_batch_end instead "
-                "(with virtual_workers in training_step), when the module holds the local model. "
-                "Buffers and frozen parameters may be written in any hook."
+                "Write the same values on all ranks in on_train_batch_start or on_train_batch_end "
+                "instead (in training_step with virtual_workers). Hooks may write to buffers and "
+                "frozen parameters at any time."
             )
         self.saved.keep(written)
         values = [(tensor, tensor.data) for tensor in written]
@@ -138,8 +139,8 @@ class LocalValues:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Load a local model in the body; the module holds its present values afterwards."""
-        # Parameters that are frozen now may have been trained by the run that is loaded.
+        """Load a local model in the body. Afterwards the module has its current values again."""
+        # The saved run may have trained parameters that are frozen now.
         tensors = self._trained.tensors(also_frozen=True)
         present = {tensor: tensor.detach().clone() for tensor in tensors}
         yield

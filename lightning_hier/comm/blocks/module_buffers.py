@@ -1,4 +1,4 @@
-"""Buffers of a module at the start of training, also where it rebinds their names."""
+"""Buffers of a module, kept as the same tensors even if the module rebinds their names."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lightning_hier.comm.blocks.health import HealthReport, Nonfinite, span
 class ModuleBuffers:
     """Keeps the tensors of a module's buffers the same.
 
-    ``self.center = 0.9 * self.center + 0.1 * seen`` binds another tensor to the buffer's name at
-    every step, but blocks and local models refer to the first one. :meth:`reclaim` copies the new
-    value into the first tensor and binds that to the name again.
+    ``self.center = 0.9 * self.center + 0.1 * seen`` binds a new tensor to the name of the buffer in
+    every step, but blocks and local models refer to the first tensor. :meth:`reclaim` copies the
+    new value into the first tensor and binds it to the name again.
 
     Args:
-        module: module with its present buffers.
+        module: module with its current buffers.
 
     Attributes:
-        names: names of the buffers, the first one of each.
-        unfit: names of buffers that can't be reclaimed: they were removed, changed their shape or
-            dtype, or had several names of which some are bound to other tensors now.
+        names: first name of each buffer.
+        unfit: names of buffers that cannot be reclaimed because they were removed, have another
+            shape or dtype, or had several names that are no longer bound to the same tensor.
 
     """
 
@@ -39,12 +39,12 @@ class ModuleBuffers:
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        """The buffers, each once."""
+        """The buffers, without duplicates."""
         return list(self.names)
 
     @torch.no_grad()
     def reclaim(self) -> None:
-        """Copy the module's present values into the buffers, and bind these to their names."""
+        """Copy the module's current values into the buffers, and bind these to their names."""
         self.unfit = []
         for own, places in self._places.items():
             present = {holder._buffers.get(name) for holder, name in places}
@@ -55,22 +55,22 @@ class ModuleBuffers:
                 self.unfit.append(self.names[own])
                 continue
             if value.device == own.device:
-                own.copy_(value.clone())  # it may be a view of the same memory
+                own.copy_(value.clone())  # the value may be a view of the same memory
             else:
-                own.data = value.data  # the module has been moved, and its parameters with it
+                own.data = value.data  # the module was moved to another device or dtype
             for holder, name in places:
                 holder._buffers[name] = own
 
     @property
     def finding(self) -> Nonfinite:
-        """Part of the health report."""
+        """Part of the health report about buffers."""
         return Nonfinite.UNFIT if self.unfit else Nonfinite.NOTHING
 
     def require_fit(self, statuses: Sequence[HealthReport]) -> None:
-        """Check the reports of all ranks. The same on every rank; no communication.
+        """Check the reports of all ranks, with the same result on every rank. Does not communicate.
 
         Raises:
-            ValueError: on every rank, if any has a buffer that can't be reclaimed.
+            ValueError: on every rank, if a rank has a buffer that cannot be reclaimed.
 
         """
         ranks = [i for i, status in enumerate(statuses) if status.nonfinite & Nonfinite.UNFIT]
@@ -78,7 +78,7 @@ class ModuleBuffers:
             return
         names = ", ".join(map(repr, self.unfit)) or "its own error names them"
         raise ValueError(
-            f"rank{'s' * (len(ranks) > 1)} {span(ranks)} took away buffers while training, or gave "
-            f"them another shape or dtype ({names}): ranks average buffers, or keep them equal, "
-            "element by element. Keep what changes its shape in a plain attribute of the module."
+            f"rank{'s' * (len(ranks) > 1)} {span(ranks)} removed buffers during training, or "
+            f"changed their shape or dtype ({names}): buffers are synchronised element by element. "
+            "Use a plain attribute of the module for a tensor that changes its shape."
         )

@@ -1,4 +1,4 @@
-"""The outer step of a fragment: from the mean of the groups' models to the next global model."""
+"""Outer step of a fragment: computes the next global model from the mean of the models."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class OuterStep:
     """Interface of the outer optimizer of a fragment.
 
     It holds this rank's shard of the global model W and of its own state. ``place`` is a range of
-    elements of that shard. No method communicates.
+    elements of this shard. No method communicates.
 
     Args:
         global_model: this rank's shard of W, flat. Updated in place.
-        from_updates: whether the means are those of local updates (the local model minus the start
-            model) instead of models. Updates are exchanged where they are quantised or delayed.
+        from_updates: whether the means are those of local updates (local model minus start model)
+            instead of models. Updates are exchanged if they are quantised or delayed.
 
     Attributes:
         from_updates: see above. A subclass that needs updates sets it to True.
-        vectors: W as ``"global_model"``, and state with a value for each element of W, zero at
-            first. They are saved, divided among ranks and restored by name.
+        vectors: W as ``"global_model"``, and state vectors with one value per element of W,
+            initially zero. They are saved, divided among ranks and restored by name.
 
     """
 
@@ -36,11 +36,11 @@ class OuterStep:
         self.vectors = {"global_model": global_model}
 
     def start_model(self, place: slice) -> Tensor:
-        """W_g, from which the next block starts; may be a view of W."""
+        """W_g, the start model of the next block. May be a view of W."""
         raise NotImplementedError
 
     def prepare_(self, model: Tensor, place: slice) -> float:
-        """Turn a local model into the values to average, in place; their sum of squares."""
+        """Turn a local model into the values to average, in place. Returns their sum of squares."""
         raise NotImplementedError
 
     def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
@@ -48,7 +48,7 @@ class OuterStep:
 
         Args:
             mean: mean of the models, or of the local updates. Becomes W_g.
-            place: its range.
+            place: range of the mean.
 
         Returns:
             The sums of squares of the mean and of the global update.
@@ -57,26 +57,26 @@ class OuterStep:
         raise NotImplementedError
 
     def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
-        """W as :meth:`apply_` would leave it; changes nothing.
+        """W as :meth:`apply_` would compute it, without changing anything.
 
         Args:
-            place: the range.
-            mean: as in :meth:`apply_`; None applies none.
-            earlier: a mean update that is applied before it; None applies none.
+            place: range of the result.
+            mean: as in :meth:`apply_`. None applies no mean.
+            earlier: mean update that is applied before ``mean``. None applies no update.
 
         """
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """Settings for a checkpoint, beside the vectors."""
+        """Settings for a checkpoint, in addition to the vectors."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint; the tensors are not copied."""
+        """State for a checkpoint, without copying tensors."""
         return {**self.settings(), **self.vectors}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of the same shard; vectors that it does not have stay as they are."""
+        """Load a state of the same shard. Vectors that it does not contain are not changed."""
         for name, vector in self.vectors.items():
             if state.get(name) is not None:
                 vector.copy_(state[name])
@@ -85,10 +85,10 @@ class OuterStep:
 class BlockMomentumStep(OuterStep):
     """Model averaging, and classical and Nesterov block momentum (bmuf 2.1.3).
 
-    Its state is Delta, as ``"update"``; there is none without block momentum.
+    Its state vector is Delta, as ``"update"``. Without block momentum, it has none.
 
     Args:
-        block_filter: the equations.
+        block_filter: equations of block momentum.
         global_model: as in :class:`OuterStep`.
         from_updates: as in :class:`OuterStep`.
 
@@ -135,6 +135,6 @@ class BlockMomentumStep(OuterStep):
         return {"filter": asdict(self._filter)}
 
     def _at(self, place: slice) -> tuple[Tensor, Tensor | None]:
-        """W and Delta of a range."""
+        """Ranges of W and Delta."""
         update = self.vectors.get("update")
         return self.vectors["global_model"][place], None if update is None else update[place]

@@ -1,4 +1,4 @@
-"""State of an optimizer, by reference, for a local model that is not in the module."""
+"""Optimizer state of a local model that is not in the module, held by reference."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch.optim import Optimizer
 
 Clone = Callable[[Tensor], Tensor]
 
-# A value, and its storage if it is a tensor.
+# A value and, if it is a tensor, its storage.
 _Entry = tuple[Any, Tensor | None]
 _Entries = dict[str, _Entry]
 
 
 @dataclass
 class SavedOptimizer:
-    """State of each parameter, and settings of each group.
+    """State of each parameter, and settings of each parameter group.
 
-    The settings hold the learning rate, and step counts and sums of some optimizers.
+    Settings include the learning rate and, for some optimizers, step counts and sums.
     """
 
     states: dict[Any, _Entries]
@@ -35,7 +35,7 @@ class SavedOptimizer:
         )
 
     def cloned(self, clone: Clone) -> SavedOptimizer:
-        """The same values in storage of their own."""
+        """The same values in separate storage."""
         return SavedOptimizer(
             {key: _cloned(entries, clone) for key, entries in self.states.items()},
             [_cloned(entries, clone) for entries in self.groups],
@@ -56,10 +56,10 @@ class SavedOptimizer:
 
 
 class GroupChanges:
-    """Finds changes of an optimizer's group settings, as schedulers make them.
+    """Detects changes of an optimizer's group settings, for example by schedulers.
 
     Args:
-        optimizer: in its present state.
+        optimizer: optimizer in its current state.
 
     """
 
@@ -68,7 +68,7 @@ class GroupChanges:
         self._before = self._versions()
 
     def apply(self, saved: SavedOptimizer, clone: Clone) -> None:
-        """Make the same changes in the state of a model that was not in the module."""
+        """Apply the same changes to the state of a model that was not in the module."""
         for old, new, group, entries in zip(
             self._before, self._versions(), self._optimizer.param_groups, saved.groups, strict=False
         ):
@@ -78,7 +78,7 @@ class GroupChanges:
             entries.update(_cloned(_entries(changed), clone))
 
     def _versions(self) -> list[dict[str, tuple[Any, int]]]:
-        """Each value with its version counter."""
+        """Values with their version counters."""
         return [
             {
                 name: (value, value._version if isinstance(value, Tensor) else 0)

@@ -1,1 +1,1 @@
-"""What a group does with gradients at every step."""
+"""Gradient synchronisation inside a group, at every step."""
