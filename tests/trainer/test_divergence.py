@@ -159,7 +159,7 @@ class _Far(Net):
 def test_update_beyond_the_range_is_an_error_too() -> None:
     strategy = partial(AVERAGING, block_size=2, find_unused_parameters=True)
     errors = errors_on_ranks(2, strategy, _Far, 8)
-    check_errors(errors, "the global update is beyond the range", kind="NonFiniteModelError: the")
+    check_errors(errors, "the global update exceeds the range", kind="NonFiniteModelError: the")
 
 
 def test_exclusions_are_counted_in_the_log(tmp_path: Path) -> None:
