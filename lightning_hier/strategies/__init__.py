@@ -1,1 +1,1 @@
-"""Lightning glue: presets, life cycle, checks. No maths."""
+"""Lightning strategies: presets, life cycle and checks, without equations."""

@@ -1,4 +1,4 @@
-"""Named systems with flat arguments, for the command line and for reading."""
+"""Presets: named strategies with flat arguments."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ModelAveragingStrategy(HierarchicalStrategy):
 
 
 class BMUFStrategy(HierarchicalStrategy):
-    """Blockwise model update filtering, every rank a worker (bmuf 2.1).
+    """Blockwise model-update filtering, every rank a worker (bmuf 2.1).
 
     Arguments are those of :class:`~lightning_hier.BMUF` and
     :class:`~lightning_hier.HierarchicalStrategy`.
@@ -192,10 +192,10 @@ class BMUFAdamStrategy(HierarchicalStrategy):
 
 
 class BMUFGTCStrategy(HierarchicalStrategy):
-    """GTC inside groups, blockwise model update filtering across them (two_tiered_bmuf_gtc 2.3).
+    """GTC inside groups, blockwise model-update filtering across them (two_tiered_bmuf_gtc 2.3).
 
     Arguments are those of :class:`~lightning_hier.GTC`, :class:`~lightning_hier.BMUF` and
-    :class:`~lightning_hier.HierarchicalStrategy`. N of the block momentum is the number of groups.
+    :class:`~lightning_hier.HierarchicalStrategy`. N of block momentum is the number of groups.
     """
 
     strategy_name = "bmuf_gtc"

@@ -83,7 +83,7 @@ class BlockMomentum(BlockSync):
 
 @dataclass(frozen=True, kw_only=True)
 class BMUF(BlockMomentum, LocalMomentumSync):
-    """Blockwise model update filtering over the groups (bmuf 2.1.3).
+    """Blockwise model-update filtering over the groups (bmuf 2.1.3).
 
     The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
 
