@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import torch
 from torch.nn import Module, Parameter
@@ -160,7 +159,8 @@ class BlockSynchroniser:
         count.blocks += 1
         block = self._blocks[optimizer]
         with profiler_range("hier/block/synchronisation"):
-            report = block.synchronise(partial(self.health.agree, SyncPoint.BLOCK, optimizer))
+            participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read())
+            report = block.synchronise(participation)
         count.excluded += report.excluded
         if report.restarted:
             self._worker.memory.forget(block.members.parameters)

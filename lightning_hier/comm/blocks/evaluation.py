@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -135,7 +134,7 @@ class Evaluation:
                 self._one_model.broadcast_buffers_(point)
             for index, block in enumerate(blocks):
                 pending = self._worker.steps[index].in_block > 0
-                agree = partial(self._health.agree, point, index)
-                participation = block.write_global_model(agree, pending=pending)
+                participation = self._health.agree(point, index, block.read())
+                block.write_global_model(participation, pending=pending)
                 if point == SyncPoint.TRAINING_END and pending:
                     self._log.excluded_at_end[index] = len(participation.excluded)
