@@ -8,7 +8,6 @@ import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
 from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
@@ -17,9 +16,9 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.one_model import OneModel
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import StepCount, Worker
@@ -73,6 +72,7 @@ class BlockSynchroniser:
         nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
     ) -> None:
+        self._module = module
         self._optimizers = list(optimizers)
         self._config = config
         self._communicators = communicators
@@ -85,11 +85,7 @@ class BlockSynchroniser:
         self._blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self.local = LocalValues(self.trained, self._models)
-        self._parameters = AgreedParameters(module, self.trained, optimizers, communicators)
-        self.health = HealthExchange(
-            communicators, worker, on_nonfinite, self._buffers, self._parameters
-        )
-        self._one_model = OneModel(module, self.trained, self.health, communicators)
+        self.health = HealthExchange(communicators, worker, on_nonfinite, self.trained)
         self.log = BlockLog(len(self._optimizers))
         self.evaluation = Evaluation(
             communicators=communicators,
@@ -97,7 +93,6 @@ class BlockSynchroniser:
             models=self._models,
             local=self.local,
             health=self.health,
-            one_model=self._one_model,
             log=self.log,
             # Between the warm-up and the first step: the blocks that this step would begin.
             blocks=lambda: self._blocks or (None if self.warming else self._new_blocks()),
@@ -118,7 +113,8 @@ class BlockSynchroniser:
     def before_step(self) -> None:
         """Prepare for a step of any optimizer; the first after the warm-up begins the blocks."""
         self.health.batches = -1
-        self._begin_blocks()
+        if not self.warming:
+            self._begin_blocks()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and synchronise the models if it was the last of its block.
@@ -149,12 +145,13 @@ class BlockSynchroniser:
 
         A collective of the world, inside :meth:`ProgressRecord.at`.
         """
-        self._begin_blocks()
+        if not self.warming:
+            self._begin_blocks()
         self._buffers.reclaim()
         count = self._worker.steps[optimizer]
         count.in_block = 0
         if self._blocks is None:
-            self._one_model.check(SyncPoint.CHECK, optimizer)
+            self.health.check(SyncPoint.CHECK, optimizer)
             return
         count.blocks += 1
         block = self._blocks[optimizer]
@@ -188,9 +185,11 @@ class BlockSynchroniser:
         ranks that average gradients, as long as some parameters have never been trainable. Ranks
         with different ones raise an error, the other groups at their next health report.
         """
+        if self.trained.all_admitted:
+            return
+        new = self.trained.admit()
         channel = self._communicators.world if self.warming else self._communicators.group
-        new, agreed = self._parameters.admit(channel)
-        if not agreed:
+        if not self.health.same_parameters_in(channel):
             self.health.check_in_step(SyncPoint.CHECK)
         if new and self._blocks is not None:
             self._buffers.reclaim()
@@ -205,25 +204,27 @@ class BlockSynchroniser:
             self._end_warm_up()
         elif count.total % _CHECK_EVERY == 0:
             with self._communicators.progress.at(SyncPoint.CHECK.text):
-                self._one_model.check(SyncPoint.CHECK, optimizer)
+                self.health.check(SyncPoint.CHECK, optimizer)
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal to the last bit, buffers included."""
         with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.local_state.carried]
-            self._one_model.broadcast_(carried)
+            self.health.check(SyncPoint.CHECK, carried=carried)
+            everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
+            broadcast_tensors_(everything, self._communicators.world, "initial_model")
         self.on_warm()
 
     def _begin_blocks(self) -> None:
-        if not self.warming:
-            self._blocks = self._blocks or self._new_blocks()
-            self._models.open()
+        if self._blocks is None:
+            self._blocks = self._new_blocks()
+        self._models.open()
 
     def _new_blocks(self) -> list[ModelBlock] | None:
-        self._buffers.reclaim()
-        self._parameters.note()
         if self._config is None:
             return None
+        self._buffers.reclaim()
+        self.trained.note()
         return [
             ModelBlock(
                 members,

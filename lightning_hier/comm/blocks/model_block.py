@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -46,6 +45,7 @@ class ModelBlock:
 
     Attributes:
         members: see above.
+        stepping: makes the context of each step of the optimizer; communicates nothing.
         local_state: of the optimizer, averaged with the model where the settings say so.
 
     """
@@ -67,6 +67,7 @@ class ModelBlock:
         self._placement = placement
         self._communicators = communicators
         number = communicators.models
+        self.stepping = config.stepping(optimizer, number)
         # A single model is not averaged: its optimizer stays as it is and nothing is quantised.
         self.local_state = (
             config.local_state(optimizer, members.parameters, communicators.across, number)
@@ -128,10 +129,6 @@ class ModelBlock:
         for fragment, whole in zip(self._fragments, vectors, strict=True):
             fragment.restart(whole)
         self.local_state.go_on(counts)
-
-    def stepping(self) -> AbstractContextManager[None]:
-        """Context of each step of the optimizer. Communicates nothing."""
-        return self._config.stepping(self._optimizer, self._communicators.models)
 
     def read(self) -> ModelHealth:
         """Copy this rank's shard into the transfer buffers; returns the whole model's health.
@@ -262,6 +259,6 @@ class ModelBlock:
 
     def _broadcast_other_buffers(self, participation: Participation) -> None:
         """Give all ranks those of the first healthy group's first rank."""
-        source = self._communicators.layout.rank((0, participation.first))
-        world = self._communicators.world
+        world, layout = self._communicators.world, self._communicators.layout
+        source = participation.first * layout.sizes[0]
         broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)
