@@ -161,10 +161,6 @@ class AdamMoments(LocalState):
         for steps in self._steps.values():
             steps.write()
 
-    def inherit(self, older: LocalState) -> None:
-        """Take over the counts of the parameters of ``older``."""
-        self.set_counts(older.counts())
-
     def counts(self) -> dict[Parameter, list[float]]:
         """Step count and product of mu when the block began, and rho."""
         return {

@@ -46,6 +46,7 @@ class BlockSynchroniser:
 
     Attributes:
         placement: division of the model among the ranks of a group.
+        blocks: one for each optimizer; None before the first step after the warm-up.
         trained: tensors that are synchronised.
         local: values of this rank's local model.
         health: exchange of health reports before every synchronisation.
@@ -82,7 +83,7 @@ class BlockSynchroniser:
         self._buffers = self._models.buffers
         across = config.across if config else "auto"
         self.placement = make_placement(across, communicators.group, nics=nics)
-        self._blocks: list[ModelBlock] | None = None
+        self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self.local = LocalValues(self.trained, self._models)
         self.health = HealthExchange(communicators, worker, on_nonfinite, self.trained)
@@ -95,7 +96,7 @@ class BlockSynchroniser:
             health=self.health,
             log=self.log,
             # Between the warm-up and the first step: the blocks that this step would begin.
-            blocks=lambda: self._blocks or (None if self.warming else self._new_blocks()),
+            blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
         )
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
@@ -104,11 +105,6 @@ class BlockSynchroniser:
     def warming(self) -> bool:
         """Whether some optimizer has warm-up steps left."""
         return any(count.total < self._warmup_steps for count in self._worker.steps)
-
-    @property
-    def blocks(self) -> Sequence[ModelBlock] | None:
-        """One for each optimizer; None before the first step after the warm-up."""
-        return self._blocks
 
     def before_step(self) -> None:
         """Prepare for a step of any optimizer; the first after the warm-up begins the blocks."""
@@ -135,7 +131,7 @@ class BlockSynchroniser:
         self._communicators.route.in_flight.step()
         # More than a block, where a run continues with a smaller block_size.
         if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
-            point = SyncPoint.CHECK if self._blocks is None else SyncPoint.BLOCK
+            point = SyncPoint.CHECK if self.blocks is None else SyncPoint.BLOCK
             with self._communicators.progress.at(point.text):
                 self.end_block(optimizer)
 
@@ -150,11 +146,11 @@ class BlockSynchroniser:
         self._buffers.reclaim()
         count = self._worker.steps[optimizer]
         count.in_block = 0
-        if self._blocks is None:
+        if self.blocks is None:
             self.health.check(SyncPoint.CHECK, optimizer)
             return
         count.blocks += 1
-        block = self._blocks[optimizer]
+        block = self.blocks[optimizer]
         with profiler_range("hier/block/synchronisation"):
             participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read())
             report = block.synchronise(participation)
@@ -167,13 +163,13 @@ class BlockSynchroniser:
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
         """Begin blocks with the present model, after ``trainable`` were trained in an older run."""
         self.trained.parameters |= set(trainable)
-        self._blocks = self._new_blocks()
-        return self._blocks or ()
+        self.blocks = self._new_blocks()
+        return self.blocks or ()
 
     def rewind(self) -> None:
         """Drop blocks and saved values, before an older state is loaded."""
         self._communicators.route.in_flight.finish()
-        self._blocks = None
+        self.blocks = None
         self._models.forget()
         self.evaluation.forget()
         self.log.reports.clear()
@@ -191,11 +187,11 @@ class BlockSynchroniser:
         channel = self._communicators.world if self.warming else self._communicators.group
         if not self.health.same_parameters_in(channel):
             self.health.check_in_step(SyncPoint.CHECK)
-        if new and self._blocks is not None:
+        if new and self.blocks is not None:
             self._buffers.reclaim()
-            self._blocks = [
+            self.blocks = [
                 block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
-                for block, own in zip(self._blocks, self.trained.members(), strict=True)
+                for block, own in zip(self.blocks, self.trained.members(), strict=True)
             ]
 
     def _after_warm_up_step(self, optimizer: int, count: StepCount) -> None:
@@ -216,8 +212,8 @@ class BlockSynchroniser:
         self.on_warm()
 
     def _begin_blocks(self) -> None:
-        if self._blocks is None:
-            self._blocks = self._new_blocks()
+        if self.blocks is None:
+            self.blocks = self._new_blocks()
         self._models.open()
 
     def _new_blocks(self) -> list[ModelBlock] | None:

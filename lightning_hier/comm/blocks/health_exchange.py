@@ -22,8 +22,8 @@ from lightning_hier.comm.blocks.health import (
 )
 from lightning_hier.comm.blocks.out_of_step import (
     OutOfStepError,
-    common_point,
     different_parameters,
+    require_common_point,
 )
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.channel import Channel
@@ -151,18 +151,18 @@ class HealthExchange:
             OutOfStepError: on every rank, if those ranks are not at the end of a block.
 
         """
-        return common_point(self._reports(SyncPoint.OUT_OF_DATA, -1, ModelHealth()))
+        reports = self._reports(SyncPoint.OUT_OF_DATA, -1, ModelHealth())
+        return next(iter(require_common_point(reports)), None)
 
     def _exchange(
         self, point: SyncPoint, optimizer: int, health: ModelHealth
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
-        common_point(reports)
-        if any(report.point == SyncPoint.OUT_OF_DATA for report in reports):
+        if len(require_common_point(reports)) < len(reports):
             # Ranks without batches learn from the first exchange where the others are, and take
             # part in the second one with the health of their models.
             reports = self._reports(point, optimizer, health)
-            common_point(reports)
+            require_common_point(reports)
         self._trained.buffers.require_fit(reports)
         return reports
 

@@ -224,7 +224,7 @@ class ModelBlock:
             communicators=self._communicators,
             models=self._models,
         )
-        block.local_state.inherit(self.local_state)
+        block.local_state.set_counts(self.local_state.counts())
         older = {fragment.dtype: fragment for fragment in self._fragments}
         for fragment in block._fragments:
             if fragment.dtype in older:

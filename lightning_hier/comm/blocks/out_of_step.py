@@ -15,8 +15,8 @@ class OutOfStepError(RuntimeError):
     """Ranks came to different synchronisations, or synchronise different parameters."""
 
 
-def common_point(reports: Sequence[HealthReport]) -> HealthReport | None:
-    """Report of the ranks that have batches left in this epoch; None if there are none.
+def require_common_point(reports: Sequence[HealthReport]) -> list[HealthReport]:
+    """Reports of the ranks that have batches left in this epoch, all at one point.
 
     Raises:
         OutOfStepError: they are at different points, or, while other ranks have no batches left,
@@ -28,7 +28,7 @@ def common_point(reports: Sequence[HealthReport]) -> HealthReport | None:
     joined = 0 < len(active) < len(reports)
     if len(points) > 1 or (joined and active[0].point != SyncPoint.BLOCK):
         raise OutOfStepError(_positions(reports))
-    return active[0] if active else None
+    return active
 
 
 def _positions(reports: Sequence[HealthReport]) -> str:

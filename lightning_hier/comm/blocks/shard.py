@@ -99,8 +99,11 @@ class Shard:
         )
         self.carried_start = max(self.start - len(self._model), 0)
         self.has_buffers = len(self._model) > self.elements
+        self._starts = placement.starts(numel)
         self._longest = placement.longest(numel)
-        self.chunks = list(self._ranges(self._longest, self.chunk))
+        self.chunks = self._ranges(self._longest, self.chunk)
+        self._piece = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
+        self._pieces = self._ranges(self.values.numel(), self._piece)
 
     def read(self) -> Tensor:
         """Copy this rank's shard of the tensors into the transfer buffer; returns it."""
@@ -117,23 +120,24 @@ class Shard:
                 is valid until the next one.
 
         """
-        length = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
-        spare = None if into_buffer else self.values.new_empty(length)
-        for piece in self._ranges(self.values.numel(), length):
+        spare = None if into_buffer else self.values.new_empty(self._piece)
+        for piece in self._pieces:
             start, stop, *kinds = piece
             own = self.values[start:stop] if spare is None else spare[: stop - start]
             self._view.read_(self.start + start, self.start + stop, own)
             parameters, buffers, carried = (own[k.start - start : k.stop - start] for k in kinds)
             yield piece, parameters, buffers, carried
 
-    def _ranges(self, numel: int, each: int) -> Iterator[Chunk]:
+    def _ranges(self, numel: int, each: int) -> list[Chunk]:
+        ranges = []
         for start in range(0, numel, each):
             stop = min(start + each, numel)
             parameters, buffers, carried = (
                 slice(min(max(kind.start, start), stop), min(max(kind.stop, start), stop))
                 for kind in (self.parameters, self.buffers, self.carried)
             )
-            yield Chunk(start, stop, parameters, buffers, carried)
+            ranges.append(Chunk(start, stop, parameters, buffers, carried))
+        return ranges
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
         """Tensors of optimizer state in a range of the shard, and the range of each."""
@@ -168,8 +172,9 @@ class Shard:
 
         """
         view = self._view if carried else self._model
-        for span in self._placement.spans(chunk.start, chunk.stop, len(self._view)):
-            view.write_range(span.start, min(span.stop, len(view)), self._buffer)
+        for first in self._starts:
+            stop = min(first + chunk.stop, len(view))
+            view.write_range(first + chunk.start, stop, self._buffer)
 
     def write(self, *, carried: bool = True) -> None:
         """Copy the whole transfer buffer into the tensors, in place."""

@@ -48,13 +48,10 @@ class ShardPlacement:
         """Elements of the longest shard in the group, which is that of the first rank."""
         return -(-numel // self.group.size) if self.sharded else numel
 
-    def spans(self, start: int, stop: int, numel: int) -> list[slice]:
-        """Position in the flat model of elements ``start`` to ``stop`` of every shard."""
-        if not self.sharded:
-            return [slice(start, stop)]
-        firsts = [rank * self.longest(numel) for rank in range(self.group.size)]
-        edges = [(first + start, first + stop) for first in firsts]
-        return [slice(low, min(high, numel)) for low, high in edges if low < numel]
+    def starts(self, numel: int) -> list[int]:
+        """Position in the flat model of the first element of every shard."""
+        shards = self.group.size if self.sharded else 1
+        return [rank * self.longest(numel) for rank in range(shards)]
 
 
 def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:
