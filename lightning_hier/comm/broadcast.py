@@ -65,7 +65,7 @@ def broadcast_tensors_(
 
     A collective of the channel. Tensors that occur twice are sent once.
     """
-    if channel.size == 1:
+    if channel.size == 1 or not tensors:
         return
     distinct = list({id(tensor): tensor.detach() for tensor in tensors}.values())
     for dtype, same in by_dtype(distinct).items():

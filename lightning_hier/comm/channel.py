@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -21,26 +20,26 @@ class Pending:
 
     Args:
         channel: of the collective.
-        work: of torch.
         kind: under which it is counted.
         payload_bytes: bytes that this rank sends.
-        begun: time of its start, by ``time.perf_counter``.
+
+    Attributes:
+        work: of torch, once the collective has been started.
 
     """
 
-    def __init__(
-        self, channel: Channel, work: dist.Work, kind: str, payload_bytes: float, begun: float
-    ) -> None:
+    work: dist.Work
+
+    def __init__(self, channel: Channel, kind: str, payload_bytes: float) -> None:
         self._channel = channel
-        self._work = work
         self._kind = kind
         self._payload_bytes = payload_bytes
-        self._begun = begun
+        self._begun = time.perf_counter()
 
     @property
     def completed(self) -> bool:
         """Whether :meth:`wait` would return, or raise, at once."""
-        return self._work.is_completed()
+        return self.work.is_completed()
 
     def wait(self) -> None:
         """Block until the collective is complete.
@@ -52,7 +51,7 @@ class Pending:
         """
         begun = time.perf_counter()
         with self._channel.explaining(self._kind), profiler_range("hier/wait"):
-            self._work.wait()
+            self.work.wait()
         now = time.perf_counter()
         self._channel.count_wait(now - begun)
         self._channel.count(self._kind, self._payload_bytes, now - self._begun)
@@ -76,15 +75,15 @@ class Pending:
             self._channel.count(self._kind, self._payload_bytes, now - self._begun)
             return result
 
-        future: torch.futures.Future[torch.Tensor] = self._work.get_future().then(finish)
+        future: torch.futures.Future[torch.Tensor] = self.work.get_future().then(finish)
         return future
 
 
 class Channel:
     """A process group of this rank in one tier.
 
-    Every method but :meth:`pass_` is a collective of the group: all its ranks must call it, in the
-    same order.
+    Every method that starts a collective must be called by all ranks of the group, in the same
+    order, except :meth:`pass_`.
     """
 
     def __init__(
@@ -103,65 +102,64 @@ class Channel:
 
     def all_reduce_(self, tensor: Tensor, kind: str) -> Pending:
         """Sum ``tensor`` over the group, in place."""
-        return self._start(
-            partial(dist.all_reduce, tensor, group=self.group, async_op=True),
-            kind,
-            self._ring_share * tensor.nbytes,
-        )
+        with self._starting(kind, self._ring_share * tensor.nbytes) as pending:
+            pending.work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        return pending
 
     def all_gather(self, output: Tensor, own: Tensor, kind: str) -> Pending:
         """Concatenate ``own`` of every rank, in order of position, into ``output``."""
-        return self._start(
-            partial(dist.all_gather_into_tensor, output, own, group=self.group, async_op=True),
-            kind,
-            (self.size - 1) * own.nbytes,
-        )
+        with self._starting(kind, (self.size - 1) * own.nbytes) as pending:
+            pending.work = dist.all_gather_into_tensor(output, own, group=self.group, async_op=True)
+        return pending
 
     def gather_into(self, places: Sequence[Tensor], own: Tensor, kind: str) -> Pending:
         """Copy ``own`` of every rank into the place of its position; all are of one length."""
-        return self._start(
-            partial(dist.all_gather, list(places), own, group=self.group, async_op=True),
-            kind,
-            (self.size - 1) * own.nbytes,
-        )
+        with self._starting(kind, (self.size - 1) * own.nbytes) as pending:
+            pending.work = dist.all_gather(list(places), own, group=self.group, async_op=True)
+        return pending
 
     def all_to_all(self, output: Tensor, rows: Tensor, kind: str) -> Pending:
         """Send an equal part of ``rows`` to every rank; ``output`` gets theirs, by position."""
-        return self._start(
-            partial(dist.all_to_all_single, output, rows, group=self.group, async_op=True),
-            kind,
-            (self.size - 1) / self.size * rows.nbytes,
-        )
+        with self._starting(kind, (self.size - 1) / self.size * rows.nbytes) as pending:
+            pending.work = dist.all_to_all_single(output, rows, group=self.group, async_op=True)
+        return pending
 
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
         """Sum ``tensor`` over the group into that of the first rank; the others' is overwritten."""
-        return self._start(
-            partial(dist.reduce, tensor, group=self.group, group_dst=0, async_op=True),
-            kind,
-            self._ring_share / 2 * tensor.nbytes,
-        )
+        with self._starting(kind, self._ring_share / 2 * tensor.nbytes) as pending:
+            pending.work = dist.reduce(tensor, group=self.group, group_dst=0, async_op=True)
+        return pending
 
     def broadcast_(self, tensor: Tensor, kind: str, source: int = 0) -> Pending:
         """Copy ``tensor`` of the rank at position ``source`` to the others, in place."""
         sends = self.size > 1 and self.position == source
-        return self._start(
-            partial(dist.broadcast, tensor, group=self.group, group_src=source, async_op=True),
-            kind,
-            tensor.nbytes if sends else 0,
-        )
+        with self._starting(kind, tensor.nbytes if sends else 0) as pending:
+            pending.work = dist.broadcast(tensor, group=self.group, group_src=source, async_op=True)
+        return pending
 
     def pass_(self, tensor: Tensor, source: int, target: int, kind: str) -> tuple[Pending, ...]:
         """Copy ``tensor`` of the rank at position ``source`` to that at ``target``, in place.
 
         Only these two ranks need to call it; the others get nothing to wait for.
         """
-        if self.position == source:
-            send = partial(dist.isend, tensor, group=self.group, group_dst=target)
-            return (self._start(send, kind, tensor.nbytes),)
-        if self.position == target:
-            receive = partial(dist.irecv, tensor, group=self.group, group_src=source)
-            return (self._start(receive, kind, 0),)
-        return ()
+        if self.position not in (source, target):
+            return ()
+        sends = self.position == source
+        with self._starting(kind, tensor.nbytes if sends else 0) as pending:
+            if sends:
+                work = dist.isend(tensor, group=self.group, group_dst=target)
+            else:
+                work = dist.irecv(tensor, group=self.group, group_src=source)
+            assert work is not None, "both ranks are in the group"
+            pending.work = work
+        return (pending,)
+
+    @contextmanager
+    def _starting(self, kind: str, payload_bytes: float) -> Iterator[Pending]:
+        """Context in which a collective is started."""
+        pending = Pending(self, kind, payload_bytes)
+        with self.explaining(kind):
+            yield pending
 
     def count(self, kind: str, payload_bytes: float, seconds: float) -> None:
         """Count a collective that is complete now."""
@@ -179,13 +177,3 @@ class Channel:
         """Context that names the missing ranks where a collective fails."""
         doing = f"the collective {kind!r} of ranks {self.ranks}"
         return self._progress.explaining(self.ranks, doing)
-
-    def _start(
-        self, call: Callable[[], dist.Work | None], kind: str, payload_bytes: float
-    ) -> Pending:
-        begun = time.perf_counter()
-        with self.explaining(kind):
-            work = call()
-        if work is None:  # pragma: no cover - a rank outside the group
-            raise RuntimeError(f"this rank is not in the process group of tier {self.tier!r}")
-        return Pending(self, work, kind, payload_bytes, begun)

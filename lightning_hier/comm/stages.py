@@ -171,8 +171,9 @@ class OverlapQueue:
             PeerError: a collective failed or ran out of time; names the missing ranks.
 
         """
-        self._step += 1
-        self._run()
+        if self._waiting:
+            self._step += 1
+            self._run()
 
     def finish(self, last: QueuedPipeline | None = None) -> None:
         """Finish all pipelines up to ``last``; None finishes all.

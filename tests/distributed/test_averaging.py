@@ -10,7 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
-from lightning_hier.comm.blocks.exchange import AcrossDtype, Averaging, make_codec
+from lightning_hier.comm.blocks.exchange import (
+    AcrossDtype,
+    exact_sum,
+    make_codec,
+    quantised_sum,
+)
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline, Stages
 from lightning_hier.comm.tiers import RankLayout
@@ -51,10 +56,9 @@ def _places(numel: int) -> list[slice]:
 
 def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
     communicators = _open(host_of)
-    averaging = Averaging(communicators.route)
     values = _own(0, numel)
     expected = _sum(values)
-    Pipeline(averaging.exact(values[place]) for place in _places(numel)).run()
+    Pipeline(exact_sum(values[place], communicators.route) for place in _places(numel)).run()
     sent = communicators.traffic.of("across", "models").payload_bytes
     return float((values - expected).abs().max()), values.tolist(), sent
 
@@ -69,9 +73,9 @@ def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
 
 
 def _of_dtype(host_of: list[int], dtype: torch.dtype) -> float:
-    averaging = Averaging(_open(host_of).route)
+    route = _open(host_of).route
     values = torch.arange(4).to(dtype) * (dist.get_rank() + 1)
-    Pipeline([averaging.exact(values)]).run()
+    Pipeline([exact_sum(values, route)]).run()
     return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
 
 
@@ -102,7 +106,7 @@ def _short_rounds(
 
     def work(values: Tensor, place: slice, *, keep: bool) -> Stages:
         error = error_feedback.of(place, keep=keep)
-        return Averaging(route).quantised(values[place], codec, error)
+        return quantised_sum(values[place], route, codec, error)
 
     for number in range(rounds):
         values = _own(number, numel)
@@ -160,7 +164,6 @@ def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int)
     assert codec is not None
     values = _own(0, numel).float()
     Pipeline(
-        Averaging(communicators.route).quantised(values[place], codec, None)
-        for place in _places(numel)
+        quantised_sum(values[place], communicators.route, codec, None) for place in _places(numel)
     ).run()
     return communicators.traffic.of("across", "models").payload_bytes

@@ -41,9 +41,9 @@ def _counts() -> list[int]:
         module = nn.ModuleList([_Counting()])
         (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging(block_size=50))
         if looks:
-            block.write_global_model(without_the_first, pending=True)
+            block.write_global_model(without_the_first(block.read()), pending=True)
         else:
-            block.synchronise(without_the_first)
+            block.synchronise(without_the_first(block.read()))
         found.append(int(module.get_buffer("0.count")))
     return found
 
@@ -57,7 +57,7 @@ def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
     for own in module.parameters():
         own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)))
     before = [own.clone() for own in module.parameters()]
-    block.synchronise(lambda reading: agree(reading, groups=1))
+    block.synchronise(agree(block.read(), groups=1))
     return list(zip(before, (own.detach() for own in module.parameters()), strict=True))
 
 

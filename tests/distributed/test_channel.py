@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 
+from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.traffic import Count
@@ -97,18 +100,15 @@ def _carry() -> None:
     for sharded in (False, True):
         placement = ShardPlacement(communicators.group, sharded=sharded)
         for numel in (1, 2, 5, 8):
-            buffer = torch.zeros(placement.padded(numel))
-            share = placement.shard(numel)
-            buffer[share] = torch.arange(share.start, share.stop).float() + 1
-            longest, spans = placement.longest(numel), []
-            for start in range(0, longest, 2):
-                stop = min(start + 2, longest)
-                for pending in placement.distribute(buffer, start, stop):
+            tensor, expected = torch.zeros(numel), torch.arange(numel) + 1.0
+            with mock.patch.object(shard, "CHUNK", 2):
+                own = shard.Shard([tensor], [], [], placement, quantised=False)
+            own.values.copy_(expected[placement.shard(numel)])
+            for chunk in own.chunks:
+                for pending in own.distribute(chunk.start, chunk.stop):
                     pending.wait()
-                spans += placement.spans(start, stop, numel)
-            assert buffer[:numel].tolist() == [i + 1.0 for i in range(numel)]
-            told = sorted(place for span in spans for place in range(span.start, span.stop))
-            assert told == list(range(numel))
+                own.write_chunk(chunk)
+            assert torch.equal(tensor, expected)
 
 
 def test_carriers_bring_every_rank_the_whole() -> None:

@@ -61,13 +61,13 @@ def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
         for turn in range(3):
             for block in blocks:
                 _train_(block.members.tensors, turn)
-                block.synchronise(agree)
+                block.synchronise(agree(block.read()))
                 if not at_leisure:
                     in_flight.finish()
             for _ in range(20):
                 in_flight.step()
         for block in blocks:
-            block.write_global_model(agree, pending=False)
+            block.write_global_model(agree(block.read()), pending=False)
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
     found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
     return found
@@ -96,10 +96,10 @@ def _started() -> list[int]:
         module = nn.ModuleList([nn.Linear(3, 3)])
         (block,) = make_blocks(module, open_groups(1, [0, 0, 0, 0]), _sync(across_dtype))
         with mock.patch.object(
-            Channel, "_start", autospec=True, side_effect=Channel._start
+            Channel, "_starting", autospec=True, side_effect=Channel._starting
         ) as start:
-            block.synchronise(agree)
-        found.append([call.args[2] for call in start.call_args_list].count("models"))
+            block.synchronise(agree(block.read()))
+        found.append([call.args[1] for call in start.call_args_list].count("models"))
     return found
 
 
@@ -115,18 +115,18 @@ Order = list[tuple[str, str]]
 def _order(group_size: int, across_dtype: Any, *, late: bool) -> tuple[Order, Tensor]:
     """Every collective of this rank in a run, and the model after it."""
     order: Order = []
-    start = Channel._start
+    start = Channel._starting
 
-    def noted(channel: Channel, call: Any, kind: str, payload_bytes: float) -> Any:
+    def noted(channel: Channel, kind: str, payload_bytes: float) -> Any:
         order.append((channel.tier, kind))
-        return start(channel, call, kind, payload_bytes)
+        return start(channel, kind, payload_bytes)
 
     model = Net()
     sync = BMUF(block_size=4, across="sharded", across_dtype=across_dtype, overlap=True)
     strategy = HierarchicalStrategy(group_size=group_size, block_sync=sync, warmup_steps=1)
     nothing = mock.patch.object(dist.Work, "is_completed", lambda work: False)
     with (
-        mock.patch.object(Channel, "_start", noted),
+        mock.patch.object(Channel, "_starting", noted),
         mock.patch.object(shard, "CHUNK", 4),
         nothing if late else nullcontext(),
     ):
@@ -189,7 +189,7 @@ def _unfrozen() -> list[float]:
     trained = set(module[0].parameters())
     communicators = open_groups(1, [0, 0, 0, 0])
     _, block = make_blocks(module, communicators, _sync("same"), trained)
-    assert not block.members.tensors and block.synchronise(agree).update_norm == 0.0
+    assert not block.members.tensors and block.synchronise(agree(block.read())).update_norm == 0.0
     for own in module[1].parameters():
         own.fill_(1.0)
     block = block.regrown(replace(block.members, parameters=list(module[1].parameters())))
@@ -197,7 +197,7 @@ def _unfrozen() -> list[float]:
         if turn == 0:
             for own in block.members.parameters:
                 own.add_(dist.get_rank())
-        block.synchronise(agree)
+        block.synchronise(agree(block.read()))
     return [float(own.mean()) for own in block.members.parameters]
 
 
@@ -229,7 +229,7 @@ def _distances(group: int) -> list[tuple[float, float]]:
         _train_(block.members.tensors, turn, group)
         moved = [own - old for own, old in zip(block.members.parameters, before, strict=True)]
         expected.append(_apart([*moved, *block.members.float_buffers]) ** 0.5)
-        said.append(block.synchronise(partial(agree, groups=4 // group)).model_distance)
+        said.append(block.synchronise(agree(block.read(), groups=4 // group)).model_distance)
     assert said[0] == 0.0
     return list(zip(said[1:], expected[:-1], strict=True))
 

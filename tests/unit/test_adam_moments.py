@@ -188,7 +188,7 @@ def test_local_beta1_holds_inside_the_step_alone(
     setting: Any, models: int, expected: float
 ) -> None:
     optimizer, config = _adam(0.9, 0.3), lh.BMUFAdam(local_beta1=setting)
-    with config.stepping(optimizer, models):
+    with config.stepping(optimizer, models)():
         assert [group["betas"] for group in optimizer.param_groups] == [
             (expected, 0.999),
             (0.3, 0.999),

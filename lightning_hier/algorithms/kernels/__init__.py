@@ -25,23 +25,20 @@ _TORCH = TorchKernels()
 _TRITON = TritonKernels()
 
 
-def kernels_for(*tensors: Tensor | None) -> TorchKernels:
+def kernels_for(first: Tensor, *others: Tensor | None) -> TorchKernels:
     """Choose the backend for the tensors of one pass.
 
     Args:
-        tensors: tensors that the pass reads and writes. None is skipped. The first one determines
-            the length.
+        first: a tensor that the pass reads or writes, as long as the longest.
+        others: further tensors of the pass. None is skipped.
 
     """
-    given = [tensor for tensor in tensors if tensor is not None]
-    first = given[0]
     # Compiled loops assume one device, one dtype and contiguous memory.
-    alike = all(
-        own.device == first.device and own.dtype == first.dtype and own.is_contiguous()
-        for own in given
-    )
-    if not alike:
-        return _TORCH
+    for own in (first, *others):
+        if own is not None and not (
+            own.device == first.device and own.dtype == first.dtype and own.is_contiguous()
+        ):
+            return _TORCH
     if first.is_cuda:
         return _TRITON
     suits_native = first.device.type == "cpu" and first.dtype == torch.float32

@@ -162,10 +162,6 @@ class AdamMoments(LocalState):
         for steps in self._steps.values():
             steps.write()
 
-    def inherit(self, older: LocalState) -> None:
-        """Copy the counts of the parameters of ``older``."""
-        self.set_counts(older.counts())
-
     def counts(self) -> dict[Parameter, list[float]]:
         """Step count and product of mu at the start of the block, and rho, by parameter."""
         return {

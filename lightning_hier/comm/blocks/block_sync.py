@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -77,9 +77,11 @@ class BlockSync(NamedArguments):
         """Blocks that ``block_size="auto"`` gives a run of ``num_models`` models at least."""
         return BLOCKS_PER_RUN
 
-    def stepping(self, optimizer: Optimizer, num_models: int) -> AbstractContextManager[None]:
-        """Context of each step of ``optimizer`` while blocks run."""
-        return nullcontext()
+    def stepping(
+        self, optimizer: Optimizer, num_models: int
+    ) -> Callable[[], AbstractContextManager[None]]:
+        """What makes the context of each step of ``optimizer`` while blocks run."""
+        return nullcontext
 
     @property
     def averages_state(self) -> bool:

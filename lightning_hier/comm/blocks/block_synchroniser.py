@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters
 from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
@@ -18,9 +16,9 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.one_model import OneModel
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import StepCount, Worker
@@ -48,6 +46,7 @@ class BlockSynchroniser:
 
     Attributes:
         placement: division of the model among the ranks of a group.
+        blocks: one for each optimizer; None before the first step after the warm-up.
         trained: tensors that are synchronised.
         local: values of this rank's local model.
         health: exchange of health reports before every synchronisation.
@@ -74,6 +73,7 @@ class BlockSynchroniser:
         nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
     ) -> None:
+        self._module = module
         self._optimizers = list(optimizers)
         self._config = config
         self._communicators = communicators
@@ -83,14 +83,10 @@ class BlockSynchroniser:
         self._buffers = self._models.buffers
         across = config.across if config else "auto"
         self.placement = make_placement(across, communicators.group, nics=nics)
-        self._blocks: list[ModelBlock] | None = None
+        self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self.local = LocalValues(self.trained, self._models)
-        self._parameters = AgreedParameters(module, self.trained, optimizers, communicators)
-        self.health = HealthExchange(
-            communicators, worker, on_nonfinite, self._buffers, self._parameters
-        )
-        self._one_model = OneModel(module, self.trained, self.health, communicators)
+        self.health = HealthExchange(communicators, worker, on_nonfinite, self.trained)
         self.log = BlockLog(len(self._optimizers))
         self.evaluation = Evaluation(
             communicators=communicators,
@@ -98,10 +94,9 @@ class BlockSynchroniser:
             models=self._models,
             local=self.local,
             health=self.health,
-            one_model=self._one_model,
             log=self.log,
             # Between the warm-up and the first step: the blocks that this step would begin.
-            blocks=lambda: self._blocks or (None if self.warming else self._new_blocks()),
+            blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
         )
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[BlockReport], None] = lambda report: None
@@ -111,15 +106,11 @@ class BlockSynchroniser:
         """Whether some optimizer has warm-up steps left."""
         return any(count.total < self._warmup_steps for count in self._worker.steps)
 
-    @property
-    def blocks(self) -> Sequence[ModelBlock] | None:
-        """One for each optimizer; None before the first step after the warm-up."""
-        return self._blocks
-
     def before_step(self) -> None:
         """Prepare for a step of any optimizer; the first after the warm-up begins the blocks."""
         self.health.batches = -1
-        self._begin_blocks()
+        if not self.warming:
+            self._begin_blocks()
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and synchronise the models if it was the last of its block.
@@ -140,7 +131,7 @@ class BlockSynchroniser:
         self._communicators.route.in_flight.step()
         # More than a block, where a run continues with a smaller block_size.
         if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
-            point = SyncPoint.CHECK if self._blocks is None else SyncPoint.BLOCK
+            point = SyncPoint.CHECK if self.blocks is None else SyncPoint.BLOCK
             with self._communicators.progress.at(point.text):
                 self.end_block(optimizer)
 
@@ -150,17 +141,19 @@ class BlockSynchroniser:
 
         A collective of the world, inside :meth:`ProgressRecord.at`.
         """
-        self._begin_blocks()
+        if not self.warming:
+            self._begin_blocks()
         self._buffers.reclaim()
         count = self._worker.steps[optimizer]
         count.in_block = 0
-        if self._blocks is None:
-            self._one_model.check(SyncPoint.CHECK, optimizer)
+        if self.blocks is None:
+            self.health.check(SyncPoint.CHECK, optimizer)
             return
         count.blocks += 1
-        block = self._blocks[optimizer]
+        block = self.blocks[optimizer]
         with profiler_range("hier/block/synchronisation"):
-            report = block.synchronise(partial(self.health.agree, SyncPoint.BLOCK, optimizer))
+            participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read())
+            report = block.synchronise(participation)
         count.excluded += report.excluded
         if report.restarted:
             self._worker.memory.forget(block.members.parameters)
@@ -170,13 +163,13 @@ class BlockSynchroniser:
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
         """Begin blocks with the present model, after ``trainable`` were trained in an older run."""
         self.trained.parameters |= set(trainable)
-        self._blocks = self._new_blocks()
-        return self._blocks or ()
+        self.blocks = self._new_blocks()
+        return self.blocks or ()
 
     def rewind(self) -> None:
         """Drop blocks and saved values, before an older state is loaded."""
         self._communicators.route.in_flight.finish()
-        self._blocks = None
+        self.blocks = None
         self._models.forget()
         self.evaluation.forget()
         self.log.reports.clear()
@@ -188,15 +181,17 @@ class BlockSynchroniser:
         ranks that average gradients, as long as some parameters have never been trainable. Ranks
         with different ones raise an error, the other groups at their next health report.
         """
+        if self.trained.all_admitted:
+            return
+        new = self.trained.admit()
         channel = self._communicators.world if self.warming else self._communicators.group
-        new, agreed = self._parameters.admit(channel)
-        if not agreed:
+        if not self.health.same_parameters_in(channel):
             self.health.check_in_step(SyncPoint.CHECK)
-        if new and self._blocks is not None:
+        if new and self.blocks is not None:
             self._buffers.reclaim()
-            self._blocks = [
+            self.blocks = [
                 block if len(own.tensors) == len(block.members.tensors) else block.regrown(own)
-                for block, own in zip(self._blocks, self.trained.members(), strict=True)
+                for block, own in zip(self.blocks, self.trained.members(), strict=True)
             ]
 
     def _after_warm_up_step(self, optimizer: int, count: StepCount) -> None:
@@ -205,25 +200,27 @@ class BlockSynchroniser:
             self._end_warm_up()
         elif count.total % _CHECK_EVERY == 0:
             with self._communicators.progress.at(SyncPoint.CHECK.text):
-                self._one_model.check(SyncPoint.CHECK, optimizer)
+                self.health.check(SyncPoint.CHECK, optimizer)
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal to the last bit, buffers included."""
         with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.local_state.carried]
-            self._one_model.broadcast_(carried)
+            self.health.check(SyncPoint.CHECK, carried=carried)
+            everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
+            broadcast_tensors_(everything, self._communicators.world, "initial_model")
         self.on_warm()
 
     def _begin_blocks(self) -> None:
-        if not self.warming:
-            self._blocks = self._blocks or self._new_blocks()
-            self._models.open()
+        if self.blocks is None:
+            self.blocks = self._new_blocks()
+        self._models.open()
 
     def _new_blocks(self) -> list[ModelBlock] | None:
-        self._buffers.reclaim()
-        self._parameters.note()
         if self._config is None:
             return None
+        self._buffers.reclaim()
+        self.trained.note()
         return [
             ModelBlock(
                 members,

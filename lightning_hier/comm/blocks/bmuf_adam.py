@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from torch.nn import Parameter
@@ -102,11 +103,13 @@ class BMUFAdam(BlockMomentum):
         return 1.0 if self.local_beta1 == "keep" else self.local_beta1
 
     @override
-    def stepping(self, optimizer: Optimizer, num_models: int) -> AbstractContextManager[None]:
+    def stepping(
+        self, optimizer: Optimizer, num_models: int
+    ) -> Callable[[], AbstractContextManager[None]]:
         """``local_beta1`` in the place of larger first betas."""
         if num_models == 1 or self.local_beta1 == "keep":
-            return nullcontext()
-        return _lower_beta1(optimizer, self.largest_beta1)
+            return nullcontext
+        return partial(_lower_beta1, optimizer, self.largest_beta1)
 
     def local_state(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -13,8 +12,7 @@ from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.one_model import OneModel
-from lightning_hier.comm.broadcast import average_tensors_
+from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 
@@ -28,7 +26,6 @@ class Evaluation:
         models: local models of this rank.
         local: values of the local model.
         health: exchange of health reports.
-        one_model: of all ranks, where there are no blocks.
         log: gets the groups that the end of training leaves out.
         blocks: returns one block for each optimizer, or None during the warm-up and where no models
             are synchronised.
@@ -46,7 +43,6 @@ class Evaluation:
         models: LocalModels,
         local: LocalValues,
         health: HealthExchange,
-        one_model: OneModel,
         log: BlockLog,
         blocks: Callable[[], Sequence[ModelBlock] | None],
     ) -> None:
@@ -55,7 +51,6 @@ class Evaluation:
         self._models = models
         self._local = local
         self._health = health
-        self._one_model = one_model
         self._log = log
         self._blocks = blocks
         self._ended = False
@@ -132,10 +127,11 @@ class Evaluation:
             # Steps of other ranks may wait for this rank's part of an overlapped synchronisation.
             self._communicators.route.in_flight.finish()
             if not blocks:
-                self._one_model.broadcast_buffers_(point)
+                self._health.check(point)
+                broadcast_tensors_(buffers.tensors, self._communicators.world, "buffers")
             for index, block in enumerate(blocks):
                 pending = self._worker.steps[index].in_block > 0
-                agree = partial(self._health.agree, point, index)
-                participation = block.write_global_model(agree, pending=pending)
+                participation = self._health.agree(point, index, block.read())
+                block.write_global_model(participation, pending=pending)
                 if point == SyncPoint.TRAINING_END and pending:
                     self._log.excluded_at_end[index] = len(participation.excluded)

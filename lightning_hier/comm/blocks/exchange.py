@@ -52,7 +52,7 @@ class Exchange:
         self._shard = shard
         self._codec = codec
         self._delayed = delayed
-        self._averaging = Averaging(route)
+        self._route = route
         self._feedback: ErrorFeedback | None = None
         if codec is not None and route.between is not None:
             self._feedback = ErrorFeedback(
@@ -88,7 +88,7 @@ class Exchange:
         if carried and chunk.carried.start < chunk.carried.stop:
             # Second moments span too many orders of magnitude for integers with a common scale.
             state = _weigh_(self._shard.values[chunk.carried], participation)
-            others.append(self._averaging.quantised(state, BFloat16Codec(), None))
+            others.append(quantised_sum(state, self._route, BFloat16Codec(), None))
         return side_by_side([mean, *others]) if others else mean
 
     def parameters(
@@ -104,16 +104,16 @@ class Exchange:
 
         """
         if self._codec is None:
-            return self._averaging.exact(_weigh_(piece, participation))
+            return exact_sum(_weigh_(piece, participation), self._route)
         if not participation.takes_part:
             piece.zero_()
         feedback = self._feedback.of(place, keep=keep) if self._feedback else None
         weight = 1.0 / participation.healthy
-        return self._averaging.quantised(piece, self._codec, feedback, weight=weight)
+        return quantised_sum(piece, self._route, self._codec, feedback, weight=weight)
 
     def exact(self, place: slice, participation: Participation) -> Stages:
         """Average a range of the shard without quantisation."""
-        return self._averaging.exact(_weigh_(self._shard.values[place], participation))
+        return exact_sum(_weigh_(self._shard.values[place], participation), self._route)
 
     def state(self) -> dict[str, Any] | None:
         """Error feedback for a checkpoint; the tensors are not copied."""
@@ -125,71 +125,71 @@ class Exchange:
             self._feedback.load(state)
 
 
-class Averaging:
-    """Sums chunks over the groups along a route.
+def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
+    """Sum ``piece`` over the groups, in place. A collective of the ranks that average.
 
-    A sum has the same stages on every rank: one inside each host, two between hosts, one inside
-    each host. An inter-host collective is awaited one round later than possible, so that the link
-    always has the next chunk to transfer.
+    A sum has the same stages on every rank, exact or quantised: one inside each host, two between
+    hosts, one inside each host. An inter-host collective is awaited one round later than possible,
+    so that the link always has the next chunk to transfer.
 
     Args:
+        piece: 1-D.
         route: process groups of the ranks that average.
 
     """
+    if not piece.numel():
+        yield from _no_stages()
+        return
+    yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
+    sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
+    # The empty stages are those in which a quantised sum communicates.
+    yield []
+    yield Due(sent)
+    yield []
+    yield []
+    yield _broadcast_on_host(piece, route)
 
-    def __init__(self, route: AcrossRoute) -> None:
-        self._route = route
 
-    def exact(self, piece: Tensor) -> Stages:
-        """Sum ``piece`` over the groups, in place. A collective of the ranks that average."""
-        if not piece.numel():
-            yield from _no_stages()
-            return
-        route = self._route
-        yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
-        sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
-        # The empty stages are those in which a quantised sum communicates.
-        yield []
-        yield Due(sent)
-        yield []
-        yield []
-        yield self._broadcast_on_host(piece)
+def quantised_sum(
+    piece: Tensor,
+    route: AcrossRoute,
+    codec: Codec,
+    feedback: ChunkFeedback | None,
+    *,
+    weight: float = 1.0,
+) -> Stages:
+    """Sum ``piece`` over the groups, in place, quantised. Stages as in :func:`exact_sum`.
 
-    def quantised(
-        self, piece: Tensor, codec: Codec, feedback: ChunkFeedback | None, *, weight: float = 1.0
-    ) -> Stages:
-        """Sum ``piece`` over the groups, in place, quantised. A collective of averaging ranks.
+    A reduce-scatter by an all-to-all and an all-gather: every host sums an equal shard of the
+    chunk and sends the sum to the others. Both steps round and keep their error. The result has
+    the same bits in all groups.
 
-        A reduce-scatter by an all-to-all and an all-gather: every host sums an equal shard of the
-        chunk and sends the sum to the others. Both steps round and keep their error. The result
-        has the same bits in all groups.
+    Args:
+        piece: 1-D.
+        route: process groups of the ranks that average.
+        codec: encodes what is sent.
+        feedback: errors of earlier sums of the chunk. They are added, and replaced by the errors of
+            this sum. None starts at zero and keeps nothing.
+        weight: factor of every summand.
 
-        Args:
-            piece: 1-D.
-            codec: encodes what is sent.
-            feedback: errors of earlier sums of the chunk. They are added, and replaced by the
-                errors of this sum. None starts at zero and keeps nothing.
-            weight: factor of every summand.
-
-        """
-        if not piece.numel():
-            yield from _no_stages()
-            return
-        host, between = self._route.host, self._route.between
-        yield [host.reduce_(piece, _ON_HOST)] if host else []
-        if between is None and host is None:
+    """
+    if not piece.numel():
+        yield from _no_stages()
+        return
+    yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
+    if route.between is not None:
+        feedback = feedback or ChunkFeedback.zeros(piece, route.between.size)
+        yield from _quantised_between(piece, codec, feedback, route.between, weight)
+    else:
+        if route.host is None:
             piece.mul_(weight)
-        if between is None:
-            yield from ([], Due(), [], Due())
-        else:
-            feedback = feedback or ChunkFeedback.zeros(piece, between.size)
-            yield from _quantised_between(piece, codec, feedback, between, weight)
-        yield self._broadcast_on_host(piece)
+        yield from ([], Due(), [], Due())
+    yield _broadcast_on_host(piece, route)
 
-    def _broadcast_on_host(self, piece: Tensor) -> Sequence[Pending]:
-        host = self._route.host
-        started = [host.broadcast_(piece, _ON_HOST)] if host else []
-        return Due(started) if self._route.hosts_are_shared else started
+
+def _broadcast_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
+    started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
+    return Due(started) if route.hosts_are_shared else started
 
 
 def _quantised_between(

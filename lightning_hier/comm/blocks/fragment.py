@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ class Fragment:
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state of the block's start only for its shard of that.
 
-    A synchronisation calls :meth:`read`, :meth:`begin`, :meth:`synchronise` and :meth:`finish`.
+    A synchronisation calls :meth:`read`, :meth:`begin`, :meth:`synchronise` for each chunk, and
+    :meth:`finish`.
 
     Args:
         shard: of this rank; the transfer buffer holds the present values.
@@ -37,6 +38,7 @@ class Fragment:
 
     Attributes:
         dtype: of all tensors.
+        chunks: ranges of the shard that :meth:`synchronise` and :meth:`write_global` process.
         is_all: whether this rank exchanges every element of its group.
 
     """
@@ -55,6 +57,7 @@ class Fragment:
         self._local_state = local_state
         self._delay = delay
         self.dtype = shard.values.dtype
+        self.chunks = shard.chunks
         self.is_all = shard.is_all
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
         # Of the mean that is applied now, and of the models that are averaged now: the same unless
@@ -89,14 +92,11 @@ class Fragment:
             self._delay.wait(everything=self._shard.has_buffers)
             self._applied, self._delay.norms = self._delay.norms, self._averaged
 
-    def synchronise(self, participation: Participation) -> Iterator[Stages]:
-        """Work on each chunk: mean, outer step, start model of the next block.
+    def synchronise(self, chunk: Chunk, participation: Participation) -> Stages:
+        """Average a chunk, take the outer step, and write the start model of the next block.
 
         The tensors and the averaged optimizer state get it in place. Collectives of the world.
         """
-        return (self._synchronise(chunk, participation) for chunk in self._shard.chunks())
-
-    def _synchronise(self, chunk: Chunk, participation: Participation) -> Stages:
         values, place = self._shard.values, chunk.parameters
         if self._delay is None:
             yield from self._exchange.chunk(chunk, participation, keep=True)
@@ -113,14 +113,15 @@ class Fragment:
         self._applied.mean += mean
         self._applied.update += update
         self._averaged.mean += sum_of_squares(values[chunk.buffers])
-        yield from self._shard.distribute(chunk)
+        yield self._shard.distribute(chunk.start, chunk.stop)
+        self._shard.write_chunk(chunk)
 
     def finish(self, participation: Participation) -> Norms:
         """Start the mean in flight where there is a delay; norms of the mean that was applied."""
         self._shard.write_scattered()
         if self._delay is not None:
             exchange, in_flight = self._exchange, self._delay.in_flight
-            places = [chunk.parameters for chunk in self._shard.chunks()]
+            places = [chunk.parameters for chunk in self.chunks]
             means = (
                 exchange.parameters(in_flight[place], place, participation, keep=True)
                 for place in places
@@ -140,30 +141,28 @@ class Fragment:
             if previous is not None:
                 previous.copy_(mean)
 
-    def write_global(self, participation: Participation, *, pending: bool) -> Iterator[Stages]:
-        """Work on each chunk: W, and the mean of the buffers, into the tensors.
+    def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
+        """Write W, and the mean of the buffers, of a chunk into the tensors.
 
         Collectives of the world, after all work in flight. The state of the fragment stays as it
         is. :meth:`finish_global` follows.
 
         Args:
+            chunk: one of :attr:`chunks`.
             participation: groups that take part.
             pending: whether to write the W that would result if the block ended here.
 
         """
-        for chunk in self._shard.chunks():
-            yield self._write_global(chunk, participation, pending=pending)
-
-    def _write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
-        exchange, place = self._exchange, chunk.parameters
+        place = chunk.parameters
         if pending:
-            yield from exchange.chunk(chunk, participation, keep=False, carried=False)
+            yield from self._exchange.chunk(chunk, participation, keep=False, carried=False)
         else:
-            yield from exchange.exact(chunk.buffers, participation)
+            yield from self._exchange.exact(chunk.buffers, participation)
         values = self._shard.values[place]
         earlier = None if self._delay is None else self._delay.arrived(place)
         values.copy_(self._outer.global_after(place, values if pending else None, earlier))
-        yield from self._shard.distribute(chunk, carried=False)
+        yield self._shard.distribute(chunk.start, chunk.stop)
+        self._shard.write_chunk(chunk, carried=False)
 
     def finish_global(self) -> None:
         """Write the tensors that are not contiguous."""
@@ -230,11 +229,11 @@ class Fragment:
         if self._delay is not None:
             self._delay.load_local(state)
 
-    def restart_(self, whole: Mapping[str, Tensor]) -> Iterator[Stages]:
-        """Begin a block from the vectors of a world with other shards: work on each chunk.
+    def restart(self, whole: Mapping[str, Tensor]) -> None:
+        """Begin a block from the vectors of a world with other shards.
 
         Parameters get the start model. Buffers get those of the rank whose shard holds them. A
-        collective of the group. :meth:`finish_global` follows.
+        collective of the group.
 
         Args:
             whole: W as ``"global_model"``, and state of the outer step, of all parameters, flat.
@@ -247,5 +246,5 @@ class Fragment:
         values[self._shard.parameters].copy_(self._outer.start_model(slice(None)))
         if self._delay is not None:
             self._delay.restart()
-        for chunk in self._shard.chunks():
-            yield self._shard.distribute(chunk, carried=False)
+        self._shard.distribute_all()
+        self._shard.write(carried=False)

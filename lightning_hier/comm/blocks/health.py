@@ -171,9 +171,9 @@ def decide_participation(
         NonFiniteModelError: a group must not be left out, or none remains.
 
     """
-    group_of = [layout.coordinates(number)[1] for number in range(layout.world_size)]
-    excluded = {group_of[number] for number in _nonfinite_ranks(reports)}
-    healthy = (layout.sizes[1] - len(excluded)) * models_per_rank
+    size, groups = layout.sizes
+    excluded = {number // size for number in _nonfinite_ranks(reports)}
+    healthy = (groups - len(excluded)) * models_per_rank
     if excluded and on_nonfinite == "error":
         raise NonFiniteModelError(
             f"{_finding(reports)}; it was kept out of the global model. {_ADVICE} "
@@ -181,11 +181,14 @@ def decide_participation(
         )
     if not healthy:
         raise NonFiniteModelError(f"{_finding(reports)}: no group is healthy. {_ADVICE}")
-    pairs = zip(reports, group_of, strict=True)
-    squares = sum(report.squares for report, group in pairs if group not in excluded)
-    first = min(set(group_of) - excluded)
-    takes_part = group_of[rank] not in excluded
-    return Participation(squares, healthy, tuple(sorted(excluded)), takes_part, first)
+    included = [own for number, own in enumerate(reports) if number // size not in excluded]
+    return Participation(
+        sum(own.squares for own in included),
+        healthy,
+        excluded=tuple(sorted(excluded)),
+        takes_part=rank // size not in excluded,
+        first=min(set(range(groups)) - excluded),
+    )
 
 
 def require_finite(reports: Sequence[HealthReport]) -> None:

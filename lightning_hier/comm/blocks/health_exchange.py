@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple
 
 import torch
+from torch import Tensor
 
-from lightning_hier.comm.blocks.agreed_parameters import AgreedParameters, OutOfStepError
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.blocks.health import (
     HealthReport,
     ModelHealth,
@@ -19,9 +19,14 @@ from lightning_hier.comm.blocks.health import (
     decide_participation,
     exclusion_warning,
     require_finite,
-    span,
 )
-from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.out_of_step import (
+    OutOfStepError,
+    different_parameters,
+    require_common_point,
+)
+from lightning_hier.comm.blocks.trained import TrainedTensors
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
@@ -34,8 +39,8 @@ class HealthExchange:
         communicators: channels of this rank.
         worker: step counts of this rank.
         on_nonfinite: effect of groups whose models are not finite.
-        buffers: of the module; buffers that can't be averaged are an error.
-        parameters: of the module; ranks that synchronise different ones are an error.
+        trained: tensors of the module. Ranks that train different parameters, and buffers that
+            can't be averaged, are an error.
 
     Attributes:
         signalled: whether some rank has reported a signal.
@@ -48,14 +53,12 @@ class HealthExchange:
         communicators: Communicators,
         worker: Worker,
         on_nonfinite: OnNonfinite,
-        buffers: ModuleBuffers,
-        parameters: AgreedParameters,
+        trained: TrainedTensors,
     ) -> None:
         self._communicators = communicators
         self._worker = worker
         self._on_nonfinite = on_nonfinite
-        self._buffers = buffers
-        self._parameters = parameters
+        self._trained = trained
         self._terminate = False
         self.signalled = False
         self.batches = -1
@@ -98,16 +101,25 @@ class HealthExchange:
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
         return participation
 
-    def check(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> None:
-        """Check that all ranks are in step and their one model is finite.
+    def check(self, point: SyncPoint, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:
+        """Check that all ranks are in step and the model that all of them train is finite.
 
-        A collective of the world.
+        A collective of the world. Of buffers and state only those of rank 0 are checked, since all
+        ranks get them.
+
+        Args:
+            point: the synchronisation.
+            optimizer: whose step it is; -1 for all.
+            carried: state of local optimizers that all ranks get.
 
         Raises:
             OutOfStepError: on every rank, if ranks are at different synchronisations.
             NonFiniteModelError: on every rank, if the model is not finite.
 
         """
+        self._trained.note()
+        first = self._communicators.world.position == 0
+        health = self._trained.health(averaged=first, carried=carried if first else ())
         require_finite(self._exchange(point, optimizer, health))
 
     def check_in_step(self, point: SyncPoint) -> None:
@@ -120,6 +132,15 @@ class HealthExchange:
         with self._communicators.progress.at(point.text):
             self._exchange(point, -1, ModelHealth())
 
+    def same_parameters_in(self, channel: Channel) -> bool:
+        """Whether all ranks of ``channel`` train the same parameters. A collective of it."""
+        if channel.size == 1:
+            return True
+        own = torch.tensor([self._trained.digest], device=self._communicators.device)
+        digests = own.new_empty(channel.size)
+        channel.all_gather(digests, own, "status").wait()
+        return bool((digests == own).all())
+
     def report_out_of_data(self) -> HealthReport | None:
         """Exchange reports after this rank's last batch. A collective of the world.
 
@@ -130,19 +151,19 @@ class HealthExchange:
             OutOfStepError: on every rank, if those ranks are not at the end of a block.
 
         """
-        return _common_point(self._reports(SyncPoint.OUT_OF_DATA, -1, ModelHealth()))
+        reports = self._reports(SyncPoint.OUT_OF_DATA, -1, ModelHealth())
+        return next(iter(require_common_point(reports)), None)
 
     def _exchange(
         self, point: SyncPoint, optimizer: int, health: ModelHealth
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
-        _common_point(reports)
-        if any(report.point == SyncPoint.OUT_OF_DATA for report in reports):
+        if len(require_common_point(reports)) < len(reports):
             # Ranks without batches learn from the first exchange where the others are, and take
             # part in the second one with the health of their models.
             reports = self._reports(point, optimizer, health)
-            _common_point(reports)
-        self._buffers.require_fit(reports)
+            require_common_point(reports)
+        self._trained.buffers.require_fit(reports)
         return reports
 
     def _reports(self, point: SyncPoint, optimizer: int, health: ModelHealth) -> list[HealthReport]:
@@ -153,9 +174,9 @@ class HealthExchange:
             counts[optimizer].total if optimizer >= 0 else sum(c.total for c in counts),
             health.squares,
             int(self._terminate),
-            int(health.nonfinite | self._buffers.finding),
+            int(health.nonfinite | self._trained.buffers.finding),
             self.batches,
-            self._parameters.digest,
+            self._trained.digest,
         )
         world = self._communicators.world
         row = torch.tensor(astuple(own), dtype=torch.float64, device=self._communicators.device)
@@ -166,50 +187,15 @@ class HealthExchange:
             HealthReport(int(at), int(index), int(steps), squares, *map(int, rest))
             for at, index, steps, squares, *rest in rows.view(world.size, -1).tolist()
         ]
-        self._parameters.require_same([report.digest for report in reports])
+        if len({report.digest for report in reports}) > 1:
+            self._raise_different_parameters([report.digest for report in reports])
         self.signalled |= any(report.terminate for report in reports)
         return reports
 
-
-def _common_point(reports: Sequence[HealthReport]) -> HealthReport | None:
-    """Report of the ranks that have batches left in this epoch; None if there are none.
-
-    Raises:
-        OutOfStepError: they are at different points, or, while other ranks have no batches left,
-            not at the end of a block.
-
-    """
-    active = [report for report in reports if report.point != SyncPoint.OUT_OF_DATA]
-    points = {(report.point, report.optimizer, report.steps) for report in active}
-    joined = 0 < len(active) < len(reports)
-    if len(points) > 1 or (joined and active[0].point != SyncPoint.BLOCK):
-        raise OutOfStepError(_out_of_step(reports))
-    return active[0] if active else None
-
-
-def _out_of_step(reports: Sequence[HealthReport]) -> str:
-    ranks: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
-    for rank, report in enumerate(reports):
-        ranks[report.point, report.optimizer, report.steps, report.batches].append(rank)
-    positions = "; ".join(
-        f"rank{'s' * (len(members) > 1)} {span(members)} at {SyncPoint(point).text}"
-        f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
-        f"{f', with no batch left after {batches} in this epoch' if batches >= 0 else ''}"
-        for (point, optimizer, steps, batches), members in ranks.items()
-    )
-    if any(report.point == SyncPoint.OUT_OF_DATA for report in reports):
-        return (
-            "some ranks wait at the end of their batches, and others come to something else than "
-            f"a synchronisation of models: {positions}. With uneven_batches='join' validate and "
-            "save at the ends of epochs, and end training there."
-        )
-    way_out = (
-        " uneven_batches='join' has ranks that run out of batches wait for the others."
-        if len({report.batches >= 0 for report in reports}) > 1
-        else ""
-    )
-    return (
-        f"the ranks are out of step: {positions}. All ranks must take the same number of steps: "
-        "give every rank the same number of batches (drop_last, a DistributedSampler, or "
-        f"limit_train_batches), and validate or save on all ranks at the same step.{way_out}"
-    )
+    def _raise_different_parameters(self, digests: Sequence[int]) -> None:
+        """Name the parameters that differ. A collective of the world."""
+        rank = self._communicators.world.position
+        # Of the ranks with the same digest the first one sends its parameters.
+        own = self._trained.kinds if digests.index(digests[rank]) == rank else None
+        kinds = gather_json(own, self._communicators.device)
+        raise OutOfStepError(different_parameters([kinds[digests.index(own)] for own in digests]))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_hier.comm.blocks.agreed_parameters import OutOfStepError
 from lightning_hier.comm.blocks.health import SyncPoint, span
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.comm.blocks.out_of_step import OutOfStepError
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import Worker
 

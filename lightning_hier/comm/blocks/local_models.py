@@ -71,7 +71,7 @@ class LocalModels:
     @property
     def is_last(self) -> bool:
         """Whether the model in the module is the last of a round."""
-        return self.current == self.present - 1
+        return self.current == len(self._saved)
 
     def open(self) -> None:
         """Create the other models and their optimizers' state as copies of that in the module.

@@ -60,15 +60,12 @@ class LocalState:
     def finish(self) -> None:
         """Set the remaining state, after the carried tensors have their new values."""
 
-    def inherit(self, older: LocalState) -> None:
-        """Copy the counts of the state of the same optimizer for fewer parameters."""
-
     def counts(self) -> dict[Parameter, list[float]]:
         """Counts of each parameter, the same on all ranks."""
         return {}
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
-        """Continue from :meth:`counts` in the middle of a block."""
+        """Continue from :meth:`counts`, perhaps of fewer parameters, in the middle of a block."""
 
     def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Start a block from :meth:`counts` and the current state of the optimizer."""

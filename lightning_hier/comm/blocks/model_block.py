@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +26,6 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline
 
-Agree = Callable[[ModelHealth], Participation]
-"""Exchanges the model's health with all ranks; raises the same error on every rank."""
-
 Counts = Mapping[Parameter, list[float]]
 
 
@@ -49,6 +45,7 @@ class ModelBlock:
 
     Attributes:
         members: see above.
+        stepping: makes the context of each step of the optimizer; communicates nothing.
         local_state: of the optimizer, averaged with the model where the settings say so.
 
     """
@@ -70,6 +67,7 @@ class ModelBlock:
         self._placement = placement
         self._communicators = communicators
         number = communicators.models
+        self.stepping = config.stepping(optimizer, number)
         # A single model is not averaged: its optimizer stays as it is and nothing is quantised.
         self.local_state = (
             config.local_state(optimizer, members.parameters, communicators.across, number)
@@ -129,21 +127,38 @@ class ModelBlock:
 
         """
         for fragment, whole in zip(self._fragments, vectors, strict=True):
-            Pipeline(fragment.restart_(whole)).run()
-            fragment.finish_global()
+            fragment.restart(whole)
         self.local_state.go_on(counts)
 
-    def stepping(self) -> AbstractContextManager[None]:
-        """Context of each step of the optimizer. Communicates nothing."""
-        return self._config.stepping(self._optimizer, self._communicators.models)
+    def read(self) -> ModelHealth:
+        """Copy this rank's shard into the transfer buffers; returns the whole model's health.
 
-    def synchronise(self, agree: Agree) -> BlockReport:
+        A collective of the group. All ranks exchange their health before one of the next methods.
+        """
+        # As DDP does before every forward pass.
+        broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
+        health = ModelHealth()
+        for turn, _ in enumerate(self._models.each()):
+            for fragment in self._fragments:
+                health += fragment.read(add=turn > 0)
+            self.local_state.note(first=turn == 0)
+        if not all(fragment.is_all for fragment in self._fragments):
+            # Other shards are overwritten, but what this rank computed from them is not.
+            own = self.members
+            carried = self.local_state.carried
+            health += ModelHealth.of_tensors(own.parameters, own.float_buffers, carried)
+        return health
+
+    def synchronise(self, participation: Participation) -> BlockReport:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
         first healthy group. A group that is left out gets the same, and fresh optimizer state.
+
+        Args:
+            participation: groups whose models are averaged, after :meth:`read`.
+
         """
-        participation = agree(self._read())
         first_buffers = self._keep_local_updates()
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.collect(participation)
@@ -151,7 +166,9 @@ class ModelBlock:
             for fragment in self._fragments:
                 fragment.begin(participation)
             Pipeline(
-                chunk for own in self._fragments for chunk in own.synchronise(participation)
+                fragment.synchronise(chunk, participation)
+                for fragment in self._fragments
+                for chunk in fragment.chunks
             ).run()
         norms = [fragment.finish(participation) for fragment in self._fragments]
         for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
@@ -160,29 +177,27 @@ class ModelBlock:
         self._begin_next_block(participation)
         return BlockReport.of(norms, participation, self._communicators)
 
-    def write_global_model(self, agree: Agree, *, pending: bool) -> Participation:
+    def write_global_model(self, participation: Participation, *, pending: bool) -> None:
         """Write the global model W into the tensors, in place; W and Delta stay as they are.
 
         A collective of the world, after all work in flight.
 
         Args:
-            agree: as in :meth:`synchronise`; its result is returned.
+            participation: as in :meth:`synchronise`.
             pending: whether steps were taken since the last synchronisation. W is then the one
                 that would result if the block ended here. Buffers also change in validation, so
                 they are averaged in any case.
 
         """
-        participation = agree(self._read())
         self._communicators.route.in_flight.finish()
         Pipeline(
-            chunk
-            for own in self._fragments
-            for chunk in own.write_global(participation, pending=pending)
+            fragment.write_global(chunk, participation, pending=pending)
+            for fragment in self._fragments
+            for chunk in fragment.chunks
         ).run()
         for fragment in self._fragments:
             fragment.finish_global()
         self._broadcast_other_buffers(participation)
-        return participation
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -209,28 +224,12 @@ class ModelBlock:
             communicators=self._communicators,
             models=self._models,
         )
-        block.local_state.inherit(self.local_state)
+        block.local_state.set_counts(self.local_state.counts())
         older = {fragment.dtype: fragment for fragment in self._fragments}
         for fragment in block._fragments:
             if fragment.dtype in older:
                 fragment.continue_(older[fragment.dtype])
         return block
-
-    def _read(self) -> ModelHealth:
-        """Copy this rank's shard into the transfer buffers; returns the whole model's health."""
-        # As DDP does before every forward pass.
-        broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
-        health = ModelHealth()
-        for turn, _ in enumerate(self._models.each()):
-            for fragment in self._fragments:
-                health += fragment.read(add=turn > 0)
-            self.local_state.note(first=turn == 0)
-        if not all(fragment.is_all for fragment in self._fragments):
-            # Other shards are overwritten, but what this rank computed from them is not.
-            own = self.members
-            carried = self.local_state.carried
-            health += ModelHealth.of_tensors(own.parameters, own.float_buffers, carried)
-        return health
 
     def _keep_local_updates(self) -> list[Tensor]:
         """Keep each local model's update; the other buffers of the first model of several."""
@@ -260,6 +259,6 @@ class ModelBlock:
 
     def _broadcast_other_buffers(self, participation: Participation) -> None:
         """Give all ranks those of the first healthy group's first rank."""
-        source = self._communicators.layout.rank((0, participation.first))
-        world = self._communicators.world
+        world, layout = self._communicators.world, self._communicators.layout
+        source = participation.first * layout.sizes[0]
         broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_hier.algorithms.chunks import chunk_length
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
+from lightning_hier.comm.channel import Pending
 from lightning_hier.comm.flat import FlatView
-from lightning_hier.comm.stages import Stages
 
 # Elements of one chunk: the network transfers some while others are computed, and each is long
 # enough to be worth a message. Quantised chunks are twice as long, since the fixed cost of a chunk
@@ -56,6 +56,7 @@ class Shard:
 
     Attributes:
         chunk: elements of one chunk.
+        chunks: of the whole fragment, each a range of every rank's shard.
         values: this rank's shard of the transfer buffer.
         start: its position in the flat tensors.
         is_all: whether this rank exchanges every element.
@@ -98,6 +99,11 @@ class Shard:
         )
         self.carried_start = max(self.start - len(self._model), 0)
         self.has_buffers = len(self._model) > self.elements
+        self._starts = placement.starts(numel)
+        self._longest = placement.longest(numel)
+        self.chunks = self._ranges(self._longest, self.chunk)
+        self._piece = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
+        self._pieces = self._ranges(self.values.numel(), self._piece)
 
     def read(self) -> Tensor:
         """Copy this rank's shard of the tensors into the transfer buffer; returns it."""
@@ -114,27 +120,24 @@ class Shard:
                 is valid until the next one.
 
         """
-        length = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
-        spare = None if into_buffer else self.values.new_empty(length)
-        for piece in self._ranges(self.values.numel(), length):
+        spare = None if into_buffer else self.values.new_empty(self._piece)
+        for piece in self._pieces:
             start, stop, *kinds = piece
             own = self.values[start:stop] if spare is None else spare[: stop - start]
             self._view.read_(self.start + start, self.start + stop, own)
             parameters, buffers, carried = (own[k.start - start : k.stop - start] for k in kinds)
             yield piece, parameters, buffers, carried
 
-    def chunks(self) -> list[Chunk]:
-        """Chunks of the whole fragment, each a range of every rank's shard."""
-        return list(self._ranges(self._placement.longest(len(self._view)), self.chunk))
-
-    def _ranges(self, numel: int, each: int) -> Iterator[Chunk]:
+    def _ranges(self, numel: int, each: int) -> list[Chunk]:
+        ranges = []
         for start in range(0, numel, each):
             stop = min(start + each, numel)
             parameters, buffers, carried = (
                 slice(min(max(kind.start, start), stop), min(max(kind.stop, start), stop))
                 for kind in (self.parameters, self.buffers, self.carried)
             )
-            yield Chunk(start, stop, parameters, buffers, carried)
+            ranges.append(Chunk(start, stop, parameters, buffers, carried))
+        return ranges
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
         """Tensors of optimizer state in a range of the shard, and the range of each."""
@@ -142,24 +145,40 @@ class Shard:
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
             yield tensor, slice(place.start + inside.start, place.start + inside.stop)
 
-    def distribute(self, chunk: Chunk, *, carried: bool = True) -> Stages:
-        """All-gather, or broadcast, a chunk in the group and write it into the tensors, in place.
+    def distribute(self, start: int, stop: int) -> Sequence[Pending]:
+        """All-gather, or broadcast, elements ``start`` to ``stop`` of every shard in the group.
 
-        A collective of the group in one stage; afterwards its ranks hold the same bits.
+        A collective of the group; afterwards the transfer buffers of its ranks hold the same bits.
+        """
+        group = self._placement.group
+        if group.size == 1:
+            return ()
+        if not self._placement.sharded:
+            return (group.broadcast_(self._buffer[start:stop], "models"),)
+        shards = self._buffer.view(group.size, -1)[:, start:stop].unbind()
+        return (group.gather_into(shards, shards[group.position], "models"),)
+
+    def distribute_all(self) -> None:
+        """Call :meth:`distribute` for all elements, and wait."""
+        for pending in self.distribute(0, self._longest):
+            pending.wait()
+
+    def write_chunk(self, chunk: Chunk, *, carried: bool = True) -> None:
+        """Write a chunk of every rank's shard into the tensors that are contiguous, in place.
 
         Args:
-            chunk: one of :meth:`chunks`.
+            chunk: one of :attr:`chunks`, after :meth:`distribute`.
             carried: whether the state of the local optimizer is written too.
 
         """
-        yield self._placement.distribute(self._buffer, chunk.start, chunk.stop)
         view = self._view if carried else self._model
-        for span in self._placement.spans(chunk.start, chunk.stop, len(self._view)):
-            view.write_range(span.start, min(span.stop, len(view)), self._buffer)
+        for first in self._starts:
+            stop = min(first + chunk.stop, len(view))
+            view.write_range(first + chunk.start, stop, self._buffer)
 
-    def write(self) -> None:
+    def write(self, *, carried: bool = True) -> None:
         """Copy the whole transfer buffer into the tensors, in place."""
-        self._view.write_from(self._buffer)
+        (self._view if carried else self._model).write_from(self._buffer)
 
     def write_scattered(self, *, carried: bool = True) -> None:
         """Write the tensors that are not contiguous, after all chunks are distributed."""
@@ -171,9 +190,7 @@ class Shard:
         A collective of the group. The values are in the transfer buffer.
         """
         self.values[kind].copy_(vector)
-        longest = self._placement.longest(len(self._view))
-        for pending in self._placement.distribute(self._buffer, 0, longest):
-            pending.wait()
+        self.distribute_all()
         return self._by_tensor()
 
     def fill_(self, vector: Tensor, kind: slice, whole: Mapping[Tensor, Tensor]) -> None:

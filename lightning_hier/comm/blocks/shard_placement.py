@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.channel import Channel
 
 Across = Literal["auto", "leader", "sharded"]
 """Ranks of a group that exchange its model with other groups."""
@@ -25,49 +23,35 @@ class ShardPlacement:
             exchanges the whole model (two_tiered_bmuf_gtc 2.3).
 
     Attributes:
+        group: see above.
         sharded: see above.
 
     """
 
     def __init__(self, group: Channel, *, sharded: bool) -> None:
-        self._group = group
+        self.group = group
         self.sharded = sharded
 
     def shard(self, numel: int) -> slice:
         """Elements that this rank exchanges; the last ranks may have fewer or none."""
         if not self.sharded:
-            return slice(0, numel if self._group.position == 0 else 0)
+            return slice(0, numel if self.group.position == 0 else 0)
         each = self.longest(numel)
-        start = min(self._group.position * each, numel)
+        start = min(self.group.position * each, numel)
         return slice(start, min(start + each, numel))
 
     def padded(self, numel: int) -> int:
         """Length of the transfer buffer: an all-gather needs shards of equal length."""
-        return self.longest(numel) * self._group.size if self.sharded else numel
+        return self.longest(numel) * self.group.size if self.sharded else numel
 
     def longest(self, numel: int) -> int:
         """Elements of the longest shard in the group, which is that of the first rank."""
-        return -(-numel // self._group.size) if self.sharded else numel
+        return -(-numel // self.group.size) if self.sharded else numel
 
-    def distribute(self, buffer: Tensor, start: int, stop: int) -> Sequence[Pending]:
-        """All-gather, or broadcast, elements ``start`` to ``stop`` of every shard in the group.
-
-        A collective of the group. ``stop`` is at most :meth:`longest`.
-        """
-        if self._group.size == 1:
-            return ()
-        if not self.sharded:
-            return (self._group.broadcast_(buffer[start:stop], "models"),)
-        shards = buffer.view(self._group.size, -1)[:, start:stop].unbind()
-        return (self._group.gather_into(shards, shards[self._group.position], "models"),)
-
-    def spans(self, start: int, stop: int, numel: int) -> list[slice]:
-        """Position in the flat model of elements ``start`` to ``stop`` of every shard."""
-        if not self.sharded:
-            return [slice(start, stop)]
-        firsts = [rank * self.longest(numel) for rank in range(self._group.size)]
-        edges = [(first + start, first + stop) for first in firsts]
-        return [slice(low, min(high, numel)) for low, high in edges if low < numel]
+    def starts(self, numel: int) -> list[int]:
+        """Position in the flat model of the first element of every shard."""
+        shards = self.group.size if self.sharded else 1
+        return [rank * self.longest(numel) for rank in range(shards)]
 
 
 def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:

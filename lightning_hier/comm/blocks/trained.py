@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +14,9 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, is_direction
+
+# Whole numbers up to 2**53 are exact in the double precision of health reports.
+_DIGEST_BYTES = 6
 
 
 @dataclass
@@ -96,6 +101,8 @@ class TrainedTensors:
         buffers: of the module.
         kept_equal: names of floating-point buffers that have no mean. A resumed run uses those of
             the saved run.
+        kinds: shape, dtype and optimizer of each of the parameters by name.
+        digest: of ``kinds``, part of every health report: all ranks must train the same.
 
     """
 
@@ -112,6 +119,23 @@ class TrainedTensors:
             # torch has no isfinite for 8-bit floats, which have no mean anyway.
             if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
         }
+        self.kinds: dict[str, str] = {}
+        self.digest = 0
+        self.note()
+
+    def note(self) -> None:
+        """Compute kinds and digest of the present parameters. Communicates nothing."""
+        names = {own: name for name, own in self._module.named_parameters()}
+        self.kinds = {}
+        for index, members in enumerate(self.members()):
+            # Parameters of an optimizer have state that may be averaged too.
+            held = set(optimizer_parameters(self._optimizers[index]))
+            for own in members.parameters:
+                holder = f"optimizer {index}" if own in held else "no optimizer"
+                self.kinds[names[own]] = f"{tuple(own.shape)} {own.dtype} in {holder}"
+        text = json.dumps(sorted(self.kinds.items()))
+        found = hashlib.sha256(text.encode()).digest()
+        self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
         """Trained, or all, parameters, and all buffers."""
@@ -133,7 +157,9 @@ class TrainedTensors:
     def admit(self) -> bool:
         """Add parameters that have become trainable; returns whether there are any."""
         new = {p for p in self._module.parameters() if p.requires_grad} - self.parameters
-        self.parameters |= new
+        if new:
+            self.parameters |= new
+            self.note()
         return bool(new)
 
     def members(self) -> list[Members]:

@@ -1,0 +1,84 @@
+"""Errors of ranks that come to different synchronisations, or synchronise different parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from lightning_hier.comm.blocks.health import HealthReport, SyncPoint, span
+
+# Parameters that are named in an error.
+_MOST_NAMES = 5
+
+
+class OutOfStepError(RuntimeError):
+    """Ranks came to different synchronisations, or synchronise different parameters."""
+
+
+def require_common_point(reports: Sequence[HealthReport]) -> list[HealthReport]:
+    """Reports of the ranks that have batches left in this epoch, all at one point.
+
+    Raises:
+        OutOfStepError: they are at different points, or, while other ranks have no batches left,
+            not at the end of a block.
+
+    """
+    active = [report for report in reports if report.point != SyncPoint.OUT_OF_DATA]
+    points = {(report.point, report.optimizer, report.steps) for report in active}
+    joined = 0 < len(active) < len(reports)
+    if len(points) > 1 or (joined and active[0].point != SyncPoint.BLOCK):
+        raise OutOfStepError(_positions(reports))
+    return active
+
+
+def _positions(reports: Sequence[HealthReport]) -> str:
+    ranks: defaultdict[tuple[int, int, int, int], list[int]] = defaultdict(list)
+    for rank, report in enumerate(reports):
+        ranks[report.point, report.optimizer, report.steps, report.batches].append(rank)
+    positions = "; ".join(
+        f"rank{'s' * (len(members) > 1)} {span(members)} at {SyncPoint(point).text}"
+        f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
+        f"{f', with no batch left after {batches} in this epoch' if batches >= 0 else ''}"
+        for (point, optimizer, steps, batches), members in ranks.items()
+    )
+    if any(report.point == SyncPoint.OUT_OF_DATA for report in reports):
+        return (
+            "some ranks wait at the end of their batches, and others come to something else than "
+            f"a synchronisation of models: {positions}. With uneven_batches='join' validate and "
+            "save at the ends of epochs, and end training there."
+        )
+    way_out = (
+        " uneven_batches='join' has ranks that run out of batches wait for the others."
+        if len({report.batches >= 0 for report in reports}) > 1
+        else ""
+    )
+    return (
+        f"the ranks are out of step: {positions}. All ranks must take the same number of steps: "
+        "give every rank the same number of batches (drop_last, a DistributedSampler, or "
+        f"limit_train_batches), and validate or save on all ranks at the same step.{way_out}"
+    )
+
+
+def different_parameters(entries: Sequence[Mapping[str, str]]) -> str:
+    """Message about parameters that some ranks train otherwise than others.
+
+    Args:
+        entries: of each rank, the kind of each trained parameter by name.
+
+    """
+    names = dict.fromkeys(name for own in entries for name in own)
+    differences = []
+    for name in names:
+        ranks: dict[str | None, list[int]] = {}
+        for rank, own in enumerate(entries):
+            ranks.setdefault(own.get(name), []).append(rank)
+        if len(ranks) > 1:
+            kinds = (f"{kind or 'not at all'} on rank {span(on)}" for kind, on in ranks.items())
+            differences.append(f"{name!r} ({'; '.join(kinds)})")
+    omitted = len(differences) - _MOST_NAMES
+    more = f" and {omitted} more" if omitted > 0 else ""
+    return (
+        f"the ranks train different parameters: {', '.join(differences[:_MOST_NAMES])}{more}. "
+        "Unfreeze the same parameters at the same step on all ranks, and add them to the same "
+        "optimizer."
+    )
