@@ -18,9 +18,9 @@ from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.server_loop import Handler, Replies
 
 if TYPE_CHECKING:
-    from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.open_ports import Ports
+    from lightning_hier.parameter_server.request_channel import RequestChannel
 
 
 class _Held(NamedTuple):
@@ -145,7 +145,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
         self.late_seed = late_seed
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
         replies = LateReplies(
             ports.server,
             share=self.late_share,
@@ -156,7 +156,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
             replies,
             self.global_rank,
             trainer.strategy.optimizers,
-            client,
+            channel,
             replies,
             self._psp_settings(),
             self.pull_rule,

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.server_loop import Replies
 
@@ -90,8 +89,9 @@ class CollectiveLeader:
         """Send the list of missing ranks where the time limit has passed."""
         for number, one in list(self._open.items()):
             if one.due <= now:
-                missing = sorted(self._live - one.contributions.keys())
-                self._end(number, Message(Kind.RESULT, 0, number, {"missing": missing}))
+                missing = self._live - one.contributions.keys()
+                waiting = f"in collective {number} of all ranks"
+                self._end(number, missing_report(0, number, missing, waiting))
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank; a contribution that it has sent still counts."""
@@ -158,19 +158,8 @@ def write_result(number: int, contributions: Mapping[int, Contribution]) -> Mess
 
 
 def read_result(message: Message) -> dict[int, Contribution]:
-    """The contributions by rank.
-
-    Raises:
-        PeerError: the time limit has passed; names the missing ranks.
-
-    """
+    """The contributions by rank."""
     facts = message.facts
-    if "missing" in facts:
-        named = ", ".join(map(str, facts["missing"]))
-        raise PeerError(
-            f"collective {message.timestamp} of all ranks waited too long for rank {named}: look "
-            f"at the log of rank {named}; ranks that are slow but healthy need a larger timeout"
-        )
     contributions, first = {}, 0
     for rank, value, count in zip(facts["ranks"], facts["values"], facts["counts"], strict=True):
         payload = None

@@ -132,12 +132,12 @@ def test_block_of_several_dtypes_travels_in_the_widest_and_comes_back_as_it_was(
 def test_owner_is_the_next_that_is_there() -> None:
     own = [Parameter(torch.zeros(1)) for _ in range(4)]
     blocks = plan_shards([optim.SGD(own, lr=0.1)], 4)
-    assert [block.owner(set(), 4) for block in blocks] == [0, 1, 2, 3]
-    assert [block.owner({1}, 4) for block in blocks] == [0, 2, 2, 3]
-    assert [block.owner({1, 2}, 4) for block in blocks] == [0, 3, 3, 3]
-    assert [block.owner({3, 0}, 4) for block in blocks] == [1, 1, 2, 1]
+    assert [block.owner(set()) for block in blocks] == [0, 1, 2, 3]
+    assert [block.owner({1}) for block in blocks] == [0, 2, 2, 3]
+    assert [block.owner({1, 2}) for block in blocks] == [0, 3, 3, 3]
+    assert [block.owner({3, 0}) for block in blocks] == [1, 1, 2, 1]
     with pytest.raises(RuntimeError, match="no rank is left"):
-        blocks[0].owner({0, 1, 2, 3}, 4)
+        blocks[0].owner({0, 1, 2, 3})
 
 
 def test_steps_that_an_optimizer_made_before_this_run_are_not_left_of_its_warm_up() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.requests import Request
+from tests.unit.lone_channel import LoneChannel
 from tests.unit.psp_one_worker import Harness, every
 from tests.unit.psp_served import Served
 
@@ -60,8 +61,8 @@ def test_worker_for_which_an_answer_is_there_does_not_hear_of_missing_ones() -> 
     served.push(0, 0)
     served.push(1, 0)
     served.abstain(0, 1, now=1.0)
-    assert served.tick(61.0) == [(0, 0)]
-    assert served.sent[0][1].facts == {"missing": [1, 2]}
+    assert served.tick(61.0) == [(0, 1)]
+    assert served.sent[0][1].facts == {"missing": [1, 2], "waiting": "for gradients"}
 
 
 def test_final_values_are_queued_once() -> None:
@@ -108,12 +109,13 @@ def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() 
         nonlocal now
         sent.clear()
         now = begin
-        request.put(0, Message(Kind.ABSTAIN), begin)
+        request.put(Message(Kind.ABSTAIN), begin)
         for now in times:
             request.tick(now)
         return sent[1:]
 
-    request = PendingRequest(send, retry_s=2.0)
+    channel = LoneChannel(send)
+    request = Request(channel, lambda gone: 0, retry_s=2.0)
     request.tick(1e9)  # there is no request
     assert repeats(0.0, *range(200)) == [2, 6, 14, 30, 60, 90, 120, 150, 180]
     request.acknowledge(200.0)
@@ -125,3 +127,8 @@ def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() 
         request.tick(now)
     assert sent[1:] == [303.0]
     assert request.retries == 11 and request.waited_s(303.0) == 3.0
+    channel.sending.add(0)  # what was sent is still queued
+    sent.clear()
+    for now in range(304, 400):
+        request.tick(now)
+    assert sent == []

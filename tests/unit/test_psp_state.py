@@ -16,6 +16,7 @@ from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.state import ShardState, StateCollector
+from tests.unit.lone_channel import LoneChannel
 from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
 from tests.unit.replying import Replying
 
@@ -40,7 +41,8 @@ class Job:
             ShardServer(rank, self.blocks, optimizers, settings, replies)
             for rank, replies in enumerate(self.replies)
         ]
-        self.collector = StateCollector(self.blocks, RANKS, self._ask)
+        self.channel = LoneChannel(self._ask)
+        self.collector = StateCollector(self.blocks, self.channel)
 
     def collect(self) -> None:
         while self.answers:
@@ -53,7 +55,7 @@ class Job:
                 server.tick(now)
             queued = any(answer.sender == rank for answer in self.answers)
             self.replies[rank].sending = {b"0"} if queued else set()
-        self.collector.tick(now)
+        self.channel.tick(now)
 
     def push(self, optimizer: int, values: list[Tensor]) -> None:
         for block in self.blocks:
@@ -140,7 +142,7 @@ def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
     job.collect()
     assert "rank 1" in job.collector.missing()
     job.asked.clear()
-    job.collector.tick(5.0)
+    job.channel.tick(5.0)
     assert job.asked == [(1, 1)]
     for rank in (0, 2):
         job.servers[rank].peer_gone(1, 5.0)
@@ -149,7 +151,7 @@ def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
     for worker in (0, 2):
         hold = Message(Kind.HOLD, 1, 0, {"final": 0}, flat)
         job.servers[2].handle(Received(worker, b"0", hold), 6.0)
-    job.collector.peer_gone(1, 6.0)
+    job.channel.lose(1, 6.0)
     assert job.asked == [(1, 1), (2, 1)]
     job.collect()
     assert job.collector.is_complete()
@@ -180,11 +182,11 @@ def test_request_that_comes_again_is_answered_by_what_is_on_its_way() -> None:
     sent = len(job.answers)
     for replies in job.replies:
         replies.sending = {b"0"}
-    job.collector.tick(5.0)
+    job.channel.tick(5.0)
     assert len(job.asked) == 2 * RANKS and len(job.answers) == sent
     for replies in job.replies:
         replies.sending = set()  # it has left, or its connection is broken
-    job.collector.tick(60.0)
+    job.channel.tick(60.0)
     assert len(job.asked) == 3 * RANKS and len(job.answers) == 2 * sent
 
 

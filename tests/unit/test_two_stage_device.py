@@ -30,6 +30,7 @@ from tests.equivalence.two_stage_twins import (
     batch,
     sgd,
 )
+from tests.unit.lone_channel import LoneChannel
 
 ETA = 0.1
 START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
@@ -81,8 +82,7 @@ class OneNode:
             0,
             self.replica,
             [0],
-            self._ask,
-            set,
+            LoneChannel(self._ask),
             chosen,
             hyperparameters(self.optimizer),
         )

@@ -20,6 +20,7 @@ from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from tests.unit.lone_channel import LoneChannel
 
 NODES = (0, 1, 2)
 HAS_ONE = torch.ones(1, dtype=torch.uint8)
@@ -55,15 +56,16 @@ class Lossy:
         self.master = Master([self.model], {node: [node] for node in NODES}, self._answer, SETTINGS)
         self.replicas: list[Replica] = []
         self.exchanges: list[Exchange] = []
+        self.channels: list[LoneChannel] = []
         for node in NODES:
             [replica] = open_replicas(
                 [[parameter]], group_size=1, rank=0, exchange=lambda value: [value]
             )
             self.replicas.append(replica)
+            channel = LoneChannel(self._ask(node))
+            self.channels.append(channel)
             self.exchanges.append(
-                Exchange(
-                    0, replica, [node], self._ask(node), set, SETTINGS, hyperparameters(optimizer)
-                )
+                Exchange(0, replica, [node], channel, SETTINGS, hyperparameters(optimizer))
             )
 
     def _ask(self, node: int) -> Callable[[int, Message], bool]:
@@ -79,8 +81,9 @@ class Lossy:
     def turn(self) -> None:
         """Time passes, and some of the messages under way arrive, in any order."""
         self.now = 1.02 * self.now + 3.0  # so that every node repeats its request
-        for exchange in self.exchanges:
+        for exchange, channel in zip(self.exchanges, self.channels, strict=True):
             exchange.advance(self.now)
+            channel.tick(self.now)
         for wire in (self.to_master, self.to_nodes):
             if wire and self.chance.random() < 0.7:
                 node, message = wire.pop(self.chance.randrange(len(wire)))

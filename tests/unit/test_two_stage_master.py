@@ -137,7 +137,8 @@ def test_node_without_its_turn_is_told_who_is_missing() -> None:
     assert talk.sent == []
     talk.master.tick(3.0 + LIMIT_S)
     [(to, told)] = talk.sent
-    assert (to, told.kind, told.facts) == (2, Kind.ORDER, {"missing": [0], "place": "turn"})
+    assert (to, told.kind, told.timestamp) == (2, Kind.MISSING, 1)
+    assert told.facts == {"missing": [0], "waiting": "for the push of a node"}
     assert talk.master.deadline() is None
 
 
@@ -202,7 +203,7 @@ def test_node_at_the_epochs_end_is_told_who_is_missing() -> None:
     talk.arrive(4, now=5.0)
     talk.master.tick(5.0 + LIMIT_S)
     [(to, told)] = talk.sent
-    assert to == 4 and told.facts == {"missing": [0, 2], "place": "rendezvous"}
+    assert to == 4 and told.facts == {"missing": [0, 2], "waiting": "at an epoch's end"}
 
 
 def test_epoch_ends_without_a_node_that_died() -> None:
@@ -226,7 +227,7 @@ def test_warm_up_steps_take_the_mean_of_all_nodes_once_all_are_there() -> None:
     assert talk.master.parts[0].order == []
     talk.push(0, None, 0, together=True)
     talk.master.tick(LIMIT_S)
-    assert talk.sent[-1][1].facts == {"missing": [2], "place": "turn"}
+    assert talk.sent[-1][1].facts == {"missing": [2], "waiting": "for the push of a node"}
 
 
 def test_snapshot_is_a_copy_and_what_it_holds_can_be_loaded() -> None:

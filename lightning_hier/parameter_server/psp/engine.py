@@ -10,7 +10,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.psp.server import ShardServer
@@ -18,6 +17,7 @@ from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.state import StateCollector
 from lightning_hier.parameter_server.psp.worker import Worker
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler, Replies
 from lightning_hier.parameter_server.user_optimizer import ServedParameterCheck, hyperparameters
 
@@ -28,7 +28,7 @@ class PSPEngine:
     Args:
         rank: of this process.
         optimizers: of the user; their parameters have the same values on all ranks.
-        client: of the rank's main thread.
+        channel: of the rank's main thread.
         replies: the rank's server port.
         settings: of all servers.
         pull_rule: b and tau_2.
@@ -39,13 +39,13 @@ class PSPEngine:
         self,
         rank: int,
         optimizers: Sequence[Optimizer],
-        client: Client,
+        channel: RequestChannel,
         replies: Replies,
         settings: PSPSettings,
         pull_rule: PullRule,
     ) -> None:
         self._optimizers = list(optimizers)
-        self._client = client
+        self._channel = channel
         self._settings = settings
         self._waiting_s = 0.0
         shards = plan_shards(optimizers, settings.world_size)
@@ -53,18 +53,15 @@ class PSPEngine:
         self._server = ShardServer(rank, shards, optimizers, settings, replies)
         self._worker = Worker(
             shards,
-            settings.world_size,
-            client.send,
+            channel,
             pull_rule=pull_rule,
             warming=settings.warming,
         )
-        self._collector = StateCollector(shards, settings.world_size, client.send)
-        client.on(Kind.BLOCK, self._worker.handle)
-        client.on(Kind.FINAL, self._worker.handle)
-        client.on(Kind.STATE, self._collector.handle)
-        client.on_gone(self._worker.peer_gone)
-        client.on_gone(self._collector.peer_gone)
-        client.on_gone(self._check_quorum)
+        self._collector = StateCollector(shards, channel)
+        channel.on(Kind.BLOCK, self._worker.handle)
+        channel.on(Kind.FINAL, self._worker.handle)
+        channel.on(Kind.STATE, self._collector.handle)
+        channel.on_gone(self._check_quorum)
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -106,19 +103,14 @@ class PSPEngine:
         Every live rank must call it. Raises as :meth:`step`.
         """
         self._worker.arrive(time.monotonic())
-        self._handle_queued()
-
-        def done(now: float) -> bool:
-            self._worker.tick(now)
-            return self._worker.has_global_model()
-
-        self._client.wait(done, self._worker.missing)
+        self._channel.handle_queued()
+        self._channel.wait(lambda now: self._worker.has_global_model(), self._worker.missing)
         self._worker.take_global()
 
     def wait_in_collective(self, number: int) -> None:
         """Notify all servers, so that those of every shard go on without this rank."""
         for rank in range(self._settings.world_size):
-            self._client.send(rank, Message(Kind.WAITING, 0, number))
+            self._channel.send(rank, Message(Kind.WAITING, 0, number))
 
     def leave_collective(self, number: int) -> None:
         """Send with each later push that the collective has ended."""
@@ -127,14 +119,8 @@ class PSPEngine:
     def snapshot(self) -> Snapshot:
         """State of all servers. Any rank may call it; the others go on."""
         self._collector.request(time.monotonic())
-        self._handle_queued()
-
-        def done(now: float) -> bool:
-            self._worker.tick(now)
-            self._collector.tick(now)
-            return self._collector.is_complete()
-
-        self._client.wait(done, self._collector.missing)
+        self._channel.handle_queued()
+        self._channel.wait(lambda now: self._collector.is_complete(), self._collector.missing)
         states = [self._collector.states(index) for index in range(len(self._optimizers))]
         return Snapshot(self._collector.values(), states)
 
@@ -156,17 +142,12 @@ class PSPEngine:
 
     def _pull(self, optimizer: int) -> None:
         with profiler_range("hier/psp/pull"):
-            self._handle_queued()
-            self._waiting_s += self._client.wait(
+            self._channel.handle_queued()
+            self._waiting_s += self._channel.wait(
                 partial(self._worker.is_pulled, optimizer),
                 partial(self._worker.missing, optimizer),
             )
             self._worker.pull(optimizer)
 
-    def _handle_queued(self) -> None:
-        # Lost ranks, and shards that arrived during the computation, come before the wait.
-        while self._client.poll():
-            pass
-
     def _check_quorum(self, rank: int, now: float) -> None:
-        self._settings.rule.check_quorum(self._settings.world_size, self._client.lost())
+        self._settings.rule.check_quorum(self._settings.world_size, self._channel.lost())

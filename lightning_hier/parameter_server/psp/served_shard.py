@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
 from lightning_hier.parameter_server.psp.settings import PSPSettings
@@ -284,14 +284,15 @@ class ServedShard:
         return min(self._round.began, since) + self._settings.limit_s
 
     def _report_missing(self, now: float) -> None:
-        silent = {"missing": sorted(self._active() - self._round.responded)}
+        number, silent = self.shard.number, self._active() - self._round.responded
         for worker in self._workers.values():
             if worker.pull is not None and worker.pull >= self.timestamp:
-                report = Message(Kind.BLOCK, self.shard.number, 0, silent)
+                report = missing_report(number, worker.pull, silent, "for gradients")
                 self._replies.send(worker.address, report)
         for worker in self._arrived().values():
-            absent = {"missing": self._absent(), "number": self._latest_rendezvous()}
-            self._replies.send(worker.address, Message(Kind.FINAL, self.shard.number, 0, absent))
+            waiting = "at a rendezvous of all ranks"
+            report = missing_report(number, worker.resumes, self._absent(), waiting)
+            self._replies.send(worker.address, report)
         if self._round.responded:
             self._round.began = now
         self._rendezvous_since = now

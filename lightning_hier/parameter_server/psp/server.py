@@ -152,7 +152,7 @@ class ShardServer:
 
     def _start_takeovers(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):
-            if takeover.shard.owner(self._gone, self._settings.world_size) != self._rank:
+            if takeover.shard.owner(self._gone) != self._rank:
                 continue
             takeover.open(now)
             if takeover.is_over(self._live, self._settings.takeover_s, now):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import Request, unanswered
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
 from lightning_hier.parameter_server.updater import ParameterStates
@@ -168,21 +170,22 @@ class StateCollector:
 
     Args:
         shards: all shards.
-        world_size: number of ranks.
-        send: sends a message to a rank; returns False if it could not be sent.
+        channel: of the main thread.
 
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], world_size: int, send: Callable[[int, Message], bool]
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], channel: RequestChannel) -> None:
         self._shards = {shard.number: shard for shard in shards if shard.size}
-        self._world_size = world_size
-        self._gone: set[int] = set()
         self._number = 0
         self._states: dict[int, ShardState] = {}
         self._requests = {
-            number: PendingRequest(send, retry_s=_REQUEST_RETRY_S) for number in self._shards
+            number: Request(
+                channel,
+                shard.owner,
+                retry_s=_REQUEST_RETRY_S,
+                on_moved=partial(self._restart, number),
+            )
+            for number, shard in self._shards.items()
         }
 
     def request(self, now: float) -> None:
@@ -191,7 +194,7 @@ class StateCollector:
         for number, request in self._requests.items():
             self._states[number] = ShardState(self._number)
             message = Message(Kind.STATE_REQUEST, number, self._number)
-            request.put(self._owner(number), message, now)
+            request.put(message, now)
 
     def handle(self, received: Received, now: float) -> None:
         """Take a server's STATE; a malformed one is ignored and requested again."""
@@ -206,30 +209,14 @@ class StateCollector:
         if self._states[number].complete:
             self._requests[number].acknowledge(now)
 
-    def peer_gone(self, rank: int, now: float) -> None:
-        """Request the unfinished shards of a rank that is gone from their next servers."""
-        before = {number: self._owner(number) for number in self._shards}
-        self._gone.add(rank)
-        for number in self._awaited():
-            if self._owner(number) != before[number]:
-                # The state that the lost server has sent in part may differ from its successor's.
-                self._states[number] = ShardState(self._number)
-                self._requests[number].redirect(self._owner(number), now)
-
-    def tick(self, now: float) -> None:
-        """Send unsent requests, and repeat those whose answers are late."""
-        for request in self._requests.values():
-            request.tick(now)
-
     def is_complete(self) -> bool:
         """Whether the state of all shards has been received."""
         return not self._awaited()
 
     def missing(self) -> str:
         """Names the ranks whose state has not been received."""
-        ranks = sorted({self._owner(number) for number in self._awaited()})
-        named = ", ".join(map(str, ranks))
-        return f"the state of shards has not come from rank {named}: look at its log"
+        awaited = [self._requests[number] for number in self._awaited()]
+        return unanswered("the states of shards", awaited)
 
     def values(self) -> Mapping[Parameter, Tensor]:
         """Values of all parameters, on the host."""
@@ -250,8 +237,10 @@ class StateCollector:
             for index, one in sorted(state.states.items())
         }
 
-    def _owner(self, number: int) -> int:
-        return self._shards[number].owner(self._gone, self._world_size)
+    def _restart(self, number: int, now: float) -> None:
+        """Drop what a lost server has sent in part: its successor's state may differ."""
+        if number in self._awaited():
+            self._states[number] = ShardState(self._number)
 
     def _awaited(self) -> list[int]:
         return [number for number, state in self._states.items() if not state.complete]

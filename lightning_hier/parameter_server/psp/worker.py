@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts
 from lightning_hier.parameter_server.psp.settings import PullRule
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.psp.worker_shard import OptimizerProgress, WorkerShard
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import unanswered
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 
@@ -23,8 +24,7 @@ class Worker:
 
     Args:
         shards: all shards, with this rank's parameters.
-        world_size: number of ranks.
-        send: sends a message to a rank; returns False if it could not be sent.
+        channel: of the main thread.
         pull_rule: b and tau_2.
         warming: whether the step of an optimizer from a version waits for all shards.
         retry_s: shortest time before a request is repeated, in seconds.
@@ -38,8 +38,7 @@ class Worker:
     def __init__(
         self,
         shards: Sequence[Shard],
-        world_size: int,
-        send: Callable[[int, Message], bool],
+        channel: RequestChannel,
         *,
         pull_rule: PullRule,
         warming: Callable[[int, int], bool] = lambda optimizer, version: False,
@@ -47,12 +46,10 @@ class Worker:
     ) -> None:
         self.late = 0
         self.collectives_done = 0
-        self._world_size = world_size
         self._rule = pull_rule
         self._warming = warming
-        self._gone: set[int] = set()
-        held = [WorkerShard(shard, send, retry_s=retry_s) for shard in shards if shard.size]
-        self._shards = {one.number: one for one in held}
+        held = [WorkerShard(shard, channel, retry_s=retry_s) for shard in shards if shard.size]
+        self._shards = {one.shard.number: one for one in held}
         optimizers = 1 + max((shard.optimizer for shard in shards), default=-1)
         self._progress = [
             OptimizerProgress([one for one in held if one.shard.optimizer == index])
@@ -97,11 +94,11 @@ class Worker:
                 hyperparameters=groups,
                 absent=[at for at, own in enumerate(gradients) if own is None],
             )
-            push = Message(Kind.PUSH, one.number, progress.timestamp, vars(facts), flat)
+            push = Message(Kind.PUSH, one.shard.number, progress.timestamp, vars(facts), flat)
             # Repeated without the gradient: a server that has it must not get it twice, and the
             # round of one that has not does without it.
             repeat = self._abstention(one, progress.timestamp)
-            one.request.put(one.owner, push, now, repeat=repeat)
+            one.request.put(push, now, repeat=repeat)
         progress.steps += 1
         progress.enough_since = None
 
@@ -109,7 +106,7 @@ class Worker:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
         for one in progress.shards:
-            one.request.put(one.owner, self._abstention(one, progress.timestamp), now)
+            one.request.put(self._abstention(one, progress.timestamp), now)
         progress.steps += 1
         progress.enough_since = None
 
@@ -120,11 +117,7 @@ class Worker:
         progress.steps += 1
 
     def is_pulled(self, optimizer: int, now: float) -> bool:
-        """Whether enough shards have been received for the next gradient (line 15).
-
-        Late requests are repeated.
-        """
-        self.tick(now)
+        """Whether enough shards have been received for the next gradient (line 15)."""
         progress = self._progress[optimizer]
         shards = len(progress.shards)
         pulled = sum([one.newest > progress.timestamp for one in progress.shards])
@@ -153,8 +146,8 @@ class Worker:
         facts = {"number": self._rendezvous}
         for progress in self._progress:
             for one in progress.shards:
-                request = Message(Kind.ARRIVE, one.number, progress.timestamp, facts)
-                one.request.put(one.owner, request, now)
+                request = Message(Kind.ARRIVE, one.shard.number, progress.timestamp, facts)
+                one.request.put(request, now)
 
     def has_global_model(self) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
@@ -176,19 +169,13 @@ class Worker:
             progress = self._progress[optimizer]
             awaited = [one for one in progress.shards if one.newest <= progress.timestamp]
             what = f"shards newer than version {progress.timestamp}"
-        named = ", ".join(str(rank) for rank in sorted({one.owner for one in awaited}))
-        return f"{what} have not come from rank {named}: look at the log of rank {named}"
+        return unanswered(what, [one.request for one in awaited])
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a BLOCK or FINAL; one of a rank that does not serve the shard any more is ignored.
-
-        Raises:
-            PeerError: the server has waited too long for a worker; names it.
-
-        """
+        """Take a BLOCK or FINAL of the rank that serves the shard."""
         message, flat = received.message, received.message.payload
         one = self._shards.get(message.block)
-        if one is None or received.sender != one.owner:
+        if one is None or received.sender != one.request.rank:
             return
         final = message.kind == Kind.FINAL
         # Answers to the requests of a training step and of a rendezvous must not be confused.
@@ -196,38 +183,13 @@ class Worker:
             return
         if final and message.facts.get("number") != self._rendezvous:
             return
-        if "missing" in message.facts:
-            if one.request.message is not None:
-                raise PeerError(_missing_workers(one.owner, message))
-        elif flat is None or (flat.dtype, flat.numel()) != one.shard.form:
+        if flat is None or (flat.dtype, flat.numel()) != one.shard.form:
             return
         elif final:
             one.take_final(message, self._rendezvous)
         else:
             self.late += not one.take_values(message, now)
 
-    def peer_gone(self, rank: int, now: float) -> None:
-        """Move the shards of a rank that is gone to their next servers."""
-        self._gone.add(rank)
-        for one in self._shards.values():
-            owner = one.shard.owner(self._gone, self._world_size)
-            if owner != one.owner:
-                one.move(owner, now)
-
-    def tick(self, now: float) -> None:
-        """Send unsent requests, and repeat those whose answers are late."""
-        for one in self._shards.values():
-            one.tick(now)
-
     def _abstention(self, one: WorkerShard, timestamp: int) -> Message:
         facts = {"final": one.final, "collectives_done": self.collectives_done}
-        return Message(Kind.ABSTAIN, one.number, timestamp, facts)
-
-
-def _missing_workers(server: int, message: Message) -> str:
-    named = ", ".join(map(str, message.facts["missing"]))
-    what = "at a rendezvous of all ranks" if message.kind == Kind.FINAL else "for gradients"
-    return (
-        f"rank {server} has waited too long {what}, for rank {named}: look at the log of rank "
-        f"{named}; ranks that are slow but healthy need a larger timeout"
-    )
+        return Message(Kind.ABSTAIN, one.shard.number, timestamp, facts)

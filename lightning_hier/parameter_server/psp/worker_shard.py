@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,7 +9,8 @@ from torch import Tensor
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import Request
 
 _COPY_RETRY_S = 30.0
 
@@ -20,49 +20,31 @@ class WorkerShard:
 
     Args:
         shard: its parameters.
-        send: sends a message to a rank; returns False if it could not be sent.
+        channel: of the worker.
         retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
-        number: of the shard.
+        shard: its parameters.
         host: copies of the parameters and their gradients.
         timestamp: version of the values in the parameters.
         newest: version of the newest received values.
         fresh: those values, unless the parameters have them already.
         request: the PUSH, ABSTAIN or ARRIVE that the server has not answered.
         final: number of the last rendezvous that has ended for this shard.
-        owner: rank that serves the shard.
 
     """
 
-    def __init__(
-        self, shard: Shard, send: Callable[[int, Message], bool], *, retry_s: float
-    ) -> None:
+    def __init__(self, shard: Shard, channel: RequestChannel, *, retry_s: float) -> None:
         self.shard = shard
-        self.number = shard.number
         self.host = HostCopy(shard.parameters, shard.dtype)
         self.timestamp = 0
         self.newest = 0
         self.final = 0
-        self.owner = shard.home
         self.fresh: Tensor | None = None
-        self._copy = PendingRequest(send, retry_s=_COPY_RETRY_S)
+        self.request = Request(channel, shard.owner, retry_s=retry_s, on_moved=self._send_copy)
+        self._copy = Request(channel, shard.owner, retry_s=_COPY_RETRY_S)
         # A successor needs the copies of all workers before it can serve requests.
-        self.request = PendingRequest(send, retry_s=retry_s, after=self._copy)
-
-    def tick(self, now: float) -> None:
-        """Send unsent requests, and repeat those whose answers are late."""
-        self._copy.tick(now)
-        self.request.tick(now)
-
-    def move(self, owner: int, now: float) -> None:
-        """Send this worker's copy of the shard, and then its request, to another server."""
-        self.owner = owner
-        fresh = self.fresh
-        copy = self.host.read_values(self.host.empty()) if fresh is None else fresh.clone()
-        hold = Message(Kind.HOLD, self.number, self.newest, {"final": self.final}, copy)
-        self._copy.put(owner, hold, now)
-        self.request.redirect(owner, now)
+        self.request.after = self._copy
 
     def take_values(self, message: Message, now: float) -> bool:
         """Keep values if they are newer; return whether they answer the request."""
@@ -80,6 +62,13 @@ class WorkerShard:
         self._copy.cancel()
         self.request.cancel()
         self.fresh, self.newest, self.final = message.payload, message.timestamp, number
+
+    def _send_copy(self, now: float) -> None:
+        """Send this worker's copy of the shard to its new server, before the request."""
+        fresh = self.fresh
+        copy = self.host.read_values(self.host.empty()) if fresh is None else fresh.clone()
+        hold = Message(Kind.HOLD, self.shard.number, self.newest, {"final": self.final}, copy)
+        self._copy.put(hold, now)
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler
 from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.master import Master
@@ -40,7 +40,7 @@ class TwoStageASGD:
         group_size: devices of a node: consecutive ranks, on one host.
         exchange: all-gather over the world, of values that JSON can represent.
         ports: of this rank.
-        client: of the main thread.
+        channel: of the main thread.
         settings: of the run.
         steps_made: steps of each optimizer before this run, if it resumes another one.
 
@@ -58,7 +58,7 @@ class TwoStageASGD:
         group_size: int,
         exchange: AllGather,
         ports: Ports,
-        client: Client,
+        channel: RequestChannel,
         settings: TwoStageSettings,
         steps_made: Sequence[int] = (),
     ) -> None:
@@ -66,7 +66,7 @@ class TwoStageASGD:
         parts = [trainable(optimizer) for optimizer in optimizers]
         self._served = ServedParameterCheck(optimizers)
         self._optimizers = list(optimizers)
-        self._client = client
+        self._channel = channel
         self._settings = settings
         self._first = rank - rank % group_size
         self._ranks = range(self._first, self._first + group_size)
@@ -86,7 +86,7 @@ class TwoStageASGD:
                 replica,
                 optimizer,
                 parameters,
-                client,
+                channel,
                 check_node,
                 own,
             )
@@ -148,7 +148,7 @@ class TwoStageASGD:
         Then the order is kept.
         """
         if self._settings.order_locking and not self._settings.double_buffering:
-            self._client.send(MASTER, Message(Kind.WAITING, 0, number))
+            self._channel.send(MASTER, Message(Kind.WAITING, 0, number))
 
     def leave_collective(self, number: int) -> None:
         """Send with the node's next push that the collective has ended."""
@@ -200,14 +200,13 @@ class TwoStageASGD:
                 replica.close()
 
     def _make_node(self, ports: Ports, of_each: Sequence[TwoStageSettings]) -> Node:
-        client = self._client.on_port(ports.open_client("node"))
+        channel = self._channel.on_port(ports.open_client("node"))
         exchanges = [
             Exchange(
                 index,
                 replica,
                 self._ranks,
-                client.send,
-                client.gone,
+                channel,
                 settings,
                 hyperparameters(optimizer),
             )
@@ -215,7 +214,7 @@ class TwoStageASGD:
                 zip(self._replicas, self._optimizers, of_each, strict=True)
             )
         ]
-        return Node(client, exchanges, self._replicas)
+        return Node(channel, exchanges, self._replicas)
 
     def _publish_hyperparameters(self, optimizer: int) -> None:
         if self._node is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
@@ -33,6 +33,7 @@ class MasterCounts:
 @dataclass(frozen=True)
 class _Arrival:
     address: bytes
+    timestamp: int
     due: float
 
 
@@ -104,7 +105,7 @@ class MasterPart:
             return
         earlier = self._arrived.get(node)
         due = now + self._settings.timeout_s if earlier is None else earlier.due
-        self._arrived[node] = _Arrival(received.address, due)
+        self._arrived[node] = _Arrival(received.address, number, due)
         self._end_turns(node)
 
     def gone(self, node: int) -> None:
@@ -125,12 +126,14 @@ class MasterPart:
         """Report missing nodes to those that have reached their limit."""
         for node, waiter in self._waiters().items():
             if waiter.due <= now:
-                pushing = node in self._pending
-                absent = self._absent_from_turn() if pushing else self._absent_from_rendezvous()
-                facts = {"missing": absent, "place": "turn" if pushing else "rendezvous"}
+                if node in self._pending:
+                    missing, waiting = self._absent_from_turn(), "for the push of a node"
+                else:
+                    missing, waiting = self._live - self._arrived.keys(), "at an epoch's end"
                 self._pending.pop(node, None)
                 self._arrived.pop(node, None)
-                self._send(waiter.address, Message(Kind.ORDER, self._block, 0, facts))
+                report = missing_report(self._block, waiter.timestamp, missing, waiting)
+                self._send(waiter.address, report)
 
     def _fits(self, push: Push) -> bool:
         if push.total is None:
@@ -147,13 +150,10 @@ class MasterPart:
     def _waiters(self) -> dict[int, Push | _Arrival]:
         return {**self._pending, **self._arrived}
 
-    def _absent_from_turn(self) -> list[int]:
+    def _absent_from_turn(self) -> Collection[int]:
         if any(push.together for push in self._pending.values()):
-            return sorted(self._order.active - self._pending.keys())
+            return self._order.active - self._pending.keys()
         return self._order.waited_for()
-
-    def _absent_from_rendezvous(self) -> list[int]:
-        return sorted(self._live - self._arrived.keys())
 
     def _end_turns(self, node: int) -> None:
         self._order.leave(node)
@@ -186,7 +186,7 @@ class MasterPart:
         pushes = [self._pending.pop(node) for node in nodes]
         done = self._update(pushes)
         for node, push in zip(nodes, pushes, strict=True):
-            staleness = 0 if push.together else self._model.version - done - push.version
+            staleness = 0 if push.together else self._model.version - done - push.timestamp
             if done:
                 self.counts.pushes += 1
                 self.counts.staleness_sum += staleness
