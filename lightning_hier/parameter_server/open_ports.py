@@ -25,6 +25,9 @@ __all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports
 
 _WATCH_NAME = "watch"
 
+AllGather = Callable[[Any], list[Any]]
+"""Every rank's value (anything that JSON can represent), in order of rank: a collective."""
+
 
 class Ports:
     """Connections of a rank outside of the process group.
@@ -113,7 +116,7 @@ class Ports:
 def open_ports(
     rank: int,
     world_size: int,
-    exchange: Callable[[Any], list[Any]],
+    exchange: AllGather,
     *,
     traffic: Traffic,
     tier_of: Callable[[int], Tier],
@@ -147,15 +150,16 @@ def open_ports(
     limits = limits or Limits()
     memory = BufferPool(limits.queued_bytes)
     context = ConnectionContext(rank, limits, Refusals(), traffic, tier_of, memory)
+    failure = "a port could not be opened"
     offers = [Offer(**offer) for offer in exchange(asdict(make_offer(os.environ)))]
     with ExitStack() as undo:
         transport = Transport(world_size, limits, context.refusals)
         undo.callback(transport.close)
-        rows = _agree(exchange, lambda: asdict(transport.bind(rank, offers)))
+        rows = agree(exchange, lambda: asdict(transport.bind(rank, offers)), failure)
         contacts = [Contact(**row) for row in rows]
         opened: list[Contact] = []
         host = contacts[rank].host
-        _agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)))
+        agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)), failure)
         transport.remove_name()
         register = Register(rank, opened)
         transport.authenticator.admit(register.ranks_by_key)
@@ -164,8 +168,18 @@ def open_ports(
     return ports
 
 
-def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list[Any]:
-    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits."""
+def agree(exchange: AllGather, act: Callable[[], Any], failure: str) -> list[Any]:
+    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits.
+
+    Args:
+        exchange: all-gather over the world.
+        act: returns a value that JSON can represent, or raises ``OSError`` or ``zmq.ZMQError``.
+        failure: first part of the error's text.
+
+    Raises:
+        RuntimeError: it failed on a rank; names the ranks and their errors.
+
+    """
     try:
         row = {"result": act()}
     except (OSError, zmq.ZMQError) as error:
@@ -175,5 +189,5 @@ def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list
         f"rank {rank}: {row['problem']}" for rank, row in enumerate(rows) if "problem" in row
     ]
     if problems:
-        raise RuntimeError(f"a port could not be opened: {'; '.join(problems)}")
+        raise RuntimeError(f"{failure}: {'; '.join(problems)}")
     return [row["result"] for row in rows]

@@ -99,11 +99,6 @@ class RequestChannel:
             handler(received, time.monotonic())
         return True
 
-    def handle_queued(self) -> None:
-        """Note lost ranks, and handle all messages that have arrived. Raises as :meth:`poll`."""
-        while self.poll():
-            pass
-
     def tick(self, now: float) -> None:
         """Send unsent requests, and repeat those whose answers are late."""
         for request in self.requests:
@@ -128,15 +123,17 @@ class RequestChannel:
             RuntimeError: as :meth:`poll`.
 
         """
-        begun = now = time.monotonic()
+        begun = time.monotonic()
         limit = self._timeout_s if limit_s is None else limit_s
         with profiler_range("hier/wait"):
-            while not done(now):
+            # Lost ranks, and messages that arrived during the computation, come first.
+            while self.poll():
+                pass
+            while not done(time.monotonic()):
                 left = begun + limit - time.monotonic()
                 if left <= 0:
                     raise PeerError(f"after {limit:g} s: {missing()}")
                 self.poll(min(_LONGEST_POLL_S, left))
-                now = time.monotonic()
         waited_s = time.monotonic() - begun
         self._on_waited(waited_s)
         return waited_s

@@ -140,10 +140,6 @@ class Request:
             return
         self._due = now + self._interval_s
 
-    def defer(self, now: float) -> None:
-        """Restart the interval: part of the answer has arrived."""
-        self._due = now + self._interval_s
-
     def acknowledge(self, now: float) -> None:
         """Empty the slot: the answer has arrived."""
         usual_s = _LATE * (now - self._sent_at)

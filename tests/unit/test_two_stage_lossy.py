@@ -33,7 +33,7 @@ class Recorded(MasterModel):
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
         super().__init__(optimizer, parameters)
-        self.total = torch.zeros(len(self))
+        self.total = torch.zeros(self.form[1])
         self.gradients = 0
 
     def apply(self, total: Tensor, count: int, **kwargs: Any) -> bool:
@@ -117,4 +117,4 @@ def test_every_gradient_counts_once_and_all_end_with_one_model(
         assert net.model.gradients == sum(steps) * epoch
         for replica in net.replicas:
             assert replica.node.finals == epoch
-            assert torch.equal(replica.weights, net.model.copy())
+            assert torch.equal(replica.weights, net.model.flat())

@@ -143,7 +143,7 @@ def test_turn_of_a_node_passes_while_all_its_ranks_wait() -> None:
     assert [to for to, _ in talk.push(2, ones(8.0), 1)] == [2]
     assert talk.push(2, ones(16.0), 1, collectives_done=1) == []
     assert [to for to, _ in talk.push(0, ones(32.0), 1, collectives_done=1)] == [0, 2]
-    assert talk.model.copy().tolist() == [-ETA * 63.0] * 3
+    assert talk.model.flat().tolist() == [-ETA * 63.0] * 3
 
 
 def test_turn_passes_when_the_rank_that_does_not_wait_dies() -> None:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.parameter_server.engine import Snapshot
+from lightning_hier.parameter_server.engine import Engine, Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule
@@ -22,8 +23,8 @@ from lightning_hier.parameter_server.server_loop import Handler, Replies
 from lightning_hier.parameter_server.user_optimizer import ServedParameterCheck, hyperparameters
 
 
-class PSPEngine:
-    """An :class:`~lightning_hier.parameter_server.engine.Engine` for Algorithm 1 of psp_sgd.
+class PSPEngine(Engine):
+    """Algorithm 1 of psp_sgd. A step also raises QuorumError if too few ranks are left.
 
     Args:
         rank: of this process.
@@ -64,72 +65,60 @@ class PSPEngine:
         channel.on_gone(self._check_quorum)
 
     @property
+    @override
     def handlers(self) -> Sequence[Handler]:
-        """Handlers for the server loop of this rank."""
         return [self._server]
 
     @property
+    @override
     def behind(self) -> int:
-        """Number of steps that this worker may skip to catch up with the others."""
         return self._worker.behind
 
+    @override
     def step(self, optimizer: int) -> None:
-        """Push the gradients in ``.grad``, and wait for enough shards.
-
-        Raises:
-            PeerError: a rank is missing that is needed to go on.
-            QuorumError: too few ranks are left.
-            RuntimeError: a parameter that was frozen at the start has a gradient.
-
-        """
         own = self._optimizers[optimizer]
         self._served.check(optimizer, own)
         with profiler_range("hier/psp/push"):
             self._worker.push(optimizer, hyperparameters(own), time.monotonic())
         self._pull(optimizer)
 
+    @override
     def abstain(self, optimizer: int) -> None:
-        """End a step without a gradient, and wait for enough shards; raises as :meth:`step`."""
         self._worker.abstain(optimizer, time.monotonic())
         self._pull(optimizer)
 
+    @override
     def skip(self, optimizer: int) -> None:
-        """Skip a step that other workers have made."""
         self._worker.skip(optimizer)
 
+    @override
     def rendezvous(self) -> None:
-        """Write the global model into the parameters, in place; the same bits on all ranks.
-
-        Every live rank must call it. Raises as :meth:`step`.
-        """
         self._worker.arrive(time.monotonic())
-        self._channel.handle_queued()
         self._channel.wait(lambda now: self._worker.has_global_model(), self._worker.missing)
         self._worker.take_global()
 
+    @override
     def wait_in_collective(self, number: int) -> None:
-        """Notify all servers, so that those of every shard go on without this rank."""
         for rank in range(self._settings.world_size):
             self._channel.send(rank, Message(Kind.WAITING, 0, number))
 
+    @override
     def leave_collective(self, number: int) -> None:
-        """Send with each later push that the collective has ended."""
         self._worker.collectives_done = number
 
+    @override
     def snapshot(self) -> Snapshot:
-        """State of all servers. Any rank may call it; the others go on."""
         self._collector.request(time.monotonic())
-        self._channel.handle_queued()
         self._channel.wait(lambda now: self._collector.is_complete(), self._collector.missing)
         states = [self._collector.states(index) for index in range(len(self._optimizers))]
         return Snapshot(self._collector.values(), states)
 
+    @override
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
-        """Load the state of an optimizer, before training starts."""
         self._server.load(optimizer, dict(state))
 
+    @override
     def metrics(self) -> dict[str, float]:
-        """Counts of this rank's server and worker, by metric name."""
         worker = {
             "hier/psp/late": float(self._worker.late),
             "hier/psp/unsent": float(self._worker.unsent),
@@ -137,12 +126,8 @@ class PSPEngine:
         }
         return self._server.counts.metrics() | worker
 
-    def close(self) -> None:
-        """Release nothing: the engine holds nothing outside of this process."""
-
     def _pull(self, optimizer: int) -> None:
         with profiler_range("hier/psp/pull"):
-            self._channel.handle_queued()
             self._waiting_s += self._channel.wait(
                 partial(self._worker.is_pulled, optimizer),
                 partial(self._worker.missing, optimizer),

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hier.parameter_server.psp.settings import Countdown
+
 _HALF = (torch.float16, torch.bfloat16)
 # Gradients over which the logged staleness is a mean.
 _WINDOW = 1000
@@ -65,7 +67,7 @@ class Round:
         sums: gradient of each worker.
         absent: positions of the parameters that no gradient has.
         began: time of the first response; infinite: there is none.
-        enough_since: time at which c gradients had been pushed; None: they have not.
+        countdown: to its end, from the time at which c gradients have been pushed.
 
     """
 
@@ -76,7 +78,7 @@ class Round:
         self.sums: dict[int, Tensor] = {}
         self.absent: set[int] | None = None
         self.began = math.inf
-        self.enough_since: float | None = None
+        self.countdown = Countdown()
 
     def add(self, worker: int, gradient: Tensor, absent: Sequence[int]) -> None:
         """Keep a gradient.

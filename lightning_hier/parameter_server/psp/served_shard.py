@@ -180,8 +180,8 @@ class ServedShard:
     def deadline(self) -> float | None:
         """Time at which to call :meth:`tick`."""
         due = min(self._report_at(), self._retry_at)
-        if self._round.enough_since is not None:
-            due = min(due, self._round.enough_since + self._settings.rule.timeout_s)
+        if self._round.countdown.since is not None:
+            due = min(due, self._round.countdown.since + self._settings.rule.timeout_s)
         return None if due == math.inf else due
 
     def tick(self, now: float) -> None:
@@ -215,15 +215,10 @@ class ServedShard:
         warming = self._settings.warming(self.shard.optimizer, self.timestamp)
         wanted = size if warming else rule.needed(size)
         needed = min(wanted, len(active | current.sums.keys()))
-        if len(current.sums) < needed:
-            current.enough_since = None
-        elif current.enough_since is None:
-            current.enough_since = now
-        return rule.is_over(
-            gradients=len(current.sums),
-            needed=needed,
-            silent=len(active - current.responded),
-            enough_since=current.enough_since,
+        return current.countdown.is_over(
+            complete=active <= current.responded,
+            enough=len(current.sums) >= needed,
+            timeout_s=rule.timeout_s,
             now=now,
         )
 

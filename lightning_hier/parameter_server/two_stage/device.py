@@ -17,9 +17,8 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.request_channel import RequestChannel
-from lightning_hier.parameter_server.two_stage.master_model import shaped
 from lightning_hier.parameter_server.two_stage.node import MASTER
-from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.replica import Replica, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
@@ -85,7 +84,8 @@ class Device:
         self._own = replica.devices[number]
         self._accumulator = replica.accumulators[number]
         self._optimizer = optimizer
-        self._updater = Updater(optimizer, shaped(replica.weights, parameters))
+        views = shaped(replica.weights, parameters)
+        self._updater = Updater(optimizer, dict(zip(parameters, views, strict=True)))
         self._host = HostCopy(parameters, replica.weights.dtype)
         self._buffer = self._host.empty()
         self._channel = channel

@@ -138,8 +138,7 @@ class MasterPart:
     def _fits(self, push: Push) -> bool:
         if push.total is None:
             return push.count == 0
-        fits = push.total.numel() == len(self._model) and push.total.dtype == self._model.dtype
-        return fits and push.count > 0
+        return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
 
     def _acknowledge_final(self, node: int) -> None:
         """Free the last model of an epoch when every node has sent a push since, or is gone."""
@@ -214,13 +213,13 @@ class MasterPart:
 
     def _answer(self, push: Push, *, staleness: int) -> None:
         facts = {"number": push.number, "staleness": staleness}
-        answer = Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.copy())
+        answer = Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.flat())
         self._send(push.address, answer)
 
     def _end_epoch(self) -> None:
         self._finals += 1
         facts = {"number": self._finals}
-        weights = self._model.copy()
+        weights = self._model.flat()
         self._final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
         self._without_final = set(self._live)
         for arrival in self._arrived.values():
