@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -93,9 +94,9 @@ class LateReplies:
     def handle(self, received: Received, now: float) -> None:
         """Nothing comes: there are no ``kinds``."""
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When the next reply is due."""
-        return self._held[0].due if self._held else None
+        return self._held[0].due if self._held else math.inf
 
     def tick(self, now: float) -> None:
         """Send what is due."""

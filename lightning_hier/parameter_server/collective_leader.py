@@ -10,6 +10,7 @@ not reached it may need a server's answer first. So a server does not wait for r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,11 +80,9 @@ class CollectiveLeader:
         collective.addresses[received.sender] = received.address
         self._end_complete()
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When the first collective reaches its time limit."""
-        if not self._open:
-            return None
-        return min(one.due for one in self._open.values())
+        return min((one.due for one in self._open.values()), default=math.inf)
 
     def tick(self, now: float) -> None:
         """Send the list of missing ranks where the time limit has passed."""

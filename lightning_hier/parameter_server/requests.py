@@ -90,24 +90,22 @@ class Request:
         self.message = message
         self._repeat = repeat or message
         self._put_at, self._due, self.sent = now, now, False
-        self.rank = self._server(self._channel.known_gone)
-        self._check_server()
+        if self.rank in self._channel.known_gone:
+            self._find_server()
         self.tick(now)
 
     def move(self, now: float) -> None:
-        """Send the pending request, if there is one, to the server that replaces one that is gone.
+        """Find the server that replaces one that is gone, and send it the pending request.
 
         Raises:
-            PeerError: no rank replaces it.
+            PeerError: there is a request, and no rank replaces its server.
 
         """
-        before, self.rank = self.rank, self._server(self._channel.known_gone)
-        if self.rank != before:
-            self._on_moved(now)
-            self._due, self.sent = now, False
-            self.tick(now)
-        elif self.message is not None:
-            self._check_server()
+        if self.rank not in self._channel.known_gone or not self._find_server():
+            return
+        self._on_moved(now)
+        self._due, self.sent = now, False
+        self.tick(now)
 
     def tick(self, now: float) -> None:
         """Send the request if it has not been sent, and repeat it if its answer is late.
@@ -144,7 +142,7 @@ class Request:
         """Empty the slot: the answer has arrived."""
         usual_s = _LATE * (now - self._sent_at)
         self._usual_s = min(max(self._retry_s, usual_s), self._longest_s)
-        self.cancel()
+        self.message = self._repeat = None
 
     def cancel(self) -> None:
         """Empty the slot without an answer."""
@@ -158,10 +156,16 @@ class Request:
     def _named(self) -> str:
         return f"rank {self.rank}, {self._role},"
 
-    def _check_server(self) -> None:
-        if self.rank in self._channel.known_gone:
+    def _find_server(self) -> bool:
+        """Take the rank that replaces one that is gone; return whether there is one."""
+        gone = self._channel.known_gone
+        rank = self._server(gone)
+        if rank not in gone:
+            self.rank = rank
+        elif self.message is not None:
             reason = self._channel.lost().get(self.rank, "it has left")
             raise PeerError(f"{self._named} is gone ({reason}), and no other rank replaces it")
+        return rank not in gone
 
 
 def unanswered(what: str, requests: Iterable[Request]) -> str:

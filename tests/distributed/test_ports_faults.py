@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -143,8 +144,8 @@ class _Slow:
     def handle(self, received: Received, now: float) -> None:
         time.sleep(0.3)
 
-    def deadline(self) -> None:
-        return None
+    def deadline(self) -> float:
+        return math.inf
 
     def tick(self, now: float) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -231,7 +232,7 @@ def test_operation_that_nobody_knows() -> None:
 class _Noting:
     """A handler that notes who is gone."""
 
-    deadline = staticmethod(lambda: None)
+    deadline = staticmethod(lambda: math.inf)
 
     def __init__(self, kinds: set[Kind]) -> None:
         self.kinds = frozenset(kinds)

@@ -51,7 +51,7 @@ class Job:
     def tick(self, now: float) -> None:
         for rank, server in enumerate(self.servers):
             due = server.deadline()
-            if due is not None and due <= now:
+            if due <= now:
                 server.tick(now)
             queued = any(answer.sender == rank for answer in self.answers)
             self.replies[rank].sending = {b"0"} if queued else set()

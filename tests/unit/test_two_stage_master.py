@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -139,7 +140,7 @@ def test_node_without_its_turn_is_told_who_is_missing() -> None:
     [(to, told)] = talk.sent
     assert (to, told.kind, told.timestamp) == (2, Kind.MISSING, 1)
     assert told.facts == {"missing": [0], "waiting": "for the push of a node"}
-    assert talk.master.deadline() is None
+    assert talk.master.deadline() == math.inf
 
 
 def test_repetition_does_not_begin_the_wait_anew() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.parameter_server.psp.settings import Countdown
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 _HALF = (torch.float16, torch.bfloat16)
 # Gradients over which the logged staleness is a mean.
@@ -36,7 +37,7 @@ class PushFacts:
     version: int
     final: int
     steps: int
-    hyperparameters: list[dict[str, Any]] = field(default_factory=list)
+    hyperparameters: Hyperparameters = field(default_factory=list)
     absent: list[int] = field(default_factory=list)
     collectives_done: int = 0
 
@@ -48,8 +49,11 @@ class PushFacts:
             numbers = [read.version, read.final, read.collectives_done, read.steps, *read.absent]
         except TypeError:
             return None
-        whole = all([type(number) is int for number in numbers])
-        return read if whole and _are_groups(read.hyperparameters) else None
+        # By type: a boolean is an int too.
+        whole = set(map(type, numbers)) == {int}
+        groups = isinstance(read.hyperparameters, list)
+        groups = groups and set(map(type, read.hyperparameters)) <= {dict}
+        return read if whole and groups else None
 
 
 class Round:
@@ -147,10 +151,6 @@ class ServerCounts:
             "hier/psp/gradients_per_round": self.in_rounds / max(1, self.rounds),
             "hier/psp/takeovers": float(self.takeovers),
         }
-
-
-def _are_groups(value: Any) -> bool:
-    return isinstance(value, list) and all([isinstance(group, dict) for group in value])
 
 
 def _copy_wide(gradient: Tensor) -> Tensor:

@@ -102,7 +102,9 @@ class ServedShard:
         # A message from before the worker's arrival at a rendezvous needs no answer.
         if not worker.rendezvous or timestamp >= worker.resumes:
             worker.rendezvous = 0
-            if worker.sent <= timestamp or not self._is_queued(received.address, Kind.BLOCK):
+            if worker.sent <= timestamp or not self._replies.is_sending(
+                received.address, Kind.BLOCK, self.shard.number
+            ):
                 worker.address, worker.pull = received.address, timestamp
         if isinstance(final, int):
             self.end_rendezvous(final)
@@ -177,12 +179,12 @@ class ServedShard:
             self._update()
             self._answer(now)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
         due = min(self._report_at(), self._retry_at)
         if self._round.countdown.since is not None:
             due = min(due, self._round.countdown.since + self._settings.rule.timeout_s)
-        return None if due == math.inf else due
+        return due
 
     def tick(self, now: float) -> None:
         """End rounds whose time is over, and report missing workers at the time limit."""

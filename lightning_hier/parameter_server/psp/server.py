@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence, Set
 
 from torch import Tensor
@@ -109,17 +110,17 @@ class ShardServer:
         elif kind == Kind.HOLD and is_copy(received, self._shards[number]):
             self.served[number].take_late_copy(received.message, now)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
-        dues = [one.deadline() for one in self.served.values()]
-        dues += [one.due(self._settings.takeover_s) for one in self._takeovers.values()]
-        return min((due for due in dues if due is not None), default=None)
+        due = min(map(ServedShard.deadline, self.served.values()), default=math.inf)
+        for takeover in self._takeovers.values():
+            due = min(due, takeover.due(self._settings.takeover_s))
+        return due
 
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose time is over, and send unsent replies."""
         for served in list(self.served.values()):
-            due = served.deadline()
-            if due is not None and due <= now:
+            if served.deadline() <= now:
                 served.tick(now)
         self._start_takeovers(now)
 
@@ -206,7 +207,7 @@ class Takeover:
         # Version and values by worker.
         self._copies: dict[int, tuple[int, Tensor]] = {}
         self._kept: dict[tuple[int, Kind], Received] = {}
-        self._open_since: float | None = None
+        self._open_since = math.inf
         self.final = 0
 
     def take(self, received: Received) -> None:
@@ -226,17 +227,17 @@ class Takeover:
 
     def open(self, now: float) -> None:
         """Start to wait for copies: this rank is the successor."""
-        if self._open_since is None and self._copies:
+        if self._open_since == math.inf and self._copies:
             self._open_since = now
 
-    def due(self, limit_s: float) -> float | None:
-        """Time at which to start with the received copies; None: not opened."""
-        return None if self._open_since is None else self._open_since + limit_s
+    def due(self, limit_s: float) -> float:
+        """Time at which to start with the received copies; infinite: not opened."""
+        return self._open_since + limit_s
 
     def is_over(self, live: Set[int], limit_s: float, now: float) -> bool:
         """Whether all live workers have sent their copies, or the limit has passed."""
-        due = self.due(limit_s)
-        return due is not None and (live <= self._copies.keys() or now >= due)
+        opened = self._open_since < math.inf
+        return opened and (live <= self._copies.keys() or now >= self.due(limit_s))
 
     def newest(self) -> tuple[int, Tensor]:
         """Version and values of the newest copy; of equal ones that of the lowest rank."""

@@ -172,23 +172,22 @@ class Worker:
     def push(self, optimizer: int, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
         progress = self._progress[optimizer]
-        # New buffers: the transport keeps them until they are sent.
-        buffers = [one.host.empty() for one in progress.shards]
-        found = [
-            one.host.read_gradients(flat)
-            for one, flat in zip(progress.shards, buffers, strict=True)
-        ]
-        if not all(all_finite(flat) for flat in buffers):
+        read, finite = [], True
+        for one in progress.shards:
+            flat = one.host.empty()  # a new buffer: the transport keeps it until it is sent
+            gradients = one.host.read_gradients(flat)
+            read.append((one, flat, gradients))
+            finite = finite and all_finite(flat)
+        if not finite:
             self.abstain(optimizer, now)
             return
-        groups = [dict(group) for group in hyperparameters]
-        for one, flat, gradients in zip(progress.shards, buffers, found, strict=True):
+        for one, flat, gradients in read:
             facts = PushFacts(
                 version=one.timestamp,
                 final=one.final,
                 collectives_done=self.collectives_done,
                 steps=progress.steps,
-                hyperparameters=groups,
+                hyperparameters=hyperparameters,
                 absent=[at for at, own in enumerate(gradients) if own is None],
             )
             push = Message(Kind.PUSH, one.shard.number, progress.timestamp, vars(facts), flat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -118,9 +119,9 @@ class MasterPart:
         self._pending.pop(node, None)
         self._end_turns(node)
 
-    def due(self) -> float | None:
-        """Time at which the first waiting node reaches its limit."""
-        return min((one.due for one in self._waiters().values()), default=None)
+    def due(self) -> float:
+        """Time at which the first waiting node reaches its limit; infinite: no node waits."""
+        return min((one.due for one in self._waiters().values()), default=math.inf)
 
     def give_up(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
@@ -272,9 +273,9 @@ class Master:
         else:
             part.arrive(received, now)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Time at which the first waiting node reaches its limit."""
-        return min((due for part in self.parts if (due := part.due()) is not None), default=None)
+        return min(map(MasterPart.due, self.parts), default=math.inf)
 
     def tick(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
