@@ -140,10 +140,11 @@ class RequestChannel:
 
     def _note_gone(self, rank: int, now: float) -> None:
         self.known_gone.add(rank)
-        for handle_gone in self._gone_handlers:
-            handle_gone(rank, now)
+        # First, since a handler may raise: a checkpoint after the error needs the new servers.
         for request in self.requests:
             request.move(now)
+        for handle_gone in self._gone_handlers:
+            handle_gone(rank, now)
 
     def _raise_missing(self, received: Received, now: float) -> None:
         report = received.message
