@@ -82,7 +82,8 @@ class CollectiveLeader:
 
     def deadline(self) -> float:
         """When the first collective reaches its time limit."""
-        return min((one.due for one in self._open.values()), default=math.inf)
+        # Collectives are due in the order in which they were opened.
+        return next(iter(self._open.values())).due if self._open else math.inf
 
     def tick(self, now: float) -> None:
         """Send the list of missing ranks where the time limit has passed."""

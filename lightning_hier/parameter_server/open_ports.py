@@ -17,7 +17,6 @@ from lightning_hier.parameter_server.connection import BufferPool, ConnectionCon
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
 from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.sockets import Unconnected, client_socket
 from lightning_hier.parameter_server.transport import Transport
 from lightning_hier.parameter_server.watch import Watch
 
@@ -55,7 +54,7 @@ class Ports:
         self._clients: dict[str, ClientPort] = {}
         self._closed = False
         watched = {
-            contact.rank: self._client_socket(contact, _WATCH_NAME, heartbeat_s)
+            contact.rank: transport.client_socket(register, contact, _WATCH_NAME, heartbeat_s)
             for contact in register.contacts
             if contact.rank != register.rank
         }
@@ -75,7 +74,7 @@ class Ports:
         if name in (_WATCH_NAME, *self._clients):
             raise ValueError(f"the client {name!r} is open already")
         sockets = {
-            contact.rank: self._client_socket(contact, name).connect()
+            contact.rank: self._transport.client_socket(self._register, contact, name).connect()
             for contact in self._register.contacts
         }
         self._clients[name] = ClientPort(sockets, self._context, self.watch)
@@ -98,19 +97,6 @@ class Ports:
             client.close()
         self.watch.close()
         self._transport.close()
-
-    def _client_socket(
-        self, contact: Contact, name: str, heartbeat_s: float | None = None
-    ) -> Unconnected:
-        return client_socket(
-            self._transport.context,
-            self._register,
-            self._transport.credentials,
-            contact,
-            name,
-            self._context.limits,
-            heartbeat_s=heartbeat_s,
-        )
 
 
 def open_ports(
