@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.server_loop import Replies
+from lightning_hier.parameter_server.server_loop import Replies, send_again
 
 # Results that a leader keeps: ranks are at most one collective apart.
 _KEPT = 2
@@ -69,8 +69,7 @@ class CollectiveLeader:
             self._end(number, copy_message(message))
             return
         if number in self._results:
-            if not self._replies.is_sending(received.address, Kind.RESULT, message.block):
-                self._replies.send(received.address, self._results[number])
+            send_again(self._replies, received.address, self._results[number])
             return
         collective = self._open.setdefault(number, _Collective(due=now + self._limit_s))
         if received.sender not in collective.contributions:

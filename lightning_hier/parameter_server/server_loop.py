@@ -31,6 +31,12 @@ class Replies(Protocol):
         """Whether part of a large message of this kind about this block is still queued."""
 
 
+def send_again(replies: Replies, address: bytes, message: Message) -> None:
+    """Answer a repeated request, unless the answer is still queued: it may be on a slow link."""
+    if not replies.is_sending(address, message.kind, message.block):
+        replies.send(address, message)
+
+
 class Handler(Protocol):
     """Handles some kinds of messages in the server loop.
 

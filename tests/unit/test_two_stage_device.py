@@ -31,6 +31,7 @@ from tests.equivalence.two_stage_twins import (
     sgd,
 )
 from tests.unit.lone_channel import LoneChannel
+from tests.unit.replying import Replying
 
 ETA = 0.1
 START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
@@ -77,7 +78,7 @@ class OneNode:
         self.to_master: deque[Message] = deque()
         self.to_node: deque[Message] = deque()
         model = MasterModel(self.optimizer, parameters)
-        self.master = Master([model], {0: [0]}, self._answer, chosen)
+        self.master = Master([model], {0: [0]}, Replying(self._answer), chosen)
         self.exchange = Exchange(
             0,
             self.replica,

@@ -21,6 +21,7 @@ from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.lone_channel import LoneChannel
+from tests.unit.replying import Replying
 
 NODES = (0, 1, 2)
 HAS_ONE = torch.ones(1, dtype=torch.uint8)
@@ -53,7 +54,8 @@ class Lossy:
         parameter = nn.Parameter(torch.zeros(len(NODES)))
         optimizer = torch.optim.SGD([parameter], lr=0.5)
         self.model = Recorded(optimizer, [parameter])
-        self.master = Master([self.model], {node: [node] for node in NODES}, self._answer, SETTINGS)
+        nodes = {node: [node] for node in NODES}
+        self.master = Master([self.model], nodes, Replying(self._answer), SETTINGS)
         self.replicas: list[Replica] = []
         self.exchanges: list[Exchange] = []
         self.channels: list[LoneChannel] = []

@@ -170,6 +170,18 @@ def test_all_nodes_get_one_model_when_the_last_has_arrived() -> None:
     assert [to for to, _ in talk.push(0, ones(1.0), 1)] == [0, 2]
 
 
+def test_answer_that_is_still_queued_is_not_sent_again() -> None:
+    talk = Talk()
+    talk.push(0, ones(1.0), 1)
+    told = talk.facts(1)
+    talk.replies.sending = {b"0"}
+    assert talk.say(0, Message(Kind.PUSH, 0, 0, told, ones(1.0))) == []
+    talk.replies.sending = set()
+    [(to, again)] = talk.say(0, Message(Kind.PUSH, 0, 0, told, ones(1.0)))
+    assert (to, again.kind, again.facts["number"]) == (0, Kind.BLOCK, 1)
+    assert talk.counts.pushes == 1
+
+
 def test_final_that_was_lost_is_sent_again_unchanged() -> None:
     talk = Talk()
     talk.arrive(0)

@@ -16,7 +16,7 @@ from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerC
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
+from lightning_hier.parameter_server.server_loop import RETRY_S, Replies, send_again
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ServedShard:
         # A message from before the worker's arrival at a rendezvous needs no answer.
         if received.sender not in self._arrived or timestamp >= worker.resumes:
             self._arrived.pop(received.sender, None)
-            if worker.sent <= timestamp or not self._is_queued(received.address, Kind.BLOCK):
+            if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         if isinstance(final, int):
             self.end_rendezvous(final)
@@ -122,8 +122,7 @@ class ServedShard:
         if not isinstance(number, int):
             return
         if self._final is not None and number <= self.final_number:
-            if not self._is_queued(received.address, Kind.FINAL):
-                self._replies.send(received.address, self._final)
+            send_again(self._replies, received.address, self._final)
             return
         self.end_rendezvous(number - 1)
         if not self._arrived:
@@ -260,14 +259,14 @@ class ServedShard:
             if worker.pull is None or worker.pull >= self.timestamp:
                 continue
             answer = Message(Kind.BLOCK, self.shard.number, self.timestamp, {}, self.values.flat())
-            queued = self._is_queued(worker.address, Kind.BLOCK)
+            queued = self._is_queued(worker.address)
             if not queued and self._replies.send(worker.address, answer):
                 worker.sent, worker.pull = self.timestamp, None
             else:
                 self._retry_at = now + RETRY_S
 
-    def _is_queued(self, address: bytes, kind: Kind) -> bool:
-        return self._replies.is_sending(address, kind, self.shard.number)
+    def _is_queued(self, address: bytes) -> bool:
+        return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
     def _report_at(self) -> float:
         """Time at which workers in the round or at a rendezvous have waited too long for others."""

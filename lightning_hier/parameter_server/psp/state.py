@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.functional import pad
 
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
@@ -26,7 +25,7 @@ from lightning_hier.parameter_server.updater import ParameterStates
 
 _REQUEST_RETRY_S = 5.0
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-# Every tensor begins at a multiple of this number of bytes, so that all dtypes are aligned.
+# The tensors of each name begin at a multiple of this number of bytes: any dtype is aligned.
 _ALIGNMENT = 16
 
 _log = logging.getLogger(__name__)
@@ -50,10 +49,14 @@ def write_state(values: ServedValues, request: Message) -> Message:
         [name, str(dtype), [[index, list(value.shape)] for index, value in group]]
         for (name, dtype), group in named.items()
     ]
-    flats = [torch.cat([value.reshape(-1) for _, value in group]) for group in named.values()]
-    payload = torch.cat([_padded(one.view(torch.uint8)) for one in (flat, *flats)])
+    raw: list[Tensor] = []
+    for same in ([flat], *([value for _, value in group] for group in named.values())):
+        pieces = [value.reshape(-1).view(torch.uint8) for value in same]
+        nbytes = sum(piece.numel() for piece in pieces)
+        raw += [*pieces, torch.zeros(-nbytes % _ALIGNMENT, dtype=torch.uint8)]
     facts = {"plain": plain, "tensors": tensors}
-    return Message(Kind.STATE, request.block, request.timestamp, facts, payload)
+    # One copy of all tensors: a state may be several times as large as the shard.
+    return Message(Kind.STATE, request.block, request.timestamp, facts, torch.cat(raw))
 
 
 def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]:
@@ -79,10 +82,6 @@ def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]
     except (KeyError, TypeError, RuntimeError, ValueError) as error:
         raise ValueError(f"not the state of shard {shard.number}: {error}") from error
     return values, states
-
-
-def _padded(raw: Tensor) -> Tensor:
-    return pad(raw, (0, -raw.numel() % _ALIGNMENT))
 
 
 def _split(raw: Tensor | None, dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:

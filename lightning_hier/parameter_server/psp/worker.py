@@ -276,7 +276,7 @@ class Worker:
             return
         if flat is None or (flat.dtype, flat.numel()) != one.shard.form:
             return
-        elif final:
+        if final:
             one.take_final(message, self._rendezvous)
         else:
             self.late += not one.take_values(message, now)

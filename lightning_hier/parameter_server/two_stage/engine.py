@@ -81,7 +81,7 @@ class TwoStageASGD(Engine):
             models = [MasterModel(*both) for both in zip(optimizers, parts, strict=True)]
             firsts = range(0, world_size, group_size)
             nodes = {first: range(first, first + group_size) for first in firsts}
-            self._master = Master(models, nodes, ports.server.send, settings)
+            self._master = Master(models, nodes, ports.server, settings)
         check_node = (lambda: None) if self._node is None else self._node.check
         self._devices = [
             Device(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.server_loop import Replies, send_again
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
@@ -45,7 +46,7 @@ class MasterPart:
         block: number of the optimizer.
         model: W.
         nodes: first ranks of the nodes.
-        send: replies to the address of a message.
+        replies: port of the rank.
         idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
         settings: of the run.
 
@@ -56,7 +57,7 @@ class MasterPart:
         block: int,
         model: MasterModel,
         nodes: Iterable[int],
-        send: Callable[[bytes, Message], bool],
+        replies: Replies,
         idle_nodes: Callable[[], set[int]],
         settings: TwoStageSettings,
     ) -> None:
@@ -64,7 +65,7 @@ class MasterPart:
         self._model = model
         self._live = set(nodes)
         self._order = OrderLock(self._live)
-        self._send = send
+        self._replies = replies
         self._idle_nodes = idle_nodes
         self._settings = settings
         self._pending: dict[int, Push] = {}
@@ -89,7 +90,8 @@ class MasterPart:
             _log.warning("dropped a malformed push of rank %d", node)
             return
         if push.number <= self._applied[node]:
-            self._answer(push, staleness=0)  # it was applied, and the answer was lost
+            # It was applied, and the answer was lost.
+            send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
         self._acknowledge_final(node)
         earlier = self._pending.get(node)
@@ -101,7 +103,7 @@ class MasterPart:
         """Note that a node has ended its epoch, with nothing left to push."""
         node, number = received.sender, received.message.timestamp
         if self._final is not None and number == self._finals:
-            self._send(received.address, self._final)  # the first one was lost
+            send_again(self._replies, received.address, self._final)  # the first one was lost
         if node not in self._live or number != self._finals + 1:
             return
         earlier = self._arrived.get(node)
@@ -134,7 +136,7 @@ class MasterPart:
                 self._pending.pop(node, None)
                 self._arrived.pop(node, None)
                 report = missing_report(self._block, waiter.timestamp, missing, waiting)
-                self._send(waiter.address, report)
+                self._replies.send(waiter.address, report)
 
     def _fits(self, push: Push) -> bool:
         if push.total is None:
@@ -194,7 +196,7 @@ class MasterPart:
             if self._settings.order_locking and not push.together:
                 self._order.pushed(node)
             self._applied[node] = push.number
-            self._answer(push, staleness=staleness)
+            self._replies.send(push.address, self._answer(push, staleness=staleness))
 
     def _update(self, pushes: Sequence[Push]) -> bool:
         totals = [push.total for push in pushes if push.total is not None]
@@ -212,10 +214,9 @@ class MasterPart:
         self.counts.nonfinite += 0 if done else len(pushes)
         return done
 
-    def _answer(self, push: Push, *, staleness: int) -> None:
+    def _answer(self, push: Push, *, staleness: int) -> Message:
         facts = {"number": push.number, "staleness": staleness}
-        answer = Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.flat())
-        self._send(push.address, answer)
+        return Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.flat())
 
     def _end_epoch(self) -> None:
         self._finals += 1
@@ -224,7 +225,7 @@ class MasterPart:
         self._final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
         self._without_final = set(self._live)
         for arrival in self._arrived.values():
-            self._send(arrival.address, self._final)
+            self._replies.send(arrival.address, self._final)
         self._arrived.clear()
         self._order.reopen(self._live)
 
@@ -235,7 +236,7 @@ class Master:
     Args:
         models: W of every optimizer.
         nodes: the ranks of every node, by its first rank.
-        send: replies to the address of a message.
+        replies: port of the rank.
         settings: of the run.
 
     """
@@ -246,7 +247,7 @@ class Master:
         self,
         models: Sequence[MasterModel],
         nodes: Mapping[int, Collection[int]],
-        send: Callable[[bytes, Message], bool],
+        replies: Replies,
         settings: TwoStageSettings,
     ) -> None:
         self._nodes = dict(nodes)
@@ -254,7 +255,7 @@ class Master:
         self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
-            MasterPart(block, model, nodes, send, self._idle_nodes, settings)
+            MasterPart(block, model, nodes, replies, self._idle_nodes, settings)
             for block, model in enumerate(models)
         ]
 

@@ -104,7 +104,6 @@ class Exchange:
             longest_s=longest_s,
             limit_s=_WAITS * settings.timeout_s,
         )
-        self._number = 0
         self._pushes = 0
         self._version = 0
         self._rounds = 0
@@ -113,7 +112,7 @@ class Exchange:
         self.counts = ExchangeCounts()
 
     def advance(self, now: float) -> None:
-        """Push, or report the arrival of the node at the end of its epoch, unless a request waits.
+        """Push, or report that the node has ended its epoch, unless a request is pending.
 
         Raises:
             PeerError: the master is gone.
@@ -122,15 +121,13 @@ class Exchange:
         self.counts.reminders = self._request.retries
         if self._request.message is not None:
             return
-        if self._warming_up and self._all_made_step():
+        together = self._warming_up and self._all_made_step()
+        if together or self._pending() >= self._least():
             with profiler_range("hier/two_stage/push"):
-                self._push(now, together=True)
-        elif self._pending() >= self._least():
-            with profiler_range("hier/two_stage/push"):
-                self._push(now, together=False)
+                self._push(now, together=together)
         elif self._all_arrived():
             number = self._replica.node.finals + 1
-            self._put(Message(Kind.ARRIVE, self._block, number), number, now)
+            self._request.put(Message(Kind.ARRIVE, self._block, number, {"number": number}), now)
 
     def handle(self, message: Message, now: float) -> None:
         """Handle an answer of the master."""
@@ -138,14 +135,15 @@ class Exchange:
         if request is None or message.payload is None:
             return
         expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
-        if message.kind != expected or message.facts.get("number") != self._number:
+        number = request.facts["number"]
+        if message.kind != expected or message.facts.get("number") != number:
             return  # an answer to a repeated request, which was answered before
         self._request.acknowledge(now)
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
             self._replica.install(message.payload)
         if message.kind == Kind.FINAL:
-            self._replica.node.finals = self._number
+            self._replica.node.finals = number
             return
         self.counts.pushes += 1
         self.counts.gradients += int(request.facts["count"])
@@ -199,8 +197,7 @@ class Exchange:
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }
-        message = Message(Kind.PUSH, self._block, self._version, facts, total)
-        self._put(message, self._pushes, now)
+        self._request.put(Message(Kind.PUSH, self._block, self._version, facts, total), now)
 
     def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
         """The sum, a mark for each parameter with a gradient in it, and the number of gradients."""
@@ -221,10 +218,6 @@ class Exchange:
             self.counts.overflowed += count
             count = 0
         return (total if count else None), present, count
-
-    def _put(self, message: Message, number: int, now: float) -> None:
-        self._number = number
-        self._request.put(message, now)
 
 
 class Node(BackgroundThread):
