@@ -35,7 +35,7 @@ from lightning_hier.parameter_server.connection import BufferPool, Connection, C
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.open_ports import open_ports
 from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.sockets import make_context, server_socket
+from lightning_hier.parameter_server.transport import make_context, server_socket
 
 _LIMIT_S = 60.0
 _ACKNOWLEDGED = b"!"

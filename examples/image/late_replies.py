@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,9 +19,9 @@ from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.server_loop import Handler, Replies
 
 if TYPE_CHECKING:
-    from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.open_ports import Ports
+    from lightning_hier.parameter_server.request_channel import RequestChannel
 
 
 class _Held(NamedTuple):
@@ -93,9 +94,9 @@ class LateReplies:
     def handle(self, received: Received, now: float) -> None:
         """Nothing comes: there are no ``kinds``."""
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When the next reply is due."""
-        return self._held[0].due if self._held else None
+        return self._held[0].due if self._held else math.inf
 
     def tick(self, now: float) -> None:
         """Send what is due."""
@@ -145,7 +146,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
         self.late_seed = late_seed
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
         replies = LateReplies(
             ports.server,
             share=self.late_share,
@@ -156,7 +157,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
             replies,
             self.global_rank,
             trainer.strategy.optimizers,
-            client,
+            channel,
             replies,
             self._psp_settings(),
             self.pull_rule,

@@ -10,6 +10,7 @@ not reached it may need a server's answer first. So a server does not wait for r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.server_loop import Replies
+from lightning_hier.parameter_server.server_loop import Replies, send_again
 
 # Results that a leader keeps: ranks are at most one collective apart.
 _KEPT = 2
@@ -69,8 +69,7 @@ class CollectiveLeader:
             self._end(number, copy_message(message))
             return
         if number in self._results:
-            if not self._replies.is_sending(received.address, Kind.RESULT, message.block):
-                self._replies.send(received.address, self._results[number])
+            send_again(self._replies, received.address, self._results[number])
             return
         collective = self._open.setdefault(number, _Collective(due=now + self._limit_s))
         if received.sender not in collective.contributions:
@@ -80,18 +79,18 @@ class CollectiveLeader:
         collective.addresses[received.sender] = received.address
         self._end_complete()
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When the first collective reaches its time limit."""
-        if not self._open:
-            return None
-        return min(one.due for one in self._open.values())
+        # Collectives are due in the order in which they were opened.
+        return next(iter(self._open.values())).due if self._open else math.inf
 
     def tick(self, now: float) -> None:
         """Send the list of missing ranks where the time limit has passed."""
         for number, one in list(self._open.items()):
             if one.due <= now:
-                missing = sorted(self._live - one.contributions.keys())
-                self._end(number, Message(Kind.RESULT, 0, number, {"missing": missing}))
+                missing = self._live - one.contributions.keys()
+                waiting = f"in collective {number} of all ranks"
+                self._end(number, missing_report(0, number, missing, waiting))
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank; a contribution that it has sent still counts."""
@@ -158,19 +157,8 @@ def write_result(number: int, contributions: Mapping[int, Contribution]) -> Mess
 
 
 def read_result(message: Message) -> dict[int, Contribution]:
-    """The contributions by rank.
-
-    Raises:
-        PeerError: the time limit has passed; names the missing ranks.
-
-    """
+    """The contributions by rank."""
     facts = message.facts
-    if "missing" in facts:
-        named = ", ".join(map(str, facts["missing"]))
-        raise PeerError(
-            f"collective {message.timestamp} of all ranks waited too long for rank {named}: look "
-            f"at the log of rank {named}; ranks that are slow but healthy need a larger timeout"
-        )
     contributions, first = {}, 0
     for rank, value, count in zip(facts["ranks"], facts["values"], facts["counts"], strict=True):
         payload = None

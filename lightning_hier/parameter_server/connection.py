@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import torch
 import zmq
-from torch import Tensor
 
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.message import (
@@ -22,7 +21,7 @@ from lightning_hier.parameter_server.message import (
     Message,
 )
 from lightning_hier.parameter_server.refusals import Refusals, Refused
-from lightning_hier.parameter_server.sockets import Socket
+from lightning_hier.parameter_server.transport import Socket
 from lightning_hier.parameter_server.wire import Part, decode, encode
 
 # Smaller payloads are copied: to wait for ZeroMQ to release them costs more.
@@ -232,13 +231,13 @@ class Reassembler:
 
 
 def _complete(part: Part, raw: memoryview) -> Message:
-    return replace(part.message, payload=None if part.dtype is None else _tensor(raw, part.dtype))
-
-
-def _tensor(raw: memoryview, dtype: torch.dtype) -> Tensor:
+    if part.dtype is None:
+        return part.message
     if not raw.nbytes:
-        return torch.empty(0, dtype=dtype)
+        return replace(part.message, payload=torch.empty(0, dtype=part.dtype))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
-        payload = torch.frombuffer(raw, dtype=dtype)
-    return payload if payload.data_ptr() % min(dtype.itemsize, 8) == 0 else payload.clone()
+        payload = torch.frombuffer(raw, dtype=part.dtype)
+    # Some kernels need aligned elements, and a frame may begin anywhere.
+    aligned = payload.data_ptr() % min(part.dtype.itemsize, 8) == 0
+    return replace(part.message, payload=payload if aligned else payload.clone())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -26,48 +27,66 @@ class Snapshot:
     optimizer_states: Sequence[Mapping[int, Any]]
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """The worker and the servers of a rank. Called in the rank's main thread."""
 
     @property
+    @abstractmethod
     def handlers(self) -> Sequence[Handler]:
         """Handlers for the server loop of the rank."""
 
     @property
     def behind(self) -> int:
         """Number of steps that this worker may skip to catch up with the others."""
+        return 0
 
+    @abstractmethod
     def step(self, optimizer: int) -> None:
         """End a step: send the gradients in ``.grad``, and update the parameters in place.
 
         Raises:
             PeerError: a rank is missing that is needed to go on.
+            RuntimeError: a parameter that was frozen at the start has a gradient.
 
         """
 
+    @abstractmethod
     def abstain(self, optimizer: int) -> None:
-        """End a step without a finite gradient."""
+        """End a step without a finite gradient. Raises PeerError as :meth:`step`."""
 
-    def skip(self, optimizer: int) -> None:
-        """Skip a step that other workers have made."""
+    def skip(self, optimizer: int) -> None:  # noqa: B027 (for engines with workers behind)
+        """Skip a step that other workers have made, where :attr:`behind` is positive."""
 
+    @abstractmethod
     def rendezvous(self) -> None:
-        """Write the global model into the parameters. Every live rank must call it."""
+        """Write the global model into the parameters, in place; the same bits on all ranks.
 
+        Every live rank must call it, as often as the others.
+
+        Raises:
+            PeerError: a rank did not arrive in time.
+
+        """
+
+    @abstractmethod
     def wait_in_collective(self, number: int) -> None:
         """Notify servers that this rank waits in a live-rank collective. Called repeatedly."""
 
+    @abstractmethod
     def leave_collective(self, number: int) -> None:
-        """Note that a live-rank collective has ended."""
+        """Send with each later push that a live-rank collective has ended."""
 
+    @abstractmethod
     def snapshot(self) -> Snapshot:
-        """State of all servers. Any rank may call it; the others go on."""
+        """State of all servers. The rank that saves it calls it; the others go on."""
 
+    @abstractmethod
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:
         """Load the state of an optimizer, before training starts."""
 
+    @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Counts by metric name."""
+        """Counts of this rank, by metric name."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (for engines with such resources)
         """Release resources outside of this process."""

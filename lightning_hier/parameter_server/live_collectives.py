@@ -9,13 +9,12 @@ small tensors at an epoch's end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collective_leader import (
     Contribution,
     copy_message,
@@ -23,7 +22,8 @@ from lightning_hier.parameter_server.collective_leader import (
 )
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import Request, unanswered
 
 # Most collectives end earlier, and servers need not be notified of them.
 _NOTIFY_AFTER_S = 0.1
@@ -43,7 +43,7 @@ class LiveCollectives:
 
     Args:
         world_size: number of ranks at the start.
-        client: of the main thread.
+        channel: of the main thread.
         retry_s: shortest time before a contribution is sent again, in seconds.
         on_waiting: called with the number of a collective in which this rank waits; called again
             after each ``retry_s``, since the messages that it sends may be lost.
@@ -54,23 +54,24 @@ class LiveCollectives:
     def __init__(
         self,
         world_size: int,
-        client: Client,
+        channel: RequestChannel,
         *,
         retry_s: float = 5.0,
         on_waiting: Callable[[int], None] = lambda number: None,
         on_done: Callable[[int], None] = lambda number: None,
     ) -> None:
         self._world_size = world_size
-        self._client = client
+        self._channel = channel
         self._retry_s = retry_s
         self._on_waiting = on_waiting
         self._on_done = on_done
         self._notify_at = 0.0
         self._number = 0
-        self._request = PendingRequest(self._send, retry_s=retry_s)
+        self._request = Request(
+            channel, self._leader, retry_s=retry_s, on_moved=self._forward_result
+        )
         self._latest: Message | None = None
-        client.on(Kind.RESULT, self._take_result)
-        client.on_gone(self._follow_new_leader)
+        channel.on(Kind.RESULT, self._take_result)
 
     def all_gather(
         self, value: Any = None, payload: Tensor | None = None
@@ -89,10 +90,10 @@ class LiveCollectives:
         now = time.monotonic()
         self._notify_at = now + _NOTIFY_AFTER_S
         contribution = Message(Kind.CONTRIBUTION, 0, self._number, {"value": value}, payload)
-        self._request.put(self._leader(), contribution, now)
-        self._client.wait(
+        self._request.put(contribution, now)
+        self._channel.wait(
             self._is_done,
-            lambda: f"rank {self._leader()} leads collective {self._number} and sent no result",
+            lambda: unanswered(f"the results of collective {self._number}", [self._request]),
         )
         if self._latest is None:
             raise RuntimeError("a collective has ended without a result")
@@ -152,32 +153,23 @@ class LiveCollectives:
     def _is_done(self, now: float) -> bool:
         if self._request.message is None:
             return True
-        self._request.tick(now)
         if now >= self._notify_at:
             self._notify_at = now + self._retry_s
             self._on_waiting(self._number)
         return False
 
-    def _send(self, rank: int, message: Message) -> bool:
-        # A contribution whose previous copy has not left the queue is not queued again.
-        queued = self._client.is_sending(rank, message.kind, message.block)
-        return queued or self._client.send(rank, message)
-
-    def _leader(self) -> int:
-        return min(set(range(self._world_size)) - self._client.gone())
+    def _leader(self, gone: Collection[int]) -> int:
+        return min(set(range(self._world_size)).difference(gone))
 
     def _take_result(self, received: Received, now: float) -> None:
         if received.message.timestamp == self._number and self._request.message is not None:
             self._latest = copy_message(received.message)
             self._request.acknowledge(now)
 
-    def _follow_new_leader(self, gone: int, now: float) -> None:
-        leader = self._leader()
-        if gone < leader:
-            # So that all ranks get the result that the previous leader has sent to some of them.
-            if self._latest is not None:
-                self._client.send(leader, self._latest)
-            self._request.redirect(leader, now)
+    def _forward_result(self, now: float) -> None:
+        """Send the latest result to the new leader, so that all ranks get it."""
+        if self._latest is not None:
+            self._channel.send(self._request.rank, self._latest)
 
 
 def _shaped(one: Contribution, like: Tensor) -> Tensor:

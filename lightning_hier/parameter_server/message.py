@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, unique
 from typing import Any
@@ -30,15 +30,16 @@ class Kind(IntEnum):
     STATE_REQUEST = 10
     STATE = 11
     BYE = 12
-    ORDER = 13
+    MISSING = 13
     WAITING = 14
 
 
-# Kinds of traffic in metric names, which are public and older than the names of three members.
+# Kinds of traffic in metric names, which are public and older than the names of four members.
 TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
     Kind.CONTRIBUTION: "meet",
     Kind.RESULT: "minutes",
     Kind.WAITING: "away",
+    Kind.MISSING: "order",
 }
 
 
@@ -62,6 +63,19 @@ class Message:
     timestamp: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
     payload: Tensor | None = None
+
+
+def missing_report(block: int, timestamp: int, missing: Iterable[int], waiting: str) -> Message:
+    """A server's report to a rank whose request it can't answer within the time limit.
+
+    Args:
+        block: of the request.
+        timestamp: of the request.
+        missing: ranks that the server waits for.
+        waiting: what it waits for, such as "for gradients".
+
+    """
+    return Message(Kind.MISSING, block, timestamp, {"missing": sorted(missing), "waiting": waiting})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,15 @@ from lightning_hier.parameter_server.connection import BufferPool, ConnectionCon
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
 from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.sockets import Unconnected, client_socket
 from lightning_hier.parameter_server.transport import Transport
 from lightning_hier.parameter_server.watch import Watch
 
 __all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports"]
 
 _WATCH_NAME = "watch"
+
+AllGather = Callable[[Any], list[Any]]
+"""Every rank's value (anything that JSON can represent), in order of rank: a collective."""
 
 
 class Ports:
@@ -52,7 +54,7 @@ class Ports:
         self._clients: dict[str, ClientPort] = {}
         self._closed = False
         watched = {
-            contact.rank: self._client_socket(contact, _WATCH_NAME, heartbeat_s)
+            contact.rank: transport.client_socket(register, contact, _WATCH_NAME, heartbeat_s)
             for contact in register.contacts
             if contact.rank != register.rank
         }
@@ -72,7 +74,7 @@ class Ports:
         if name in (_WATCH_NAME, *self._clients):
             raise ValueError(f"the client {name!r} is open already")
         sockets = {
-            contact.rank: self._client_socket(contact, name).connect()
+            contact.rank: self._transport.client_socket(self._register, contact, name).connect()
             for contact in self._register.contacts
         }
         self._clients[name] = ClientPort(sockets, self._context, self.watch)
@@ -96,24 +98,11 @@ class Ports:
         self.watch.close()
         self._transport.close()
 
-    def _client_socket(
-        self, contact: Contact, name: str, heartbeat_s: float | None = None
-    ) -> Unconnected:
-        return client_socket(
-            self._transport.context,
-            self._register,
-            self._transport.credentials,
-            contact,
-            name,
-            self._context.limits,
-            heartbeat_s=heartbeat_s,
-        )
-
 
 def open_ports(
     rank: int,
     world_size: int,
-    exchange: Callable[[Any], list[Any]],
+    exchange: AllGather,
     *,
     traffic: Traffic,
     tier_of: Callable[[int], Tier],
@@ -147,15 +136,16 @@ def open_ports(
     limits = limits or Limits()
     memory = BufferPool(limits.queued_bytes)
     context = ConnectionContext(rank, limits, Refusals(), traffic, tier_of, memory)
+    failure = "a port could not be opened"
     offers = [Offer(**offer) for offer in exchange(asdict(make_offer(os.environ)))]
     with ExitStack() as undo:
         transport = Transport(world_size, limits, context.refusals)
         undo.callback(transport.close)
-        rows = _agree(exchange, lambda: asdict(transport.bind(rank, offers)))
+        rows = agree(exchange, lambda: asdict(transport.bind(rank, offers)), failure)
         contacts = [Contact(**row) for row in rows]
         opened: list[Contact] = []
         host = contacts[rank].host
-        _agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)))
+        agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)), failure)
         transport.remove_name()
         register = Register(rank, opened)
         transport.authenticator.admit(register.ranks_by_key)
@@ -164,8 +154,18 @@ def open_ports(
     return ports
 
 
-def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list[Any]:
-    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits."""
+def agree(exchange: AllGather, act: Callable[[], Any], failure: str) -> list[Any]:
+    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits.
+
+    Args:
+        exchange: all-gather over the world.
+        act: returns a value that JSON can represent, or raises ``OSError`` or ``zmq.ZMQError``.
+        failure: first part of the error's text.
+
+    Raises:
+        RuntimeError: it failed on a rank; names the ranks and their errors.
+
+    """
     try:
         row = {"result": act()}
     except (OSError, zmq.ZMQError) as error:
@@ -175,5 +175,5 @@ def _agree(exchange: Callable[[Any], list[Any]], act: Callable[[], Any]) -> list
         f"rank {rank}: {row['problem']}" for rank, row in enumerate(rows) if "problem" in row
     ]
     if problems:
-        raise RuntimeError(f"a port could not be opened: {'; '.join(problems)}")
+        raise RuntimeError(f"{failure}: {'; '.join(problems)}")
     return [row["result"] for row in rows]

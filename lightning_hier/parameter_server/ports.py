@@ -14,7 +14,7 @@ from lightning_hier.parameter_server.authentication import Register
 from lightning_hier.parameter_server.connection import Connection, ConnectionContext
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.refusals import Refused
-from lightning_hier.parameter_server.sockets import Socket
+from lightning_hier.parameter_server.transport import Socket
 from lightning_hier.parameter_server.watch import Watch
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Message
+
+if TYPE_CHECKING:
+    from lightning_hier.parameter_server.request_channel import RequestChannel
 
 # An answer that takes this many times as long as the previous one may have been lost.
 _LATE = 3.0
 
 
-class PendingRequest:
+class Request:
     """A slot for one request at a time, sent again until it is acknowledged.
 
     A broken connection or a full queue can lose a message. A request that could not be sent is
@@ -20,12 +26,18 @@ class PendingRequest:
     timestamp of a message identify the request, so a server applies a repeated one only once.
 
     Args:
-        send: sends a message to a rank; returns False if it could not be sent.
+        channel: that sends it, and repeats it while its thread waits.
+        server: returns the rank that answers, given the ranks that are gone.
+        role: of that rank, for error messages.
         retry_s: shortest time before a request is repeated, in seconds.
         longest_s: longest time before a request is repeated, in seconds.
-        after: a request that must be sent before this one.
+        limit_s: of a request, in seconds; infinite: only the waits of the thread have a limit.
+        on_moved: called with the time when another rank has become the server, before the pending
+            request is sent to it.
 
     Attributes:
+        after: a request that must be sent before this one.
+        rank: the server.
         message: the request that has not been acknowledged; None if there is none.
         sent: whether it has been sent.
         retries: how many requests have been repeated.
@@ -35,72 +47,95 @@ class PendingRequest:
 
     def __init__(
         self,
-        send: Callable[[int, Message], bool],
+        channel: RequestChannel,
+        server: Callable[[Collection[int]], int],
         *,
+        role: str = "a server",
         retry_s: float,
         longest_s: float = 30.0,
-        after: PendingRequest | None = None,
+        limit_s: float = math.inf,
+        on_moved: Callable[[float], None] = lambda now: None,
     ) -> None:
-        self._send = send
-        self._retry_s = retry_s
+        channel.requests.append(self)
+        self._channel = channel
+        self._server = server
+        self._role = role
+        self._retry_s = self._usual_s = self._interval_s = retry_s
         self._longest_s = longest_s
-        self._after = after
-        self._rank = -1
+        self._limit_s = limit_s
+        self._on_moved = on_moved
         self._repeat: Message | None = None
-        self._usual_s = retry_s
-        self._interval_s = retry_s
-        self._put_at = 0.0
-        self._sent_at = 0.0
-        self._due = 0.0
+        self._put_at = self._sent_at = self._due = 0.0
+        self.after: Request | None = None
+        self.rank = server(channel.known_gone)
         self.message: Message | None = None
         self.sent = False
         self.retries = 0
         self.dropped = 0
 
-    def put(
-        self, rank: int, message: Message, now: float, *, repeat: Message | None = None
-    ) -> None:
+    def put(self, message: Message, now: float, *, repeat: Message | None = None) -> None:
         """Replace the request by another one, and send it.
 
         Args:
-            rank: destination.
             message: the request.
             now: the time, in seconds.
             repeat: message to send instead when the request is repeated.
+
+        Raises:
+            PeerError: the server is gone, and no other rank takes its place.
 
         """
         if self.message is not None and not self.sent:
             self.dropped += self.message.payload is not None
         self.message = message
         self._repeat = repeat or message
-        self._rank, self._put_at, self._due, self.sent = rank, now, now, False
+        self._put_at, self._due, self.sent = now, now, False
+        if self.rank in self._channel.known_gone:
+            self._find_server()
         self.tick(now)
 
-    def redirect(self, rank: int, now: float) -> None:
-        """Send the pending request, if there is one, to another rank."""
-        self._rank, self._due, self.sent = rank, now, False
+    def move(self, now: float) -> None:
+        """Find the server that replaces one that is gone, and send it the pending request.
+
+        Raises:
+            PeerError: there is a request, and no rank replaces its server.
+
+        """
+        if self.rank not in self._channel.known_gone or not self._find_server():
+            return
+        self._on_moved(now)
+        self._due, self.sent = now, False
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Send the request if it has not been sent, and repeat it if its answer is late."""
-        if self.message is None or now < self._due:
+        """Send the request if it has not been sent, and repeat it if its answer is late.
+
+        Raises:
+            PeerError: it has not been acknowledged within its limit.
+
+        """
+        if self.message is None:
             return
-        if self._after is not None and self._after.message is not None and not self._after.sent:
+        if now - self._put_at > self._limit_s:
+            raise PeerError(f"{self._named} has not answered for {self._limit_s:g} s: see its log")
+        if now < self._due:
+            return
+        first = self.after
+        if first is not None and first.message is not None and not first.sent:
             return
         if self.sent:
-            self.retries += 1
             self._interval_s = min(2 * self._interval_s, self._longest_s)
-            self._send(self._rank, self._repeat or self.message)
-        elif self._send(self._rank, self.message):
+            repeat = self._repeat or self.message
+            # A copy that has not left the queue is not queued again.
+            if not self._channel.is_sending(self.rank, repeat.kind, repeat.block):
+                self.retries += 1
+                self._channel.send(self.rank, repeat)
+        elif self._channel.send(self.rank, self.message):
             self.sent = True
             self._sent_at = now
             self._interval_s = self._usual_s
         else:
             return
-        self._due = now + self._interval_s
-
-    def defer(self, now: float) -> None:
-        """Restart the interval: part of the answer has arrived."""
         self._due = now + self._interval_s
 
     def acknowledge(self, now: float) -> None:
@@ -116,3 +151,25 @@ class PendingRequest:
     def waited_s(self, now: float) -> float:
         """Seconds since the request was put."""
         return now - self._put_at
+
+    @property
+    def _named(self) -> str:
+        return f"rank {self.rank}, {self._role},"
+
+    def _find_server(self) -> bool:
+        """Take the rank that replaces one that is gone; return whether there is one."""
+        gone = self._channel.known_gone
+        rank = self._server(gone)
+        if rank not in gone:
+            self.rank = rank
+        elif self.message is not None:
+            reason = self._channel.lost().get(self.rank, "it has left")
+            raise PeerError(f"{self._named} is gone ({reason}), and no other rank replaces it")
+        return rank not in gone
+
+
+def unanswered(what: str, requests: Iterable[Request]) -> str:
+    """Text for an error: the ranks that have not answered these requests for ``what``."""
+    ranks = sorted({request.rank for request in requests})
+    named = ", ".join(map(str, ranks))
+    return f"{what} have not come from rank {named}: look at the log of rank {named}"

@@ -31,6 +31,12 @@ class Replies(Protocol):
         """Whether part of a large message of this kind about this block is still queued."""
 
 
+def send_again(replies: Replies, address: bytes, message: Message) -> None:
+    """Answer a repeated request, unless the answer is still queued: it may be on a slow link."""
+    if not replies.is_sending(address, message.kind, message.block):
+        replies.send(address, message)
+
+
 class Handler(Protocol):
     """Handles some kinds of messages in the server loop.
 
@@ -44,8 +50,8 @@ class Handler(Protocol):
     def handle(self, received: Received, now: float) -> None:
         """Handle a message; ``now`` is ``time.monotonic()`` in seconds."""
 
-    def deadline(self) -> float | None:
-        """Time at which to call :meth:`tick`; None: never."""
+    def deadline(self) -> float:
+        """Time at which to call :meth:`tick`; infinite: never."""
 
     def tick(self, now: float) -> None:
         """Do the work that is due."""
@@ -147,10 +153,8 @@ class ServerLoop(BackgroundThread):
     def _run_once(self) -> None:
         wait_s, now = _LONGEST_WAIT_S, time.monotonic()
         for handler in self._handlers:
-            due = handler.deadline()
-            if due is not None:
-                wait_s = max(0.0, min(wait_s, due - now))
-        received = self._port.receive(wait_s)
+            wait_s = min(wait_s, handler.deadline() - now)
+        received = self._port.receive(max(0.0, wait_s))
         now = time.monotonic()
         # Before the message is handled: its sender may be a rank that the others have given up.
         self._watch.poll(unread=received is not None)
@@ -162,8 +166,7 @@ class ServerLoop(BackgroundThread):
         elif received is not None and received.message.kind in self._by_kind:
             self._by_kind[received.message.kind].handle(received, now)
         for handler in self._handlers:
-            due = handler.deadline()
-            if due is not None and due <= now:
+            if handler.deadline() <= now:
                 handler.tick(now)
 
     def _note_gone(self, rank: int, now: float) -> None:

@@ -14,24 +14,94 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import zmq
 
 from lightning_hier.parameter_server.addresses import Offer, job_address, tcp_endpoint
-from lightning_hier.parameter_server.authentication import Authenticator, Contact, Credentials
+from lightning_hier.parameter_server.authentication import (
+    ZAP_DOMAIN,
+    Authenticator,
+    Contact,
+    Credentials,
+    Register,
+    routing_id,
+)
 from lightning_hier.parameter_server.message import Limits
 from lightning_hier.parameter_server.refusals import Refusals
-from lightning_hier.parameter_server.sockets import (
-    LINGER_MS,
-    bind_inside,
-    bind_outside,
-    make_context,
-    server_socket,
-)
+from lightning_hier.parameter_server.wire import MOST_PARTS, PART_BYTES, bytes_of_part
 
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+_OWN_ENDPOINT = "inproc://server"
+_LINGER_MS = 1000
+_LEAST_PARTS = 16
+_SLACK_BYTES = 1024  # what CURVE adds to a frame
+_RECONNECT_MS = (50, 1000)
+_CONNECT_LIMIT_MS = 2000
+# A TCP connection is reset when its peer's host has not acknowledged for so long.
+_SILENT_LIMIT_S = 30
 _FOLDER_PREFIX = "lightning_hier-"
 _SOCKET_NAME = "server"
-_END_LIMIT_S = LINGER_MS / 1000 + 4.0
+_END_LIMIT_S = _LINGER_MS / 1000 + 4.0
 
 _log = logging.getLogger(__name__)
+
+
+class Unconnected(NamedTuple):
+    """A socket of a client before its first attempt to connect: time to attach a monitor.
+
+    Attributes:
+        socket: with all its options.
+        endpoint: address of the peer.
+
+    """
+
+    socket: Socket
+    endpoint: str
+
+    def connect(self) -> Socket:
+        """Connect, and reconnect whenever the connection breaks."""
+        self.socket.connect(self.endpoint)
+        return self.socket
+
+
+def make_context(world_size: int) -> Context:
+    """A ZeroMQ context for this process; a forked process needs its own."""
+    # One thread of ZeroMQ encrypts or decrypts about 1 GB/s; its connections are divided by two.
+    context: Context = zmq.Context(io_threads=2)
+    # For each rank: a watched connection with its monitor, and one for each client.
+    context.max_sockets = 64 + 16 * world_size
+    return context
+
+
+def server_socket(context: Context, limits: Limits) -> Socket:
+    """The socket of a server; it is not bound yet."""
+    socket = context.socket(zmq.ROUTER)
+    _set_common(socket, limits)
+    # Raise an error for an address that is gone instead of dropping the message.
+    socket.router_mandatory = True
+    # A peer may reconnect before its old connection is known to be broken. Addresses include the
+    # ranks' tokens, so that only the peer itself can take its address over.
+    socket.router_handover = True
+    return socket
+
+
+def _set_common(socket: Socket, limits: Limits) -> None:
+    socket.linger = _LINGER_MS
+    # Connections limit queues by bytes. ZeroMQ limits them by number, for messages without payload,
+    # and must not stop in the middle of the one large message that may always be sent.
+    parts = max(limits.queued_bytes // PART_BYTES, MOST_PARTS)
+    socket.sndhwm = limits.queued_messages + parts
+    # Above this number of unread messages ZeroMQ reads no more, and the peer's queue fills.
+    socket.rcvhwm = max(_LEAST_PARTS, limits.queued_bytes // PART_BYTES)
+    largest = max(bytes_of_part(limits.payload_bytes), limits.facts_bytes)
+    socket.maxmsgsize = largest + _SLACK_BYTES
+    # Routers drop idle connections without a notice to either end.
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = _SILENT_LIMIT_S
+    socket.tcp_maxrt = 1000 * _SILENT_LIMIT_S
 
 
 class Transport:
@@ -46,6 +116,7 @@ class Transport:
     """
 
     def __init__(self, world_size: int, limits: Limits, refusals: Refusals) -> None:
+        self._limits = limits
         self.context = make_context(world_size)
         self.credentials = Credentials.make()
         self.authenticator = Authenticator(self.context, refusals)
@@ -70,12 +141,49 @@ class Transport:
             self._folder = TemporaryDirectory(prefix=_FOLDER_PREFIX)
             # Through a handle: the address of a socket has at most 107 bytes, a path may have more.
             ipc = f"{self._open(self._folder.name)}/{_SOCKET_NAME}"
-        bind_inside(self.server, ipc)
+        # Before the options below, which would hold for these addresses too.
+        self.server.bind(_OWN_ENDPOINT)
+        if ipc is not None:
+            self.server.bind(ipc)
         if hosts.count(host) < len(hosts):
-            wanted = tcp_endpoint(job_address(rank, offers))
-            tcp = bind_outside(self.server, wanted, self.credentials)
+            tcp = self._bind_outside(tcp_endpoint(job_address(rank, offers)))
         path = None if self._folder is None else f"{self._folder.name}/{_SOCKET_NAME}"
         return Contact(rank, host, self.credentials.token, self.credentials.public_key, path, tcp)
+
+    def client_socket(
+        self, register: Register, peer: Contact, name: str, heartbeat_s: float | None = None
+    ) -> Unconnected:
+        """A socket that :meth:`Unconnected.connect` connects to the server of ``peer``.
+
+        Args:
+            register: contacts of all ranks.
+            peer: rank to connect to; may be this rank.
+            name: of this connection among those of this rank to this peer.
+            heartbeat_s: time between two heartbeats; None: none are sent.
+
+        """
+        socket = self.context.socket(zmq.DEALER)
+        _set_common(socket, self._limits)
+        socket.routing_id = routing_id(register.own, name)
+        socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS
+        socket.connect_timeout = _CONNECT_LIMIT_MS
+        if heartbeat_s is not None:
+            socket.heartbeat_ivl = max(1, round(1000 * heartbeat_s))
+            socket.heartbeat_timeout = 2 * socket.heartbeat_ivl
+        if peer.rank == register.rank:
+            endpoint: str | None = _OWN_ENDPOINT
+        elif register.is_near(peer.rank):
+            endpoint = peer.ipc
+        else:
+            endpoint = peer.tcp
+            socket.curve_serverkey = peer.public_key.encode()
+            self._identify(socket)
+            socket.ipv6 = "[" in (endpoint or "")
+        if endpoint is None:
+            raise ValueError(
+                f"rank {peer.rank} serves at no address that rank {register.rank} reaches"
+            )
+        return Unconnected(socket, endpoint)
 
     def open_sockets(self, host: str, contacts: Sequence[Contact]) -> list[Contact]:
         """The contacts, with endpoints that outlive the names of the sockets of ``host``.
@@ -110,6 +218,19 @@ class Transport:
             return
         while self._handles:
             os.close(self._handles.pop())
+
+    def _bind_outside(self, endpoint: str) -> str:
+        """Bind for ranks of other hosts, with CURVE; returns the endpoint with the port."""
+        self.server.ipv6 = endpoint.startswith("tcp://[")
+        self._identify(self.server)
+        self.server.curve_server = True
+        self.server.zap_domain = ZAP_DOMAIN
+        self.server.bind(endpoint)
+        return self.server.get_string(zmq.LAST_ENDPOINT)
+
+    def _identify(self, socket: Socket) -> None:
+        socket.curve_publickey = self.credentials.public_key.encode()
+        socket.curve_secretkey = self.credentials.secret_key.encode()
 
     def _open(self, path: str) -> str:
         """An endpoint of the open socket at ``path``, usable after its name is removed."""

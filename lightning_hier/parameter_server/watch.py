@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import zmq
 
-from lightning_hier.parameter_server.sockets import Context, Unconnected
+from lightning_hier.parameter_server.transport import Context, Unconnected
 
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 

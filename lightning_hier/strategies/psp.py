@@ -15,10 +15,10 @@ from lightning_hier.parameter_server.psp.settings import PullRule, PushRule
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:
-    from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.open_ports import Ports
     from lightning_hier.parameter_server.psp.settings import PSPSettings
+    from lightning_hier.parameter_server.request_channel import RequestChannel
 
 
 class PSPStrategy(ParameterServerStrategy):
@@ -109,12 +109,17 @@ class PSPStrategy(ParameterServerStrategy):
         return ("psp",)
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
         from lightning_hier.parameter_server.psp.engine import PSPEngine
 
         optimizers = trainer.strategy.optimizers
         return PSPEngine(
-            self.global_rank, optimizers, client, ports.server, self._psp_settings(), self.pull_rule
+            self.global_rank,
+            optimizers,
+            channel,
+            ports.server,
+            self._psp_settings(),
+            self.pull_rule,
         )
 
     def _psp_settings(self) -> PSPSettings:

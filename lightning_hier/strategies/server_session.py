@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from lightning_hier.callbacks.progress import show_in_progress_bar
 from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.strategies.data_position import IsolatedValidation
 from lightning_hier.strategies.global_buffers import GlobalBuffers
@@ -36,11 +36,11 @@ _AGENTS_WAIT = (
     "and acts on SIGTERM only after that. Nothing is left to be done then: SIGKILL ends it"
 )
 
-BuildEngine = Callable[[Ports, Client], Engine]
+BuildEngine = Callable[[Ports, RequestChannel], Engine]
 
 
 class ServerSession:
-    """Ports, server_loop, client and engine of a rank, and changes to a Trainer.
+    """Ports, server loop, request channel and engine of a rank, and changes to a Trainer.
 
     Args:
         ports: of this rank; closed with the session, and where it can't be made.
@@ -78,20 +78,20 @@ class ServerSession:
         with ExitStack() as undo:
             undo.callback(ports.close)
             # Twice: servers report missing ranks after one limit.
-            self._client = Client(
+            self._channel = RequestChannel(
                 ports.open_client("main"),
                 self._server_loop,
                 timeout_s=2 * timeout_s,
                 # The missing ranks may be in any group.
                 on_waited=partial(traffic.add_wait, world_tier),
             )
-            self.engine = build(ports, self._client)
+            self.engine = build(ports, self._channel)
             undo.pop_all()
         self._server_loop.add(self.engine.handlers)
-        self._client.on_gone(self._note_gone)
+        self._channel.on_gone(self._note_gone)
         self.collectives = LiveCollectives(
             world_size,
-            self._client,
+            self._channel,
             on_waiting=self.engine.wait_in_collective,
             on_done=self.engine.leave_collective,
         )
@@ -252,7 +252,7 @@ class ServerSession:
         self._server_loop.begin_shutdown()
         self.collectives.barrier()
         for rank in self.living():
-            self._client.send(rank, Message(Kind.BYE))
+            self._channel.send(rank, Message(Kind.BYE))
 
     def _note_gone(self, rank: int, now: float) -> None:
         reason = self._server_loop.lost().get(rank)

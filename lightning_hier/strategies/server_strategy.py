@@ -30,9 +30,9 @@ from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.trainer_checks import check_served_trainer
 
 if TYPE_CHECKING:
-    from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.open_ports import Ports
+    from lightning_hier.parameter_server.request_channel import RequestChannel
     from lightning_hier.strategies.server_session import ServerSession
 
 SECTION = "lightning_hier_servers"
@@ -95,7 +95,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         self._failed = False
 
     @abstractmethod
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
         """Make what this rank does. Every rank must call it."""
 
     @override

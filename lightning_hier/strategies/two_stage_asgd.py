@@ -17,9 +17,9 @@ from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 if TYPE_CHECKING:
-    from lightning_hier.parameter_server.client import Client
     from lightning_hier.parameter_server.engine import Engine
     from lightning_hier.parameter_server.open_ports import Ports
+    from lightning_hier.parameter_server.request_channel import RequestChannel
 
 
 class TwoStageASGDStrategy(ParameterServerStrategy):
@@ -99,7 +99,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         return ("two_stage",)
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, client: Client) -> Engine:
+    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
         from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 
         return TwoStageASGD(
@@ -109,7 +109,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             group_size=self._groups.size,
             exchange=lambda value: gather_json(value, self.root_device),
             ports=ports,
-            client=client,
+            channel=channel,
             settings=self.settings,
             steps_made=self._steps,
         )

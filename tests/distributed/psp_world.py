@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from tests.distributed.server_world import World, server_world
 
 
@@ -28,7 +28,7 @@ def psp_world(
     world_size = int(os.environ["WORLD_SIZE"])
     chosen = PSPSettings(rule=push_rule, world_size=world_size, limit_s=timeout_s, **settings)
 
-    def build(rank: int, ports: Ports, client: Client) -> PSPEngine:
-        return PSPEngine(rank, optimizers, client, ports.server, chosen, pull_rule)
+    def build(rank: int, ports: Ports, channel: RequestChannel) -> PSPEngine:
+        return PSPEngine(rank, optimizers, channel, ports.server, chosen, pull_rule)
 
     return server_world(build, timeout_s=timeout_s)

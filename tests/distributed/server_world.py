@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 
 # A rank that is killed breaks its connections at once. A heartbeat that finds frozen ranks as fast
@@ -36,13 +36,13 @@ class World(Generic[E]):
 
     rank: int
     engine: E
-    client: Client
+    channel: RequestChannel
     traffic: Traffic
 
 
 @contextmanager
 def server_world(
-    build: Callable[[int, Ports, Client], E],
+    build: Callable[[int, Ports, RequestChannel], E],
     *,
     timeout_s: float,
     group_size: int = 1,
@@ -70,21 +70,21 @@ def server_world(
         grace_s=GRACE_S,
     )
     server_loop = ServerLoop(ports.server, ports.watch, [])
-    client = Client(ports.open_client("main"), server_loop, timeout_s=2 * timeout_s)
-    engine = build(rank, ports, client)
+    channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=2 * timeout_s)
+    engine = build(rank, ports, channel)
     server_loop.add(
         [CollectiveLeader(world_size, ports.server, limit_s=timeout_s), *engine.handlers]
     )
-    collectives = LiveCollectives(world_size, client)
+    collectives = LiveCollectives(world_size, channel)
     before(engine)
     exchange("nobody has begun")
     server_loop.start()
     try:
-        yield World(rank, engine, client, traffic)
+        yield World(rank, engine, channel, traffic)
         # Ranks may have died on purpose, so the process group is of no use any more.
         collectives.all_gather()
-        for peer in set(range(world_size)) - client.gone():
-            client.send(peer, Message(Kind.BYE))
+        for peer in set(range(world_size)) - channel.gone():
+            channel.send(peer, Message(Kind.BYE))
     finally:
         server_loop.stop()
         engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from lightning_hier.comm.agreement import gather_json
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.server_loop import ServerLoop
-from lightning_hier.parameter_server.sockets import Unconnected
+from lightning_hier.parameter_server.transport import Unconnected
 from lightning_hier.parameter_server.watch import Watch
 from tests.distributed.port_ranks import Serving, open_rank, opened, poll_until_lost
 from tests.ranks import rank_outcomes, run_ranks
@@ -143,8 +144,8 @@ class _Slow:
     def handle(self, received: Received, now: float) -> None:
         time.sleep(0.3)
 
-    def deadline(self) -> None:
-        return None
+    def deadline(self) -> float:
+        return math.inf
 
     def tick(self, now: float) -> None:
         pass

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from tests.distributed.port_ranks import opened
 from tests.distributed.psp_world import psp_world
@@ -34,9 +34,9 @@ def test_state_that_is_larger_than_the_queue_is_saved() -> None:
         for rank, ports in enumerate(ranks):
             own = [Parameter(torch.full((NUMEL,), float(at))) for at in range(2)]
             server_loop = ServerLoop(ports.server, ports.watch, [])
-            client = Client(ports.open_client("main"), server_loop, timeout_s=WAIT_S)
+            channel = RequestChannel(ports.open_client("main"), server_loop, timeout_s=WAIT_S)
             optimizer = optim.Adam(own)
-            engine = PSPEngine(rank, [optimizer], client, ports.server, settings, PullRule())
+            engine = PSPEngine(rank, [optimizer], channel, ports.server, settings, PullRule())
             states = {at: {**moments, "exp_avg_sq": torch.full((NUMEL,), 2.0)} for at in range(2)}
             engine.load(0, states)
             server_loop.add(engine.handlers)

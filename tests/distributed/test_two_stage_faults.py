@@ -45,7 +45,7 @@ def _train(
                 elif folder is not None:
                     wait_for_marks(folder, "0")
                 else:
-                    wait_until(lambda: world.client.gone() == {0, 2}, "the end of the others")
+                    wait_until(lambda: world.channel.gone() == {0, 2}, "the end of the others")
             world.engine.step(0)
             time.sleep(0.002)
         if folder is not None:
@@ -67,7 +67,7 @@ def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None
         error = outcomes[rank].error
         assert error is not None and error.startswith("PeerError")
         # A node waits for its turn, and at the epoch's end for all: either limit can pass first.
-        named = "the node of rank 1 has not pushed", "the node of rank 1 has not reached"
+        named = "for the push of a node, for rank 1", "at an epoch's end, for rank 1"
         assert ("look at the log of rank 1" in error and any(text in error for text in named)) or (
             rank == 2 and "rank 0" in error  # the master's own node was told first
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from tests.distributed.server_world import World, exchange, server_world
@@ -26,7 +26,7 @@ def two_stage_world(
     """Train by `TwoStageSettings`, in groups; `before` gets the engine before any rank trains."""
     chosen = TwoStageSettings(**{"timeout_s": 20.0} | settings)
 
-    def build(rank: int, ports: Ports, client: Client) -> TwoStageASGD:
+    def build(rank: int, ports: Ports, channel: RequestChannel) -> TwoStageASGD:
         return TwoStageASGD(
             optimizers,
             rank=rank,
@@ -34,7 +34,7 @@ def two_stage_world(
             group_size=group_size,
             exchange=exchange,
             ports=ports,
-            client=client,
+            channel=channel,
             settings=chosen,
         )
 

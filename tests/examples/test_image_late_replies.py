@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -43,7 +44,7 @@ class Line:
 
 def test_only_blocks_are_held_and_for_the_delay() -> None:
     line = Line(share=1.0)
-    assert line.replies.deadline() is None
+    assert line.replies.deadline() == math.inf
     line.replies.send(b"", Message(Kind.BLOCK, timestamp=1))
     line.now = 0.5
     line.replies.send(b"", Message(Kind.BLOCK, timestamp=2))
@@ -57,7 +58,7 @@ def test_only_blocks_are_held_and_for_the_delay() -> None:
     line.now = 9.0
     line.replies.tick(line.now)
     assert line.sent[2:] == [(9.0, Kind.BLOCK, 2)]
-    assert line.replies.deadline() is None
+    assert line.replies.deadline() == math.inf
     assert (line.replies.replies, line.replies.late) == (2, 2)
 
 

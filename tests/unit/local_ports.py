@@ -8,9 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler, ServerLoop
 
 
@@ -96,11 +96,11 @@ def _take(box: queue.Queue[Received], timeout_s: float) -> Received | None:
 def on_every_rank(
     network: LocalNetwork,
     handlers: Callable[[int, LocalServerPort], list[Handler]],
-    work: Callable[[int, Client], Any],
+    work: Callable[[int, RequestChannel], Any],
     *,
     timeout_s: float = 10.0,
 ) -> list[Any]:
-    """Results of `work(rank, client)` in one thread a rank; an exception is a result too."""
+    """Results of `work(rank, channel)` in one thread a rank; an exception is a result too."""
     world_size = len(network.servers)
 
     def run(rank: int) -> Any:
@@ -110,7 +110,7 @@ def on_every_rank(
         server_loop.start()
         client_port: Any = LocalClientPort(network, rank)
         try:
-            return work(rank, Client(client_port, server_loop, timeout_s=timeout_s))
+            return work(rank, RequestChannel(client_port, server_loop, timeout_s=timeout_s))
         except Exception as error:
             return error
         finally:

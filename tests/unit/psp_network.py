@@ -30,6 +30,7 @@ from lightning_hier.parameter_server.psp.settings import (
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from tests.unit.lone_channel import LoneChannel
 from tests.unit.replying import Replying
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
@@ -70,10 +71,10 @@ class Rank:
         plan = plan_shards([self.optimizer], cluster.settings.world_size)
         replies = Replying(lambda address, message: cluster.reply(self, address, message))
         self.server = ShardServer(number, plan, [self.optimizer], cluster.settings, replies)
+        self.channel = LoneChannel(lambda rank, message: cluster.post(self, rank, message))
         self.worker = Worker(
             plan,
-            cluster.settings.world_size,
-            lambda rank, message: cluster.post(self, rank, message),
+            self.channel,
             pull_rule=cluster.pull_rule,
             warming=cluster.settings.warming,
         )
@@ -197,7 +198,7 @@ class Cluster:
     def _tick(self) -> None:
         for rank in self.live():
             due = rank.server.deadline()
-            if due is not None and due <= self.now:
+            if due <= self.now:
                 rank.server.tick(self.now)
             self._poll(rank)
         self._at(self.now + _TICK_S, self._tick)
@@ -208,14 +209,14 @@ class Cluster:
             return
         for number in sorted(rank.lost.keys() - rank.heard):
             rank.heard.add(number)
-            rank.worker.peer_gone(number, self.now)
+            rank.channel.lose(number, self.now)
             try:
                 self.settings.rule.check_quorum(len(self.ranks), rank.lost)
             except QuorumError:
                 rank.state = "done"
         while rank.inbox:
             rank.worker.handle(rank.inbox.pop(0), self.now)
-        rank.worker.tick(self.now)
+        rank.channel.tick(self.now)
         if rank.state == "pulling" and rank.worker.is_pulled(0, self.now):
             rank.worker.pull(0)
             self._go_on(rank)

@@ -14,6 +14,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.settings import PullRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import Worker
+from tests.unit.lone_channel import LoneChannel
 
 Sent = tuple[int, Kind, int, int]
 
@@ -27,7 +28,10 @@ class Harness:
         self.closed: set[int] = set()
         self.now = 0.0
         blocks = plan_shards([optim.SGD(self.own, lr=1.0)], ranks)
-        self.worker = Worker(blocks, ranks, self._send, pull_rule=PullRule(b, tau), **settings)
+        self.channel = LoneChannel(self._send)
+        self.worker = Worker(blocks, self.channel, pull_rule=PullRule(b, tau), **settings)
+        for kind in (Kind.BLOCK, Kind.FINAL):
+            self.channel.on(kind, self.worker.handle)
 
     def push(self, gradient: float = 1.0) -> list[Sent]:
         for parameter in self.own:
@@ -49,17 +53,17 @@ class Harness:
         self.hear(number, Message(Kind.FINAL, number, timestamp, facts, torch.full((2,), value)))
 
     def hear(self, sender: int, message: Message) -> None:
-        self.worker.handle(Received(sender, b"", message), self.now)
+        self.channel.receive(Received(sender, b"", message), self.now)
 
     def tick(self, now: float) -> list[Sent]:
         self.now = now
         self.sent.clear()
-        self.worker.tick(now)
+        self.channel.tick(now)
         return self.said()
 
     def gone(self, rank: int) -> list[Sent]:
         self.sent.clear()
-        self.worker.peer_gone(rank, self.now)
+        self.channel.lose(rank, self.now)
         return self.said()
 
     def said(self) -> list[Sent]:

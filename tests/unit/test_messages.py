@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_hier.parameter_server.connection import BufferPool, Reassembler
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
-from lightning_hier.parameter_server.sockets import make_context, server_socket
+from lightning_hier.parameter_server.transport import make_context, server_socket
 from lightning_hier.parameter_server.wire import (
     HEADER,
     MAGIC,

@@ -89,7 +89,8 @@ def test_those_that_wait_too_long_are_told_who_has_not_come() -> None:
     assert served.shard.deadline() == 15.0
     served.tick(15.0)
     told = [(worker, message.kind, message.facts) for worker, message in served.sent]
-    assert told == [(0, Kind.FINAL, {"missing": [1, 2], "number": 1})]
+    facts = {"missing": [1, 2], "waiting": "at a rendezvous of all ranks"}
+    assert told == [(0, Kind.MISSING, facts)]
     assert served.shard.deadline() == 25.0
 
 

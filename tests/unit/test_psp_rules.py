@@ -12,6 +12,7 @@ from torch import optim
 from torch.nn import Parameter
 
 from lightning_hier.parameter_server.psp.settings import (
+    Countdown,
     PSPSettings,
     PullRule,
     PushRule,
@@ -68,27 +69,19 @@ def test_quorum() -> None:
         PushRule("all").check_quorum(4, {2: "it broke"})
 
 
-@given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 9), st.floats(0, 9), st.floats(0, 9))
-def test_push_rule_and_time(
-    gradients: int, needed: int, silent: int, since: float, now: float
-) -> None:
-    def over(rule: PushRule, enough_since: float | None) -> bool:
-        return rule.is_over(
-            gradients=gradients, needed=needed, silent=silent, enough_since=enough_since, now=now
-        )
+def test_a_wait_is_over_when_all_have_come_or_some_time_after_enough_have() -> None:
+    wait = Countdown()
 
-    enough = gradients >= needed
-    assert over(PushRule(1, 2.0), None) == (silent == 0)
-    assert over(PushRule(1, 2.0), since) == (silent == 0 or (enough and now >= since + 2.0))
-    assert over(PushRule(1, 0.0), now) == (silent == 0 or enough)
+    def is_over(now: float, *, enough: bool, complete: bool = False) -> bool:
+        return wait.is_over(complete=complete, enough=enough, timeout_s=2.0, now=now)
 
-
-@given(st.integers(0, 9), st.integers(1, 9), st.floats(0, 9), st.floats(0, 9))
-def test_pull_rule_and_time(pulled: int, needed: int, since: float, now: float) -> None:
-    found = PullRule(0.5, 2.0).is_over(
-        pulled=pulled, needed=needed, shards=9, enough_since=since, now=now
-    )
-    assert found == (pulled == 9 or (pulled >= needed and now >= since + 2.0))
+    assert not is_over(1.0, enough=False)
+    assert not is_over(3.0, enough=True) and wait.since == 3.0
+    assert not is_over(4.9, enough=True) and is_over(5.0, enough=True)
+    assert not is_over(6.0, enough=False) and wait.since is None
+    assert not is_over(7.0, enough=True)
+    assert is_over(7.0, enough=True, complete=True) and is_over(7.0, enough=False, complete=True)
+    assert Countdown().is_over(complete=False, enough=True, timeout_s=0.0, now=1.0)
 
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=12)
@@ -132,12 +125,12 @@ def test_block_of_several_dtypes_travels_in_the_widest_and_comes_back_as_it_was(
 def test_owner_is_the_next_that_is_there() -> None:
     own = [Parameter(torch.zeros(1)) for _ in range(4)]
     blocks = plan_shards([optim.SGD(own, lr=0.1)], 4)
-    assert [block.owner(set(), 4) for block in blocks] == [0, 1, 2, 3]
-    assert [block.owner({1}, 4) for block in blocks] == [0, 2, 2, 3]
-    assert [block.owner({1, 2}, 4) for block in blocks] == [0, 3, 3, 3]
-    assert [block.owner({3, 0}, 4) for block in blocks] == [1, 1, 2, 1]
+    assert [block.owner(set()) for block in blocks] == [0, 1, 2, 3]
+    assert [block.owner({1}) for block in blocks] == [0, 2, 2, 3]
+    assert [block.owner({1, 2}) for block in blocks] == [0, 3, 3, 3]
+    assert [block.owner({3, 0}) for block in blocks] == [1, 1, 2, 1]
     with pytest.raises(RuntimeError, match="no rank is left"):
-        blocks[0].owner({0, 1, 2, 3}, 4)
+        blocks[0].owner({0, 1, 2, 3})
 
 
 def test_steps_that_an_optimizer_made_before_this_run_are_not_left_of_its_warm_up() -> None:

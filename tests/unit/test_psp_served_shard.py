@@ -254,7 +254,7 @@ def test_those_that_wait_too_long_are_told_for_whom() -> None:
     assert served.shard.deadline() == 11.0
     served.tick(11.0)
     told = [(worker, message.kind, message.facts) for worker, message in served.sent]
-    assert told == [(w, Kind.BLOCK, {"missing": [1]}) for w in (0, 2)]
+    assert told == [(w, Kind.MISSING, {"missing": [1], "waiting": "for gradients"}) for w in (0, 2)]
     assert served.shard.deadline() == 21.0
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.requests import Request
+from tests.unit.lone_channel import LoneChannel
 from tests.unit.psp_one_worker import Harness, every
 from tests.unit.psp_served import Served
 
@@ -19,7 +22,7 @@ def test_worker_that_asks_again_gets_the_answer_that_is_queued() -> None:
     served.replies.sending = {SLOW}
     assert served.abstain(1, 0, now=2.0) == []
     assert served.tick(10.0) == []
-    assert served.shard.deadline() is None
+    assert served.shard.deadline() == math.inf
     served.replies.sending = set()  # lost with its connection, or it would not ask
     assert served.abstain(1, 0, now=12.0) == [(1, 1)]
 
@@ -33,14 +36,13 @@ def test_newer_version_waits_until_the_older_one_has_left() -> None:
     served.push(0, 2, now=1.0)
     assert served.t == 3
     due = served.shard.deadline()
-    assert due is not None and 1.0 < due < 1.5
+    assert 1.0 < due < 1.5
     assert served.tick(due) == []
     served.replies.sending = set()
     due = served.shard.deadline()
-    assert due is not None
     assert served.tick(due) == [(1, 3)]
     assert torch.equal(served.sent[0][1].payload, served.values)
-    assert served.shard.deadline() is None
+    assert served.shard.deadline() == math.inf
 
 
 def test_answer_that_was_not_taken_is_sent_later() -> None:
@@ -50,7 +52,7 @@ def test_answer_that_was_not_taken_is_sent_later() -> None:
     assert served.push(0, 0) == [(0, 1)]
     served.full = set()
     due = served.shard.deadline()
-    assert due is not None and due < 1.0
+    assert due < 1.0
     assert served.tick(due) == [(1, 1)]
 
 
@@ -60,8 +62,8 @@ def test_worker_for_which_an_answer_is_there_does_not_hear_of_missing_ones() -> 
     served.push(0, 0)
     served.push(1, 0)
     served.abstain(0, 1, now=1.0)
-    assert served.tick(61.0) == [(0, 0)]
-    assert served.sent[0][1].facts == {"missing": [1, 2]}
+    assert served.tick(61.0) == [(0, 1)]
+    assert served.sent[0][1].facts == {"missing": [1, 2], "waiting": "for gradients"}
 
 
 def test_final_values_are_queued_once() -> None:
@@ -108,20 +110,22 @@ def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() 
         nonlocal now
         sent.clear()
         now = begin
-        request.put(0, Message(Kind.ABSTAIN), begin)
+        request.put(Message(Kind.ABSTAIN), begin)
         for now in times:
             request.tick(now)
         return sent[1:]
 
-    request = PendingRequest(send, retry_s=2.0)
+    channel = LoneChannel(send)
+    request = Request(channel, lambda gone: 0, retry_s=2.0)
     request.tick(1e9)  # there is no request
     assert repeats(0.0, *range(200)) == [2, 6, 14, 30, 60, 90, 120, 150, 180]
     request.acknowledge(200.0)
     assert repeats(200.0, 229.0, 230.0) == [230.0]
     request.acknowledge(200.5)
-    assert repeats(300.0) == []
-    request.defer(301.0)
-    for now in (302.9, 303.0):
-        request.tick(now)
-    assert sent[1:] == [303.0]
+    assert repeats(300.0, 301.9, 302.0) == [302.0]
     assert request.retries == 11 and request.waited_s(303.0) == 3.0
+    channel.sending.add(0)  # what was sent is still queued
+    sent.clear()
+    for now in range(304, 400):
+        request.tick(now)
+    assert sent == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_starts_from_the_newest_copy_when_all_have_told() -> None:
 def test_starts_after_a_while_without_those_that_have_not_told() -> None:
     server = Server()
     server.hold(2, 7, 2.0, now=1.0)
-    assert server.handler.deadline() is None  # rank 0 is there, as far as rank 1 knows
+    assert server.handler.deadline() == math.inf  # rank 0 is there, as far as rank 1 knows
     server.gone(0, now=3.0)
     assert server.handler.deadline() == 13.0
     server.handler.tick(12.9)
@@ -104,7 +105,7 @@ def test_without_a_copy_there_is_no_start() -> None:
     server = Server()
     server.gone(0)
     server.push(2, 7)
-    assert server.handler.deadline() is None
+    assert server.handler.deadline() == math.inf
     server.hold(2, 7, 2.0, now=100.0)
     assert server.handler.deadline() == 110.0
 

@@ -11,6 +11,7 @@ from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.psp.settings import PullRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.worker import Worker
+from tests.unit.lone_channel import LoneChannel
 from tests.unit.psp_one_worker import Harness, every
 
 
@@ -171,7 +172,7 @@ def test_rendezvous() -> None:
 
 
 def test_worker_without_blocks_never_waits() -> None:
-    worker = Worker([], 2, lambda rank, message: True, pull_rule=PullRule())
+    worker = Worker([], LoneChannel(lambda rank, message: True), pull_rule=PullRule())
     worker.arrive(0.0)
     assert worker.has_global_model() and worker.behind == 0
 
@@ -186,7 +187,7 @@ def test_fewer_parameters_than_ranks() -> None:
         sent.append(rank)
         return True
 
-    worker = Worker(blocks, 4, send, pull_rule=PullRule(0.25))
+    worker = Worker(blocks, LoneChannel(send), pull_rule=PullRule(0.25))
     own[0].grad = torch.ones(2)
     worker.push(0, [], 0.0)
     assert sent == [0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from tests.unit.psp_one_worker import Harness, every
 
@@ -104,11 +104,11 @@ def test_a_server_names_the_worker_that_it_waits_for() -> None:
     h = Harness()
     h.push()
     with pytest.raises(PeerError, match="rank 1 has waited too long for gradients, for rank 2, 3"):
-        h.hear(1, Message(Kind.BLOCK, 1, 0, {"missing": [2, 3]}))
-    h.worker.arrive(0.0)
-    h.hear(1, Message(Kind.BLOCK, 1, 0, {"missing": [2]}))  # of the push before
-    with pytest.raises(PeerError, match="at a rendezvous of all ranks, for rank 2"):
-        h.hear(1, Message(Kind.FINAL, 1, 0, {"missing": [2], "number": 1}))
+        h.hear(1, missing_report(1, 0, [3, 2], "for gradients"))
+    h.hear(1, missing_report(1, 7, [2], "for gradients"))  # of another request
+    h.hear(1, missing_report(2, 0, [2], "for gradients"))  # not of the server of block 2
+    h.block(1, 1)
+    h.hear(1, missing_report(1, 0, [2], "for gradients"))  # answered meanwhile
 
 
 def test_missing_names_the_ranks_that_have_not_answered() -> None:

@@ -30,6 +30,8 @@ from tests.equivalence.two_stage_twins import (
     batch,
     sgd,
 )
+from tests.unit.lone_channel import LoneChannel
+from tests.unit.replying import Replying
 
 ETA = 0.1
 START = torch.linspace(-1.0, 1.0, FEATURES, dtype=torch.float64)
@@ -76,13 +78,12 @@ class OneNode:
         self.to_master: deque[Message] = deque()
         self.to_node: deque[Message] = deque()
         model = MasterModel(self.optimizer, parameters)
-        self.master = Master([model], {0: [0]}, self._answer, chosen)
+        self.master = Master([model], {0: [0]}, Replying(self._answer), chosen)
         self.exchange = Exchange(
             0,
             self.replica,
             [0],
-            self._ask,
-            set,
+            LoneChannel(self._ask),
             chosen,
             hyperparameters(self.optimizer),
         )
@@ -228,7 +229,7 @@ def test_without_double_buffering_the_device_takes_the_answer_before_it_goes_on(
     assert ours.master.models[0].version == 0
     ours.step()
     assert ours.master.models[0].version == 1
-    assert torch.equal(ours.weights, ours.master.models[0].copy())
+    assert torch.equal(ours.weights, ours.master.models[0].flat())
 
 
 def test_rendezvous_brings_the_masters_model() -> None:
@@ -237,7 +238,7 @@ def test_rendezvous_brings_the_masters_model() -> None:
         ours.step()
     ours.device.arrive()
     ours.device.finish_rendezvous()
-    assert torch.equal(ours.weights, ours.master.models[0].copy())
+    assert torch.equal(ours.weights, ours.master.models[0].flat())
     assert ours.master.models[0].version == 1 and ours.exchange.counts.gradients == 3
 
 

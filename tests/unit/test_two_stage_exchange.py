@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.node import Exchange
 from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, file_size
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.two_stage.shared_memory import create_file, remove_file
+from tests.unit.lone_channel import LoneChannel
 
 NUMEL = 4
 RANKS = (2, 3)
@@ -30,15 +32,14 @@ class Bench:
         self.replica = Replica(path, devices=2, shape=shape)
         remove_file(path)
         self.sent: list[Message] = []
-        self.gone: set[int] = set()
         self.takes = True
         settings = {"push_period": 3, "timeout_s": LIMIT_S} | settings
+        self.channel = LoneChannel(self._send)
         self.exchange = Exchange(
             0,
             self.replica,
             RANKS,
-            self._send,
-            lambda: self.gone,
+            self.channel,
             TwoStageSettings(**settings),
             [{"lr": 0.5}],
         )
@@ -57,6 +58,7 @@ class Bench:
         """What is sent now."""
         self.sent.clear()
         self.exchange.advance(now)
+        self.channel.tick(now)
         return list(self.sent)
 
     def answer(self, kind: Kind, value: float, now: float = 0.0, **facts: Any) -> None:
@@ -133,7 +135,7 @@ def test_device_that_died_is_not_waited_for_and_its_gradients_are_pushed(bench: 
     bench.add(1, 2.0)
     bench.replica.devices[0].arrived = 1
     assert bench.advance() == []
-    bench.gone.add(3)
+    bench.channel.lose(3, 0.0)
     [push] = bench.advance()
     assert (push.facts["count"], value_of(push.payload)) == (1, 2.0)
     bench.answer(Kind.BLOCK, 0.5, number=1)
@@ -159,6 +161,7 @@ def test_unanswered_push_is_repeated_unchanged(bench: Bench) -> None:
     bench.answer(Kind.BLOCK, 0.5, now=7.0, number=1)
     bench.answer(Kind.BLOCK, 9.0, now=7.0, number=1)  # the answer to the repetition
     assert bench.replica.weights.tolist() == [0.5] * NUMEL
+    assert bench.advance(8.0) == []
     assert (bench.exchange.counts.reminders, bench.exchange.counts.seconds) == (1, 7.0)
 
 
@@ -176,13 +179,19 @@ def test_silent_master_and_missing_node_are_named(bench: Bench) -> None:
     for _ in range(3):
         bench.add(0, 1.0)
     bench.advance(0.0)
-    with pytest.raises(PeerError, match="node of rank 4 has not pushed: look at the log of rank 4"):
-        bench.answer(Kind.ORDER, 0.0, missing=[4], place="turn")
-    with pytest.raises(PeerError, match="rank 4 has not reached"):
-        bench.answer(Kind.ORDER, 0.0, missing=[4], place="rendezvous")
+    report = missing_report(0, 0, [4], "for the push of a node")
+    with pytest.raises(PeerError, match="for the push of a node, for rank 4: look at the log of"):
+        bench.channel.receive(Received(0, b"", report), 1.0)
     with pytest.raises(PeerError, match="rank 0, the master .* has not answered for 80 s"):
         bench.advance(81.0)
-    bench.gone.add(0)
+    with pytest.raises(PeerError, match="rank 0, the master of two-stage ASGD, is gone"):
+        bench.channel.lose(0, 1.0)
+
+
+def test_nothing_is_pushed_to_a_master_that_is_gone(bench: Bench) -> None:
+    bench.channel.lose(0, 1.0)
+    for _ in range(3):
+        bench.add(0, 1.0)
     with pytest.raises(PeerError, match="rank 0, the master of two-stage ASGD, is gone"):
         bench.advance(1.0)
 

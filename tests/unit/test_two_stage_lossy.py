@@ -20,6 +20,8 @@ from lightning_hier.parameter_server.two_stage.opening import open_replicas
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from tests.unit.lone_channel import LoneChannel
+from tests.unit.replying import Replying
 
 NODES = (0, 1, 2)
 HAS_ONE = torch.ones(1, dtype=torch.uint8)
@@ -32,7 +34,7 @@ class Recorded(MasterModel):
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
         super().__init__(optimizer, parameters)
-        self.total = torch.zeros(len(self))
+        self.total = torch.zeros(self.form[1])
         self.gradients = 0
 
     def apply(self, total: Tensor, count: int, **kwargs: Any) -> bool:
@@ -52,18 +54,20 @@ class Lossy:
         parameter = nn.Parameter(torch.zeros(len(NODES)))
         optimizer = torch.optim.SGD([parameter], lr=0.5)
         self.model = Recorded(optimizer, [parameter])
-        self.master = Master([self.model], {node: [node] for node in NODES}, self._answer, SETTINGS)
+        nodes = {node: [node] for node in NODES}
+        self.master = Master([self.model], nodes, Replying(self._answer), SETTINGS)
         self.replicas: list[Replica] = []
         self.exchanges: list[Exchange] = []
+        self.channels: list[LoneChannel] = []
         for node in NODES:
             [replica] = open_replicas(
                 [[parameter]], group_size=1, rank=0, exchange=lambda value: [value]
             )
             self.replicas.append(replica)
+            channel = LoneChannel(self._ask(node))
+            self.channels.append(channel)
             self.exchanges.append(
-                Exchange(
-                    0, replica, [node], self._ask(node), set, SETTINGS, hyperparameters(optimizer)
-                )
+                Exchange(0, replica, [node], channel, SETTINGS, hyperparameters(optimizer))
             )
 
     def _ask(self, node: int) -> Callable[[int, Message], bool]:
@@ -79,8 +83,9 @@ class Lossy:
     def turn(self) -> None:
         """Time passes, and some of the messages under way arrive, in any order."""
         self.now = 1.02 * self.now + 3.0  # so that every node repeats its request
-        for exchange in self.exchanges:
+        for exchange, channel in zip(self.exchanges, self.channels, strict=True):
             exchange.advance(self.now)
+            channel.tick(self.now)
         for wire in (self.to_master, self.to_nodes):
             if wire and self.chance.random() < 0.7:
                 node, message = wire.pop(self.chance.randrange(len(wire)))
@@ -114,4 +119,4 @@ def test_every_gradient_counts_once_and_all_end_with_one_model(
         assert net.model.gradients == sum(steps) * epoch
         for replica in net.replicas:
             assert replica.node.finals == epoch
-            assert torch.equal(replica.weights, net.model.copy())
+            assert torch.equal(replica.weights, net.model.flat())

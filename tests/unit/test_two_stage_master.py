@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def test_pushes_wait_for_their_turn() -> None:
     assert talk.push(2, ones(8.0), 1) == []
     assert [to for to, _ in talk.push(0, ones(16.0), 1)] == [0, 2]
     assert talk.master.parts[0].order == [2, 0]
-    assert talk.model.copy().tolist() == [-ETA * 31.0] * 3
+    assert talk.model.flat().tolist() == [-ETA * 31.0] * 3
 
 
 def test_without_order_locking_pushes_are_taken_as_they_come() -> None:
@@ -137,8 +138,9 @@ def test_node_without_its_turn_is_told_who_is_missing() -> None:
     assert talk.sent == []
     talk.master.tick(3.0 + LIMIT_S)
     [(to, told)] = talk.sent
-    assert (to, told.kind, told.facts) == (2, Kind.ORDER, {"missing": [0], "place": "turn"})
-    assert talk.master.deadline() is None
+    assert (to, told.kind, told.timestamp) == (2, Kind.MISSING, 1)
+    assert told.facts == {"missing": [0], "waiting": "for the push of a node"}
+    assert talk.master.deadline() == math.inf
 
 
 def test_repetition_does_not_begin_the_wait_anew() -> None:
@@ -166,6 +168,18 @@ def test_all_nodes_get_one_model_when_the_last_has_arrived() -> None:
     # In the next epoch the order is the same, and begins with its first node.
     assert talk.push(2, ones(1.0), 1) == []
     assert [to for to, _ in talk.push(0, ones(1.0), 1)] == [0, 2]
+
+
+def test_answer_that_is_still_queued_is_not_sent_again() -> None:
+    talk = Talk()
+    talk.push(0, ones(1.0), 1)
+    told = talk.facts(1)
+    talk.replies.sending = {b"0"}
+    assert talk.say(0, Message(Kind.PUSH, 0, 0, told, ones(1.0))) == []
+    talk.replies.sending = set()
+    [(to, again)] = talk.say(0, Message(Kind.PUSH, 0, 0, told, ones(1.0)))
+    assert (to, again.kind, again.facts["number"]) == (0, Kind.BLOCK, 1)
+    assert talk.counts.pushes == 1
 
 
 def test_final_that_was_lost_is_sent_again_unchanged() -> None:
@@ -202,7 +216,7 @@ def test_node_at_the_epochs_end_is_told_who_is_missing() -> None:
     talk.arrive(4, now=5.0)
     talk.master.tick(5.0 + LIMIT_S)
     [(to, told)] = talk.sent
-    assert to == 4 and told.facts == {"missing": [0, 2], "place": "rendezvous"}
+    assert to == 4 and told.facts == {"missing": [0, 2], "waiting": "at an epoch's end"}
 
 
 def test_epoch_ends_without_a_node_that_died() -> None:
@@ -222,11 +236,11 @@ def test_warm_up_steps_take_the_mean_of_all_nodes_once_all_are_there() -> None:
     assert all(message.payload.tolist() == [-ETA * 3.0] * 3 for _, message in answers)
     assert talk.push(0, None, 0, together=True) == []
     assert len(talk.push(2, ones(1.0), 1, together=True)) == 2
-    assert talk.model.copy().tolist() == [-ETA * 4.0] * 3
+    assert talk.model.flat().tolist() == [-ETA * 4.0] * 3
     assert talk.master.parts[0].order == []
     talk.push(0, None, 0, together=True)
     talk.master.tick(LIMIT_S)
-    assert talk.sent[-1][1].facts == {"missing": [2], "place": "turn"}
+    assert talk.sent[-1][1].facts == {"missing": [2], "waiting": "for the push of a node"}
 
 
 def test_snapshot_is_a_copy_and_what_it_holds_can_be_loaded() -> None:
@@ -236,14 +250,11 @@ def test_snapshot_is_a_copy_and_what_it_holds_can_be_loaded() -> None:
     told = hyperparameters(optimizer)
     model.apply(torch.ones(10), 1, rate_factor=1.0, hyperparameters=told)
     values, state = model.snapshot()
-    before = {own: value.clone() for own, value in values.items()}
+    before = values.clone()
     other = MasterModel(optimizer, parameters)
     other.load(state)
     for both in (model, other):
         both.apply(torch.arange(10.0), 2, rate_factor=1.0, hyperparameters=told)
-    assert {own: value.shape for own, value in values.items()} == {
-        own: own.shape for own in parameters
-    }
-    assert all(torch.equal(value, before[own]) for own, value in values.items())
+    assert torch.equal(values, before)
     moments = [one.snapshot()[1][1]["exp_avg"] for one in (model, other)]
     assert torch.equal(*moments)

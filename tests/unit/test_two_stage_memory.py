@@ -204,7 +204,7 @@ def test_replica_begins_with_the_parameters_and_leaves_no_file() -> None:
 
 def test_group_on_several_hosts_is_refused_by_name() -> None:
     def two_hosts(value: Any) -> list[Any]:
-        return [value, value | {"memory": "elsewhere", "host": "far-away"}]
+        return [value, {"result": value["result"] | {"memory": "elsewhere", "host": "far-away"}}]
 
     with pytest.raises(RuntimeError, match=r"rank 0 on .*, rank 1 on far-away; set group_size"):
         open_replicas([[torch.zeros(3)]], group_size=2, rank=0, exchange=two_hosts)
@@ -212,7 +212,9 @@ def test_group_on_several_hosts_is_refused_by_name() -> None:
 
 def test_groups_may_lie_on_different_hosts() -> None:
     def two_hosts(value: Any) -> list[Any]:
-        return [value, value | {"memory": "elsewhere"} if isinstance(value, dict) else value]
+        if value["result"] is None:
+            return [value, value]
+        return [value, {"result": value["result"] | {"memory": "elsewhere"}}]
 
     assert len(open_replicas([[torch.zeros(3)]], group_size=1, rank=0, exchange=two_hosts)) == 1
 
@@ -229,9 +231,10 @@ def test_too_little_memory_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rank_that_cannot_open_the_file_is_named() -> None:
     def gone(value: Any) -> list[Any]:
-        if not isinstance(value, dict):
-            return ["", value]
-        return [value | {"paths": ["/dev/shm/lightning-hier-none/replica"]}, value]
+        if "result" not in value:
+            return [{"result": None}, value]
+        paths = ["/dev/shm/lightning-hier-none/replica"]
+        return [{"result": value["result"] | {"paths": paths}}, value]
 
     with pytest.raises(RuntimeError, match="rank 1: .*No such file"):
         open_replicas([[torch.zeros(3)]], group_size=2, rank=1, exchange=gone)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.collective_leader import CollectiveLeader, WaitingRanks
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler
 from tests.unit.local_ports import LocalNetwork, LocalServerPort, on_every_rank
 from tests.unit.test_psp_takeover import Server
@@ -59,10 +59,10 @@ def test_who_waits_tells_and_all_know_when_it_is_over() -> None:
     def handlers(rank: int, port: LocalServerPort) -> list[Handler]:
         return [CollectiveLeader(2, port, limit_s=WAIT_S)]
 
-    def attend(rank: int, client: Client) -> None:
+    def attend(rank: int, channel: RequestChannel) -> None:
         collectives = LiveCollectives(
             2,
-            client,
+            channel,
             retry_s=0.02,
             on_waiting=tell if rank == 0 else lambda number: None,
             on_done=lambda number: over.append((rank, number)),
@@ -143,7 +143,7 @@ def test_turn_of_a_node_passes_while_all_its_ranks_wait() -> None:
     assert [to for to, _ in talk.push(2, ones(8.0), 1)] == [2]
     assert talk.push(2, ones(16.0), 1, collectives_done=1) == []
     assert [to for to, _ in talk.push(0, ones(32.0), 1, collectives_done=1)] == [0, 2]
-    assert talk.model.copy().tolist() == [-ETA * 63.0] * 3
+    assert talk.model.flat().tolist() == [-ETA * 63.0] * 3
 
 
 def test_turn_passes_when_the_rank_that_does_not_wait_dies() -> None:

@@ -13,6 +13,7 @@ from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from tests.unit.replying import Replying
 
 ETA = 0.25
 LIMIT_S = 10.0
@@ -40,7 +41,8 @@ class Talk:
         self.sent: list[tuple[int, Message]] = []
         settings = {"timeout_s": LIMIT_S} | settings
         ranks = {node: range(node, node + 2) for node in nodes}
-        self.master = Master([self.model], ranks, self._send, TwoStageSettings(**settings))
+        self.replies = Replying(self._send)
+        self.master = Master([self.model], ranks, self.replies, TwoStageSettings(**settings))
         self._numbers = dict.fromkeys(nodes, 0)
         self.counts = self.master.parts[0].counts
 

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_hier.parameter_server.psp.settings import Countdown
+from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+
 _HALF = (torch.float16, torch.bfloat16)
 # Gradients over which the logged staleness is a mean.
 _WINDOW = 1000
@@ -34,7 +37,7 @@ class PushFacts:
     version: int
     final: int
     steps: int
-    hyperparameters: list[dict[str, Any]] = field(default_factory=list)
+    hyperparameters: Hyperparameters = field(default_factory=list)
     absent: list[int] = field(default_factory=list)
     collectives_done: int = 0
 
@@ -46,8 +49,11 @@ class PushFacts:
             numbers = [read.version, read.final, read.collectives_done, read.steps, *read.absent]
         except TypeError:
             return None
-        whole = all([type(number) is int for number in numbers])
-        return read if whole and _are_groups(read.hyperparameters) else None
+        # By type: a boolean is an int too.
+        whole = set(map(type, numbers)) == {int}
+        groups = isinstance(read.hyperparameters, list)
+        groups = groups and set(map(type, read.hyperparameters)) <= {dict}
+        return read if whole and groups else None
 
 
 class Round:
@@ -65,7 +71,7 @@ class Round:
         sums: gradient of each worker.
         absent: positions of the parameters that no gradient has.
         began: time of the first response; infinite: there is none.
-        enough_since: time at which c gradients had been pushed; None: they have not.
+        countdown: to its end, from the time at which c gradients have been pushed.
 
     """
 
@@ -76,7 +82,7 @@ class Round:
         self.sums: dict[int, Tensor] = {}
         self.absent: set[int] | None = None
         self.began = math.inf
-        self.enough_since: float | None = None
+        self.countdown = Countdown()
 
     def add(self, worker: int, gradient: Tensor, absent: Sequence[int]) -> None:
         """Keep a gradient.
@@ -145,10 +151,6 @@ class ServerCounts:
             "hier/psp/gradients_per_round": self.in_rounds / max(1, self.rounds),
             "hier/psp/takeovers": float(self.takeovers),
         }
-
-
-def _are_groups(value: Any) -> bool:
-    return isinstance(value, list) and all([isinstance(group, dict) for group in value])
 
 
 def _copy_wide(gradient: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
+from lightning_hier.parameter_server.server_loop import RETRY_S, Replies, send_again
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class _Worker:
     pull: int | None = None  # it waits for a version newer than this one
     sent: int = -1  # newest version that it has been sent
     pushed: int = -1  # newest timestamp that it has pushed
-    rendezvous: int = 0  # number of the rendezvous at which it waits; 0: it does not
+    rendezvous: int = 0  # number of the last rendezvous at which it has arrived
     resumes: int = 0  # timestamp of its next push after that rendezvous
 
 
@@ -81,6 +81,8 @@ class ServedShard:
         self._counts = counts
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
+        # Those of them that wait at a rendezvous.
+        self._arrived: dict[int, _Worker] = {}
         self._most_advanced: PushFacts | None = None
         self._final: Message | None = None
         self._updated = False
@@ -100,9 +102,9 @@ class ServedShard:
                 self._take(received.sender, message)
             worker.pushed = max(worker.pushed, timestamp)
         # A message from before the worker's arrival at a rendezvous needs no answer.
-        if not worker.rendezvous or timestamp >= worker.resumes:
-            worker.rendezvous = 0
-            if worker.sent <= timestamp or not self._is_queued(received.address, Kind.BLOCK):
+        if received.sender not in self._arrived or timestamp >= worker.resumes:
+            self._arrived.pop(received.sender, None)
+            if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         if isinstance(final, int):
             self.end_rendezvous(final)
@@ -120,13 +122,12 @@ class ServedShard:
         if not isinstance(number, int):
             return
         if self._final is not None and number <= self.final_number:
-            if not self._is_queued(received.address, Kind.FINAL):
-                self._replies.send(received.address, self._final)
+            send_again(self._replies, received.address, self._final)
             return
         self.end_rendezvous(number - 1)
-        if not self._arrived():
+        if not self._arrived:
             self._rendezvous_since = now
-        worker = self._workers[received.sender]
+        worker = self._arrived[received.sender] = self._workers[received.sender]
         worker.address, worker.pull = received.address, None
         worker.rendezvous, worker.resumes = number, received.message.timestamp
         self.end_if_complete(now)
@@ -142,9 +143,9 @@ class ServedShard:
         self.final_number = number
         facts, flat = {"number": number}, self.values.flat()
         self._final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
-        for _, worker in sorted(self._arrived().items()):
+        for rank, worker in sorted(self._arrived.items()):
             if worker.rendezvous <= number:
-                worker.rendezvous = 0
+                del self._arrived[rank]
                 self._replies.send(worker.address, self._final)
 
     def take_late_copy(self, copy: Message, now: float) -> None:
@@ -162,27 +163,28 @@ class ServedShard:
     def leave(self, worker: int, now: float) -> None:
         """Stop waiting for a worker; its gradient in this round counts."""
         self._workers.pop(worker, None)
+        self._arrived.pop(worker, None)
         self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
         """End the round, or the rendezvous, if it waits for no more workers."""
-        arrived = self._arrived()
-        if arrived and not self._absent():
+        if self._arrived and not self._absent():
             # The rest of the round belongs to the model that all ranks will hold.
             if self._round.responded:
                 self._update()
-            self.timestamp = max(self.timestamp, *(one.resumes for one in arrived.values()))
-            self.end_rendezvous(self._latest_rendezvous())
+            resumes = max(one.resumes for one in self._arrived.values())
+            self.timestamp = max(self.timestamp, resumes)
+            self.end_rendezvous(max(one.rendezvous for one in self._arrived.values()))
         elif self._round.responded and self._round_is_over(now):
             self._update()
             self._answer(now)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
         due = min(self._report_at(), self._retry_at)
-        if self._round.enough_since is not None:
-            due = min(due, self._round.enough_since + self._settings.rule.timeout_s)
-        return None if due == math.inf else due
+        if self._round.countdown.since is not None:
+            due = min(due, self._round.countdown.since + self._settings.rule.timeout_s)
+        return due
 
     def tick(self, now: float) -> None:
         """End rounds whose time is over, and report missing workers at the time limit."""
@@ -191,22 +193,15 @@ class ServedShard:
         if self._report_at() <= now:
             self._report_missing(now)
 
-    def _arrived(self) -> dict[int, _Worker]:
-        """The workers that wait at a rendezvous."""
-        return {rank: one for rank, one in self._workers.items() if one.rendezvous}
-
-    def _absent(self) -> list[int]:
+    def _absent(self) -> set[int]:
         """Live workers that have not arrived, or only at an earlier rendezvous than the others."""
-        arrived, latest = self._arrived(), self._latest_rendezvous()
-        here = {rank for rank, one in arrived.items() if one.rendezvous == latest}
-        return sorted(self._live - here)
-
-    def _latest_rendezvous(self) -> int:
-        return max((one.rendezvous for one in self._arrived().values()), default=0)
+        latest = max(one.rendezvous for one in self._arrived.values())
+        here = {rank for rank, one in self._arrived.items() if one.rendezvous == latest}
+        return {*self._live} - here
 
     def _active(self) -> Set[int]:
         """Workers that may push now; those at a rendezvous or in a collective may not."""
-        return self._live - self._arrived().keys() - self._waiting_ranks.ranks()
+        return self._live - self._arrived.keys() - self._waiting_ranks.ranks()
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
@@ -215,15 +210,10 @@ class ServedShard:
         warming = self._settings.warming(self.shard.optimizer, self.timestamp)
         wanted = size if warming else rule.needed(size)
         needed = min(wanted, len(active | current.sums.keys()))
-        if len(current.sums) < needed:
-            current.enough_since = None
-        elif current.enough_since is None:
-            current.enough_since = now
-        return rule.is_over(
-            gradients=len(current.sums),
-            needed=needed,
-            silent=len(active - current.responded),
-            enough_since=current.enough_since,
+        return current.countdown.is_over(
+            complete=active <= current.responded,
+            enough=len(current.sums) >= needed,
+            timeout_s=rule.timeout_s,
             now=now,
         )
 
@@ -269,29 +259,30 @@ class ServedShard:
             if worker.pull is None or worker.pull >= self.timestamp:
                 continue
             answer = Message(Kind.BLOCK, self.shard.number, self.timestamp, {}, self.values.flat())
-            queued = self._is_queued(worker.address, Kind.BLOCK)
+            queued = self._is_queued(worker.address)
             if not queued and self._replies.send(worker.address, answer):
                 worker.sent, worker.pull = self.timestamp, None
             else:
                 self._retry_at = now + RETRY_S
 
-    def _is_queued(self, address: bytes, kind: Kind) -> bool:
-        return self._replies.is_sending(address, kind, self.shard.number)
+    def _is_queued(self, address: bytes) -> bool:
+        return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
     def _report_at(self) -> float:
         """Time at which workers in the round or at a rendezvous have waited too long for others."""
-        since = self._rendezvous_since if self._arrived() else math.inf
+        since = self._rendezvous_since if self._arrived else math.inf
         return min(self._round.began, since) + self._settings.limit_s
 
     def _report_missing(self, now: float) -> None:
-        silent = {"missing": sorted(self._active() - self._round.responded)}
+        number, silent = self.shard.number, self._active() - self._round.responded
         for worker in self._workers.values():
             if worker.pull is not None and worker.pull >= self.timestamp:
-                report = Message(Kind.BLOCK, self.shard.number, 0, silent)
+                report = missing_report(number, worker.pull, silent, "for gradients")
                 self._replies.send(worker.address, report)
-        for worker in self._arrived().values():
-            absent = {"missing": self._absent(), "number": self._latest_rendezvous()}
-            self._replies.send(worker.address, Message(Kind.FINAL, self.shard.number, 0, absent))
+        for worker in self._arrived.values():
+            waiting = "at a rendezvous of all ranks"
+            report = missing_report(number, worker.resumes, self._absent(), waiting)
+            self._replies.send(worker.address, report)
         if self._round.responded:
             self._round.began = now
         self._rendezvous_since = now

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
@@ -15,8 +17,7 @@ from lightning_hier.parameter_server.psp.pushes import ServerCounts
 from lightning_hier.parameter_server.psp.served_shard import ServedShard
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.psp.state import StateReplies
-from lightning_hier.parameter_server.psp.takeover import Takeover, is_copy
+from lightning_hier.parameter_server.psp.state import write_state
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
@@ -57,7 +58,6 @@ class ShardServer:
         self._rank = rank
         self._settings = settings
         self._replies = replies
-        self._states = StateReplies(replies)
         self._shards = {shard.number: shard for shard in shards if shard.size}
         self._live = set(range(settings.world_size))
         self._gone: set[int] = set()
@@ -106,22 +106,21 @@ class ShardServer:
         elif kind == Kind.ARRIVE:
             self.served[number].arrive(received, now)
         elif kind == Kind.STATE_REQUEST:
-            self._states.reply(received, self.served[number].values, now)
+            self._send_state(received)
         elif kind == Kind.HOLD and is_copy(received, self._shards[number]):
             self.served[number].take_late_copy(received.message, now)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
-        dues = [self._states.retry_at, *(one.deadline() for one in self.served.values())]
-        dues += [one.due(self._settings.takeover_s) for one in self._takeovers.values()]
-        return min((due for due in dues if due is not None), default=None)
+        due = min(map(ServedShard.deadline, self.served.values()), default=math.inf)
+        for takeover in self._takeovers.values():
+            due = min(due, takeover.due(self._settings.takeover_s))
+        return due
 
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose time is over, and send unsent replies."""
-        self._states.tick(now)
         for served in list(self.served.values()):
-            due = served.deadline()
-            if due is not None and due <= now:
+            if served.deadline() <= now:
                 served.tick(now)
         self._start_takeovers(now)
 
@@ -129,7 +128,6 @@ class ShardServer:
         """Stop waiting for a rank, and take its shards over if this rank is the next."""
         self._live.discard(rank)
         self._gone.add(rank)
-        self._states.remove(rank)
         for served in list(self.served.values()):
             served.leave(rank, now)
         for takeover in self._takeovers.values():
@@ -150,9 +148,16 @@ class ShardServer:
             counts=self.counts,
         )
 
+    def _send_state(self, received: Received) -> None:
+        """Send a shard's state once; the request is repeated if it is lost, or the queue full."""
+        request = received.message
+        if not self._replies.is_sending(received.address, Kind.STATE, request.block):
+            state = write_state(self.served[request.block].values, request)
+            self._replies.send(received.address, state)
+
     def _start_takeovers(self, now: float) -> None:
         for number, takeover in list(self._takeovers.items()):
-            if takeover.shard.owner(self._gone, self._settings.world_size) != self._rank:
+            if takeover.shard.owner(self._gone) != self._rank:
                 continue
             takeover.open(now)
             if takeover.is_over(self._live, self._settings.takeover_s, now):
@@ -178,3 +183,77 @@ class ShardServer:
         self.served[shard.number].end_rendezvous(takeover.final)
         for received in takeover.kept():
             self.handle(received, now)
+
+
+class Takeover:
+    """Collects the copies of a shard that live workers hold.
+
+    The shard starts from the newest copy. Later updates by the lost server are lost, and so is the
+    optimizer's state. A worker that has lost the server sends its copy first and then its requests,
+    which are kept for the start. A rank starts to serve only with at least one copy, and only when
+    it has lost all ranks before it: so two ranks don't serve one shard as long as the ranks agree
+    on which of them are alive.
+
+    Args:
+        shard: number, size and dtype.
+
+    Attributes:
+        final: number of the last rendezvous that has ended for any worker.
+
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        # Version and values by worker.
+        self._copies: dict[int, tuple[int, Tensor]] = {}
+        self._kept: dict[tuple[int, Kind], Received] = {}
+        self._open_since = math.inf
+        self.final = 0
+
+    def take(self, received: Received) -> None:
+        """Take a worker's copy, or keep its request for the start."""
+        message, worker = received.message, received.sender
+        if message.kind != Kind.HOLD:
+            self._kept.pop((worker, message.kind), None)
+            self._kept[worker, message.kind] = received
+        elif is_copy(received, self.shard) and message.payload is not None:
+            # Cloned, since a received payload is a view of a frame.
+            self._copies[worker] = message.timestamp, message.payload.clone()
+            self.final = max(self.final, message.facts["final"])
+
+    def forget(self, worker: int) -> None:
+        """Drop the requests of a worker that is gone. Its copy is still of use."""
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] != worker}
+
+    def open(self, now: float) -> None:
+        """Start to wait for copies: this rank is the successor."""
+        if self._open_since == math.inf and self._copies:
+            self._open_since = now
+
+    def due(self, limit_s: float) -> float:
+        """Time at which to start with the received copies; infinite: not opened."""
+        return self._open_since + limit_s
+
+    def is_over(self, live: Set[int], limit_s: float, now: float) -> bool:
+        """Whether all live workers have sent their copies, or the limit has passed."""
+        opened = self._open_since < math.inf
+        return opened and (live <= self._copies.keys() or now >= self.due(limit_s))
+
+    def newest(self) -> tuple[int, Tensor]:
+        """Version and values of the newest copy; of equal ones that of the lowest rank."""
+        newest = max(self._copies, key=lambda worker: (self._copies[worker][0], -worker))
+        return self._copies[newest]
+
+    def kept(self) -> list[Received]:
+        """The kept requests, in the order of their arrival."""
+        return list(self._kept.values())
+
+
+def is_copy(received: Received, shard: Shard) -> bool:
+    """Whether a HOLD contains a finite copy of the shard."""
+    flat, final = received.message.payload, received.message.facts.get("final")
+    fits = flat is not None and (flat.dtype, flat.numel()) == shard.form
+    if flat is None or not fits or not isinstance(final, int) or not all_finite(flat):
+        _log.warning("rank %d holds no copy of shard %d", received.sender, shard.number)
+        return False
+    return True

@@ -14,6 +14,26 @@ class QuorumError(RuntimeError):
     """Fewer workers are left than the gradients that every server needs."""
 
 
+@dataclass
+class Countdown:
+    """When a wait for the messages of several ranks is over, by c and tau_1, or b and tau_2.
+
+    Attributes:
+        since: time at which there were enough; None: there are not.
+
+    """
+
+    since: float | None = None
+
+    def is_over(self, *, complete: bool, enough: bool, timeout_s: float, now: float) -> bool:
+        """Whether all messages have come, or enough and no others in ``timeout_s`` seconds."""
+        if not enough:
+            self.since = None
+        elif self.since is None:
+            self.since = now
+        return complete or (self.since is not None and now >= self.since + timeout_s)
+
+
 @dataclass(frozen=True)
 class PushRule:
     """When a server updates its shard (Algorithm 1, server, line 12).
@@ -60,24 +80,6 @@ class PushRule:
         if isinstance(self.min_pushes, float):
             return rounded_up(self.min_pushes, workers)
         return int(self.min_pushes)
-
-    def is_over(
-        self, *, gradients: int, needed: int, silent: int, enough_since: float | None, now: float
-    ) -> bool:
-        """Whether a server updates its shard now.
-
-        Args:
-            gradients: workers that have pushed.
-            needed: c, or less if fewer workers can push.
-            silent: workers that have not responded and still may.
-            enough_since: time at which c gradients had been pushed, in seconds.
-            now: the time, in seconds.
-
-        """
-        if silent == 0:
-            return True
-        waited = enough_since is not None and now >= enough_since + self.timeout_s
-        return gradients >= needed and waited
 
     def check_quorum(self, workers: int, lost: Mapping[int, str]) -> None:
         """Check that servers can still get the gradients that they need.
@@ -127,24 +129,6 @@ class PullRule:
     def needed(self, shards: int) -> int:
         """Number of shards that a worker needs."""
         return rounded_up(self.min_pulled, shards)
-
-    def is_over(
-        self, *, pulled: int, needed: int, shards: int, enough_since: float | None, now: float
-    ) -> bool:
-        """Whether a worker goes on now.
-
-        Args:
-            pulled: shards that are newer than the last push.
-            needed: number of shards that it needs.
-            shards: all shards.
-            enough_since: time at which enough shards had been pulled, in seconds.
-            now: the time, in seconds.
-
-        """
-        if pulled == shards:
-            return True
-        waited = enough_since is not None and now >= enough_since + self.timeout_s
-        return pulled >= needed and waited
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ class Shard:
         optimizer: index of the optimizer.
         indices: of the parameters in the optimizer.
         parameters: on this rank, in the same order.
+        world_size: number of ranks at the start.
 
     """
 
@@ -30,6 +31,7 @@ class Shard:
     optimizer: int
     indices: tuple[int, ...]
     parameters: tuple[Parameter, ...]
+    world_size: int
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -54,15 +56,15 @@ class Shard:
             for piece, parameter in zip(pieces, self.parameters, strict=True)
         ]
 
-    def owner(self, gone: Collection[int], world_size: int) -> int:
+    def owner(self, gone: Collection[int]) -> int:
         """The rank that serves the shard: its home or the next live rank, in cyclic order.
 
         Raises:
             RuntimeError: no rank is alive.
 
         """
-        for step in range(world_size):
-            rank = (self.home + step) % world_size
+        for step in range(self.world_size):
+            rank = (self.home + step) % self.world_size
             if rank not in gone:
                 return rank
         raise RuntimeError(f"no rank is left to serve shard {self.number}")
@@ -88,5 +90,5 @@ def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]
         for rank, indices in enumerate(held):
             own = tuple(sorted(indices))
             taken = tuple(parameters[index] for index in own)
-            shards.append(Shard(number * world_size + rank, rank, number, own, taken))
+            shards.append(Shard(number * world_size + rank, rank, number, own, taken, world_size))
     return shards

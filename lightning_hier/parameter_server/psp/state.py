@@ -1,18 +1,15 @@
 """Copies of the servers' state, for a rank that saves it: STATE_REQUEST and STATE.
 
-The state of a shard is one message for the parameters, and one for each name and dtype of the
-optimizer's state, so that no message is larger than a shard. Numbers that are no tensors are sent
-as JSON. A state may be larger than the queue of one peer, so it is sent as fast as the queue takes
-it.
+A STATE has the values of a shard and the state of its optimizer. The payload has the bytes of all
+tensors, first the values; the facts have the names, dtypes and shapes of the others, and the state
+that is no tensor.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,146 +18,78 @@ from torch.nn import Parameter
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import Request, unanswered
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
 from lightning_hier.parameter_server.updater import ParameterStates
 
 _REQUEST_RETRY_S = 5.0
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+# The tensors of each name begin at a multiple of this number of bytes: any dtype is aligned.
+_ALIGNMENT = 16
 
 _log = logging.getLogger(__name__)
 
 
-class StateReplies:
-    """A server's replies to requests for the state of its shards.
-
-    A repeated request is ignored while the reply to it is being sent.
-
-    Args:
-        replies: port of the rank.
-
-    Attributes:
-        retry_at: time at which to call :meth:`tick`; None: all replies have been sent.
-
-    """
-
-    def __init__(self, replies: Replies) -> None:
-        self._replies = replies
-        # Number of the request and unsent messages, by address and shard.
-        self._pending: dict[tuple[int, bytes, int], tuple[int, deque[Message]]] = {}
-        self.retry_at: float | None = None
-
-    def reply(self, received: Received, values: ServedValues, now: float) -> None:
-        """Send copies of a shard's values and of its optimizer's state."""
-        request, address = received.message, received.address
-        key = received.sender, address, request.block
-        number, unsent = self._pending.get(key, (-1, ()))
-        if number == request.timestamp:
-            if unsent or self._replies.is_sending(address, Kind.STATE, request.block):
-                return
-        self._pending[key] = request.timestamp, deque(write_state(values, request))
-        self._send(now)
-
-    def tick(self, now: float) -> None:
-        """Send messages that full queues did not take."""
-        if self.retry_at is not None and self.retry_at <= now:
-            self._send(now)
-
-    def remove(self, rank: int) -> None:
-        """Drop the replies to a rank that is gone."""
-        self._pending = {key: one for key, one in self._pending.items() if key[0] != rank}
-
-    def _send(self, now: float) -> None:
-        self.retry_at = None
-        for (_, address, _), (_, unsent) in self._pending.items():
-            while unsent and self._replies.send(address, unsent[0]):
-                unsent.popleft()
-            if unsent:
-                self.retry_at = now + RETRY_S
-
-
-def write_state(values: ServedValues, request: Message) -> list[Message]:
-    """The messages of the reply to a STATE_REQUEST."""
+def write_state(values: ServedValues, request: Message) -> Message:
+    """The answer to a STATE_REQUEST: copies of the values and of the optimizer's state."""
     flat, states = values.snapshot()
-    tensors: defaultdict[tuple[str, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
+    named: defaultdict[tuple[str, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
     plain = []
     for index, state in states.items():
         for name, value in state.items():
             if isinstance(value, Tensor):
-                tensors[name, value.dtype].append((index, value))
+                named[name, value.dtype].append((index, value))
             elif value is None or isinstance(value, (bool, int, float, str)):
                 plain.append([index, name, value])
             else:
                 _log.warning("state %r of the optimizer is not saved: it is %s", name, type(value))
-    parts: list[tuple[dict[str, Any], Tensor | None]] = [({}, flat), ({"plain": plain}, None)]
-    for (name, _), named in tensors.items():
-        shapes = [[index, list(value.shape)] for index, value in named]
-        flat = torch.cat([value.reshape(-1) for _, value in named])
-        parts.append(({"name": name, "shapes": shapes}, flat))
-    return [
-        Message(
-            Kind.STATE,
-            request.block,
-            request.timestamp,
-            {**facts, "part": part, "parts": len(parts)},
-            payload,
-        )
-        for part, (facts, payload) in enumerate(parts)
+    # Grouped by name, so that the facts stay small.
+    tensors = [
+        [name, str(dtype), [[index, list(value.shape)] for index, value in group]]
+        for (name, dtype), group in named.items()
     ]
+    raw: list[Tensor] = []
+    for same in ([flat], *([value for _, value in group] for group in named.values())):
+        pieces = [value.reshape(-1).view(torch.uint8) for value in same]
+        nbytes = sum(piece.numel() for piece in pieces)
+        raw += [*pieces, torch.zeros(-nbytes % _ALIGNMENT, dtype=torch.uint8)]
+    facts = {"plain": plain, "tensors": tensors}
+    # One copy of all tensors: a state may be several times as large as the shard.
+    return Message(Kind.STATE, request.block, request.timestamp, facts, torch.cat(raw))
 
 
-@dataclass
-class ShardState:
-    """Received state of a shard.
+def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]:
+    """The flat values of a shard and its optimizer's state by index of the parameter.
 
-    Attributes:
-        request: number of the request.
-        values: of the parameters, flat.
-        states: of the optimizer, by index of the parameter in it.
+    Raises:
+        ValueError: the message is not the state of this shard.
 
     """
+    states: ParameterStates = {}
+    try:
+        values, rest = _split(message.payload, shard.dtype, shard.size)
+        found = list(message.facts["plain"])
+        for name, dtype, shapes in message.facts["tensors"]:
+            sizes = [torch.Size(shape).numel() for _, shape in shapes]
+            flat, rest = _split(rest, _DTYPES[dtype], sum(sizes))
+            pieces = zip(shapes, flat.split(sizes), strict=True)
+            found += [(index, name, piece.view(shape)) for (index, shape), piece in pieces]
+        for index, name, value in found:
+            if index not in shard.indices:
+                raise ValueError(f"parameter {index} is not in it")
+            states.setdefault(index, {})[name] = value
+    except (KeyError, TypeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"not the state of shard {shard.number}: {error}") from error
+    return values, states
 
-    request: int
-    values: Tensor | None = None
-    states: ParameterStates = field(default_factory=dict)
-    _parts: int | None = None
-    _received: set[int] = field(default_factory=set)
 
-    @property
-    def complete(self) -> bool:
-        """Whether all messages have been received."""
-        return self._parts is not None and len(self._received) == self._parts
-
-    def take(self, message: Message, shard: Shard) -> None:
-        """Add a STATE; those of other requests are ignored.
-
-        Raises:
-            ValueError: the message is no part of a shard's state.
-
-        """
-        facts, payload = message.facts, message.payload
-        if message.timestamp != self.request:
-            return
-        try:
-            part, self._parts = int(facts["part"]), int(facts["parts"])
-            if payload is None:
-                for index, name, value in facts["plain"]:
-                    self._add(shard, index, name, value)
-            elif "name" not in facts:
-                self.values = payload.clone()
-            else:
-                shapes = facts["shapes"]
-                pieces = payload.split([torch.Size(shape).numel() for _, shape in shapes])
-                for (index, shape), piece in zip(shapes, pieces, strict=True):
-                    self._add(shard, index, facts["name"], piece.clone().view(shape))
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise ValueError(f"no part of the state of shard {shard.number}: {error}") from error
-        self._received.add(part)
-
-    def _add(self, shard: Shard, index: int, name: str, value: Any) -> None:
-        if index not in shard.indices:
-            raise ValueError(f"parameter {index} is not in shard {shard.number}")
-        self.states.setdefault(index, {})[name] = value
+def _split(raw: Tensor | None, dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:
+    """A copy of the first ``numel`` elements of a payload, and the bytes of the other tensors."""
+    nbytes = numel * dtype.itemsize
+    if raw is None or not 0 <= nbytes <= raw.numel():
+        raise ValueError(f"{numel} elements of {dtype} are not in it")
+    return raw[:nbytes].clone().view(dtype), raw[nbytes + -nbytes % _ALIGNMENT :]
 
 
 class StateCollector:
@@ -168,58 +97,37 @@ class StateCollector:
 
     Args:
         shards: all shards.
-        world_size: number of ranks.
-        send: sends a message to a rank; returns False if it could not be sent.
+        channel: of the main thread.
 
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], world_size: int, send: Callable[[int, Message], bool]
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], channel: RequestChannel) -> None:
         self._shards = {shard.number: shard for shard in shards if shard.size}
-        self._world_size = world_size
-        self._gone: set[int] = set()
         self._number = 0
-        self._states: dict[int, ShardState] = {}
+        self._states: dict[int, tuple[Tensor, ParameterStates]] = {}
         self._requests = {
-            number: PendingRequest(send, retry_s=_REQUEST_RETRY_S) for number in self._shards
+            number: Request(channel, shard.owner, retry_s=_REQUEST_RETRY_S)
+            for number, shard in self._shards.items()
         }
 
     def request(self, now: float) -> None:
         """Request the current state of all shards."""
         self._number += 1
+        self._states.clear()
         for number, request in self._requests.items():
-            self._states[number] = ShardState(self._number)
-            message = Message(Kind.STATE_REQUEST, number, self._number)
-            request.put(self._owner(number), message, now)
+            request.put(Message(Kind.STATE_REQUEST, number, self._number), now)
 
     def handle(self, received: Received, now: float) -> None:
         """Take a server's STATE; a malformed one is ignored and requested again."""
-        number = received.message.block
-        if number not in self._states:
+        message, number = received.message, received.message.block
+        if number not in self._awaited() or message.timestamp != self._number:
             return
-        self._requests[number].defer(now)
         try:
-            self._states[number].take(received.message, self._shards[number])
+            self._states[number] = read_state(message, self._shards[number])
         except ValueError as error:
             _log.warning("rank %d sent what can't be used: %s", received.sender, error)
-        if self._states[number].complete:
+        else:
             self._requests[number].acknowledge(now)
-
-    def peer_gone(self, rank: int, now: float) -> None:
-        """Request the unfinished shards of a rank that is gone from their next servers."""
-        before = {number: self._owner(number) for number in self._shards}
-        self._gone.add(rank)
-        for number in self._awaited():
-            if self._owner(number) != before[number]:
-                # The state that the lost server has sent in part may differ from its successor's.
-                self._states[number] = ShardState(self._number)
-                self._requests[number].redirect(self._owner(number), now)
-
-    def tick(self, now: float) -> None:
-        """Send unsent requests, and repeat those whose answers are late."""
-        for request in self._requests.values():
-            request.tick(now)
 
     def is_complete(self) -> bool:
         """Whether the state of all shards has been received."""
@@ -227,31 +135,24 @@ class StateCollector:
 
     def missing(self) -> str:
         """Names the ranks whose state has not been received."""
-        ranks = sorted({self._owner(number) for number in self._awaited()})
-        named = ", ".join(map(str, ranks))
-        return f"the state of shards has not come from rank {named}: look at its log"
+        return unanswered("the states of shards", self._awaited().values())
 
     def values(self) -> Mapping[Parameter, Tensor]:
         """Values of all parameters, on the host."""
         values: dict[Parameter, Tensor] = {}
-        for number, state in self._states.items():
+        for number, (flat, _) in self._states.items():
             shard = self._shards[number]
-            if state.values is not None:
-                tensors = shard.tensors(state.values)
-                values.update(zip(shard.parameters, tensors, strict=True))
+            values.update(zip(shard.parameters, shard.tensors(flat), strict=True))
         return values
 
     def states(self, optimizer: int) -> ParameterStates:
         """The entry ``state`` of the optimizer's ``state_dict()``."""
         return {
             index: one
-            for number, state in self._states.items()
+            for number, (_, states) in self._states.items()
             if self._shards[number].optimizer == optimizer
-            for index, one in sorted(state.states.items())
+            for index, one in sorted(states.items())
         }
 
-    def _owner(self, number: int) -> int:
-        return self._shards[number].owner(self._gone, self._world_size)
-
-    def _awaited(self) -> list[int]:
-        return [number for number, state in self._states.items() if not state.complete]
+    def _awaited(self) -> dict[int, Request]:
+        return {number: one for number, one in self._requests.items() if one.message is not None}

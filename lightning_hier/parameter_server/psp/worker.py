@@ -3,16 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
-from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.parameter_server.host_copy import HostCopy
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts
-from lightning_hier.parameter_server.psp.settings import PullRule
+from lightning_hier.parameter_server.psp.settings import Countdown, PullRule
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.psp.worker_shard import OptimizerProgress, WorkerShard
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import Request, unanswered
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+
+_COPY_RETRY_S = 30.0
+
+
+class WorkerShard:
+    """One shard on a worker.
+
+    Args:
+        shard: its parameters.
+        channel: of the worker.
+        retry_s: shortest time before a request is repeated, in seconds.
+
+    Attributes:
+        shard: its parameters.
+        host: copies of the parameters and their gradients.
+        timestamp: version of the values in the parameters.
+        newest: version of the newest received values.
+        fresh: those values, unless the parameters have them already.
+        request: the PUSH, ABSTAIN or ARRIVE that the server has not answered.
+        final: number of the last rendezvous that has ended for this shard.
+
+    """
+
+    def __init__(self, shard: Shard, channel: RequestChannel, *, retry_s: float) -> None:
+        self.shard = shard
+        self.host = HostCopy(shard.parameters, shard.dtype)
+        self.timestamp = 0
+        self.newest = 0
+        self.final = 0
+        self.fresh: Tensor | None = None
+        self.request = Request(channel, shard.owner, retry_s=retry_s, on_moved=self._send_copy)
+        self._copy = Request(channel, shard.owner, retry_s=_COPY_RETRY_S)
+        # A successor needs the copies of all workers before it can serve requests.
+        self.request.after = self._copy
+
+    def take_values(self, message: Message, now: float) -> bool:
+        """Keep values if they are newer; return whether they answer the request."""
+        self._copy.acknowledge(now)
+        if message.timestamp > self.newest:
+            self.fresh, self.newest = message.payload, message.timestamp
+        request = self.request.message
+        if request is None or message.timestamp <= request.timestamp:
+            return False
+        self.request.acknowledge(now)
+        return True
+
+    def take_final(self, message: Message, number: int) -> None:
+        """Keep the values of a rendezvous, in place of any others."""
+        self._copy.cancel()
+        self.request.cancel()
+        self.fresh, self.newest, self.final = message.payload, message.timestamp, number
+
+    def _send_copy(self, now: float) -> None:
+        """Send this worker's copy of the shard to its new server, before the request."""
+        fresh = self.fresh
+        copy = self.host.read_values(self.host.empty()) if fresh is None else fresh.clone()
+        hold = Message(Kind.HOLD, self.shard.number, self.newest, {"final": self.final}, copy)
+        self._copy.put(hold, now)
+
+
+@dataclass
+class OptimizerProgress:
+    """Progress of a worker with the shards of one optimizer.
+
+    Attributes:
+        shards: without the empty ones.
+        timestamp: t, of the next push.
+        steps: number of steps, including skipped ones.
+        behind: steps that other workers have made and this one has not.
+        countdown: to the next gradient, from the time at which enough shards have been received.
+
+    """
+
+    shards: list[WorkerShard]
+    timestamp: int = 0
+    steps: int = 0
+    behind: int = 0
+    countdown: Countdown = field(default_factory=Countdown)
+
+    def pull(self) -> None:
+        """Write received values into the parameters, in place, and take the newest timestamp.
+
+        A shard that has not been received keeps its values (lines 3 and 4). If it arrives later,
+        the next pull takes it unless a newer one has arrived. As printed it would be dropped, and a
+        shard whose server is always a little late would never be updated.
+        """
+        newest = self.timestamp
+        for one in self.shards:
+            if one.fresh is not None:
+                one.host.write_values(one.fresh)
+                one.timestamp, one.fresh = one.newest, None
+            newest = max(newest, one.timestamp)
+        self.behind += max(0, newest - self.timestamp - 1)
+        self.timestamp = newest
 
 
 class Worker:
@@ -23,8 +121,7 @@ class Worker:
 
     Args:
         shards: all shards, with this rank's parameters.
-        world_size: number of ranks.
-        send: sends a message to a rank; returns False if it could not be sent.
+        channel: of the main thread.
         pull_rule: b and tau_2.
         warming: whether the step of an optimizer from a version waits for all shards.
         retry_s: shortest time before a request is repeated, in seconds.
@@ -38,8 +135,7 @@ class Worker:
     def __init__(
         self,
         shards: Sequence[Shard],
-        world_size: int,
-        send: Callable[[int, Message], bool],
+        channel: RequestChannel,
         *,
         pull_rule: PullRule,
         warming: Callable[[int, int], bool] = lambda optimizer, version: False,
@@ -47,12 +143,10 @@ class Worker:
     ) -> None:
         self.late = 0
         self.collectives_done = 0
-        self._world_size = world_size
         self._rule = pull_rule
         self._warming = warming
-        self._gone: set[int] = set()
-        held = [WorkerShard(shard, send, retry_s=retry_s) for shard in shards if shard.size]
-        self._shards = {one.number: one for one in held}
+        held = [WorkerShard(shard, channel, retry_s=retry_s) for shard in shards if shard.size]
+        self._shards = {one.shard.number: one for one in held}
         optimizers = 1 + max((shard.optimizer for shard in shards), default=-1)
         self._progress = [
             OptimizerProgress([one for one in held if one.shard.optimizer == index])
@@ -78,40 +172,39 @@ class Worker:
     def push(self, optimizer: int, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
         progress = self._progress[optimizer]
-        # New buffers: the transport keeps them until they are sent.
-        buffers = [one.host.empty() for one in progress.shards]
-        found = [
-            one.host.read_gradients(flat)
-            for one, flat in zip(progress.shards, buffers, strict=True)
-        ]
-        if not all(all_finite(flat) for flat in buffers):
+        read, finite = [], True
+        for one in progress.shards:
+            flat = one.host.empty()  # a new buffer: the transport keeps it until it is sent
+            gradients = one.host.read_gradients(flat)
+            read.append((one, flat, gradients))
+            finite = finite and all_finite(flat)
+        if not finite:
             self.abstain(optimizer, now)
             return
-        groups = [dict(group) for group in hyperparameters]
-        for one, flat, gradients in zip(progress.shards, buffers, found, strict=True):
+        for one, flat, gradients in read:
             facts = PushFacts(
                 version=one.timestamp,
                 final=one.final,
                 collectives_done=self.collectives_done,
                 steps=progress.steps,
-                hyperparameters=groups,
+                hyperparameters=hyperparameters,
                 absent=[at for at, own in enumerate(gradients) if own is None],
             )
-            push = Message(Kind.PUSH, one.number, progress.timestamp, vars(facts), flat)
+            push = Message(Kind.PUSH, one.shard.number, progress.timestamp, vars(facts), flat)
             # Repeated without the gradient: a server that has it must not get it twice, and the
             # round of one that has not does without it.
             repeat = self._abstention(one, progress.timestamp)
-            one.request.put(one.owner, push, now, repeat=repeat)
+            one.request.put(push, now, repeat=repeat)
         progress.steps += 1
-        progress.enough_since = None
+        progress.countdown.since = None
 
     def abstain(self, optimizer: int, now: float) -> None:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
         for one in progress.shards:
-            one.request.put(one.owner, self._abstention(one, progress.timestamp), now)
+            one.request.put(self._abstention(one, progress.timestamp), now)
         progress.steps += 1
-        progress.enough_since = None
+        progress.countdown.since = None
 
     def skip(self, optimizer: int) -> None:
         """Skip a step that other workers have made."""
@@ -120,25 +213,16 @@ class Worker:
         progress.steps += 1
 
     def is_pulled(self, optimizer: int, now: float) -> bool:
-        """Whether enough shards have been received for the next gradient (line 15).
-
-        Late requests are repeated.
-        """
-        self.tick(now)
+        """Whether enough shards have been received for the next gradient (line 15)."""
         progress = self._progress[optimizer]
         shards = len(progress.shards)
         pulled = sum([one.newest > progress.timestamp for one in progress.shards])
         warming = self._warming(optimizer, progress.timestamp)
         needed = shards if warming else self._rule.needed(shards)
-        if pulled < needed:
-            progress.enough_since = None
-        elif progress.enough_since is None:
-            progress.enough_since = now
-        return self._rule.is_over(
-            pulled=pulled,
-            needed=needed,
-            shards=shards,
-            enough_since=progress.enough_since,
+        return progress.countdown.is_over(
+            complete=pulled == shards,
+            enough=pulled >= needed,
+            timeout_s=self._rule.timeout_s,
             now=now,
         )
 
@@ -153,8 +237,8 @@ class Worker:
         facts = {"number": self._rendezvous}
         for progress in self._progress:
             for one in progress.shards:
-                request = Message(Kind.ARRIVE, one.number, progress.timestamp, facts)
-                one.request.put(one.owner, request, now)
+                request = Message(Kind.ARRIVE, one.shard.number, progress.timestamp, facts)
+                one.request.put(request, now)
 
     def has_global_model(self) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
@@ -176,19 +260,13 @@ class Worker:
             progress = self._progress[optimizer]
             awaited = [one for one in progress.shards if one.newest <= progress.timestamp]
             what = f"shards newer than version {progress.timestamp}"
-        named = ", ".join(str(rank) for rank in sorted({one.owner for one in awaited}))
-        return f"{what} have not come from rank {named}: look at the log of rank {named}"
+        return unanswered(what, [one.request for one in awaited])
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a BLOCK or FINAL; one of a rank that does not serve the shard any more is ignored.
-
-        Raises:
-            PeerError: the server has waited too long for a worker; names it.
-
-        """
+        """Take a BLOCK or FINAL of the rank that serves the shard."""
         message, flat = received.message, received.message.payload
         one = self._shards.get(message.block)
-        if one is None or received.sender != one.owner:
+        if one is None or received.sender != one.request.rank:
             return
         final = message.kind == Kind.FINAL
         # Answers to the requests of a training step and of a rendezvous must not be confused.
@@ -196,38 +274,13 @@ class Worker:
             return
         if final and message.facts.get("number") != self._rendezvous:
             return
-        if "missing" in message.facts:
-            if one.request.message is not None:
-                raise PeerError(_missing_workers(one.owner, message))
-        elif flat is None or (flat.dtype, flat.numel()) != one.shard.form:
+        if flat is None or (flat.dtype, flat.numel()) != one.shard.form:
             return
-        elif final:
+        if final:
             one.take_final(message, self._rendezvous)
         else:
             self.late += not one.take_values(message, now)
 
-    def peer_gone(self, rank: int, now: float) -> None:
-        """Move the shards of a rank that is gone to their next servers."""
-        self._gone.add(rank)
-        for one in self._shards.values():
-            owner = one.shard.owner(self._gone, self._world_size)
-            if owner != one.owner:
-                one.move(owner, now)
-
-    def tick(self, now: float) -> None:
-        """Send unsent requests, and repeat those whose answers are late."""
-        for one in self._shards.values():
-            one.tick(now)
-
     def _abstention(self, one: WorkerShard, timestamp: int) -> Message:
         facts = {"final": one.final, "collectives_done": self.collectives_done}
-        return Message(Kind.ABSTAIN, one.number, timestamp, facts)
-
-
-def _missing_workers(server: int, message: Message) -> str:
-    named = ", ".join(map(str, message.facts["missing"]))
-    what = "at a rendezvous of all ranks" if message.kind == Kind.FINAL else "for gradients"
-    return (
-        f"rank {server} has waited too long {what}, for rank {named}: look at the log of rank "
-        f"{named}; ranks that are slow but healthy need a larger timeout"
-    )
+        return Message(Kind.ABSTAIN, one.shard.number, timestamp, facts)

@@ -15,11 +15,10 @@ from torch.optim import Optimizer
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.host_copy import HostCopy
-from lightning_hier.parameter_server.two_stage.master_model import shaped
+from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.two_stage.node import MASTER
-from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.replica import Replica, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
@@ -63,7 +62,7 @@ class Device:
         replica: of the node.
         optimizer: of the user; read for its hyperparameters before each step, never changed.
         parameters: this rank's own copies; values are written in place.
-        client: of the main thread.
+        channel: of the main thread.
         check_node: raises the error of the node's thread, if it runs on this rank.
         settings: of the run.
 
@@ -76,7 +75,7 @@ class Device:
         replica: Replica,
         optimizer: Optimizer,
         parameters: Sequence[Parameter],
-        client: Client,
+        channel: RequestChannel,
         check_node: Callable[[], None],
         settings: TwoStageSettings,
     ) -> None:
@@ -85,10 +84,11 @@ class Device:
         self._own = replica.devices[number]
         self._accumulator = replica.accumulators[number]
         self._optimizer = optimizer
-        self._updater = Updater(optimizer, shaped(replica.weights, parameters))
+        views = shaped(replica.weights, parameters)
+        self._updater = Updater(optimizer, dict(zip(parameters, views, strict=True)))
         self._host = HostCopy(parameters, replica.weights.dtype)
         self._buffer = self._host.empty()
-        self._client = client
+        self._channel = channel
         self._check_node = check_node
         self._settings = settings
         self._seen = 0
@@ -102,7 +102,7 @@ class Device:
             PeerError: the node or the master is gone, or did not answer in time.
 
         """
-        self._client.poll()
+        self._channel.poll()
         self._check_required_ranks()
         gradients = self._host.read_gradients(self._buffer)
         present = torch.tensor([one is not None for one in gradients], dtype=torch.uint8)
@@ -122,7 +122,7 @@ class Device:
 
     def abstain(self) -> None:
         """Make a step without a gradient. Errors as in :meth:`step`."""
-        self._client.poll()
+        self._channel.poll()
         self._check_required_ranks()
         self._end_step()
 
@@ -160,7 +160,7 @@ class Device:
         self._check_node()
         if self._replica.failure is not None:
             raise PeerError(self._replica.failure)
-        gone = self._client.gone() & {MASTER, self._ranks[0]}
+        gone = self._channel.gone() & {MASTER, self._ranks[0]}
         if gone:
             rank = min(gone)
             part = (
@@ -168,7 +168,7 @@ class Device:
                 if rank == MASTER
                 else "it exchanged this group's gradients with the master, so its group can't go on"
             )
-            reason = self._client.lost().get(rank, "it has left")
+            reason = self._channel.lost().get(rank, "it has left")
             raise PeerError(
                 f"rank {rank} of two-stage ASGD is gone ({reason}): {part}. See the log of rank "
                 f"{rank}, and restart from the last checkpoint"
@@ -223,7 +223,7 @@ class Device:
         self.counts.refreshes += 1
 
     def _unfinished(self, number: int) -> list[int]:
-        gone = self._client.gone()
+        gone = self._channel.gone()
         devices = zip(self._ranks, self._replica.devices, strict=True)
         return [rank for rank, own in devices if own.finished < number and rank not in gone]
 
@@ -236,7 +236,7 @@ class Device:
 
         limit_s = _WAITS * self._settings.timeout_s
         missing = partial(self._missing, what)
-        self.counts.waiting_seconds += self._client.wait(is_over, missing, limit_s=limit_s)
+        self.counts.waiting_seconds += self._channel.wait(is_over, missing, limit_s=limit_s)
 
     def _missing(self, what: str) -> str:
         return (

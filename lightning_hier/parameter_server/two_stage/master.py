@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.server_loop import Replies, send_again
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
@@ -33,6 +35,7 @@ class MasterCounts:
 @dataclass(frozen=True)
 class _Arrival:
     address: bytes
+    timestamp: int
     due: float
 
 
@@ -43,7 +46,7 @@ class MasterPart:
         block: number of the optimizer.
         model: W.
         nodes: first ranks of the nodes.
-        send: replies to the address of a message.
+        replies: port of the rank.
         idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
         settings: of the run.
 
@@ -54,7 +57,7 @@ class MasterPart:
         block: int,
         model: MasterModel,
         nodes: Iterable[int],
-        send: Callable[[bytes, Message], bool],
+        replies: Replies,
         idle_nodes: Callable[[], set[int]],
         settings: TwoStageSettings,
     ) -> None:
@@ -62,7 +65,7 @@ class MasterPart:
         self._model = model
         self._live = set(nodes)
         self._order = OrderLock(self._live)
-        self._send = send
+        self._replies = replies
         self._idle_nodes = idle_nodes
         self._settings = settings
         self._pending: dict[int, Push] = {}
@@ -87,7 +90,8 @@ class MasterPart:
             _log.warning("dropped a malformed push of rank %d", node)
             return
         if push.number <= self._applied[node]:
-            self._answer(push, staleness=0)  # it was applied, and the answer was lost
+            # It was applied, and the answer was lost.
+            send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
         self._acknowledge_final(node)
         earlier = self._pending.get(node)
@@ -99,12 +103,12 @@ class MasterPart:
         """Note that a node has ended its epoch, with nothing left to push."""
         node, number = received.sender, received.message.timestamp
         if self._final is not None and number == self._finals:
-            self._send(received.address, self._final)  # the first one was lost
+            send_again(self._replies, received.address, self._final)  # the first one was lost
         if node not in self._live or number != self._finals + 1:
             return
         earlier = self._arrived.get(node)
         due = now + self._settings.timeout_s if earlier is None else earlier.due
-        self._arrived[node] = _Arrival(received.address, due)
+        self._arrived[node] = _Arrival(received.address, number, due)
         self._end_turns(node)
 
     def gone(self, node: int) -> None:
@@ -117,26 +121,27 @@ class MasterPart:
         self._pending.pop(node, None)
         self._end_turns(node)
 
-    def due(self) -> float | None:
-        """Time at which the first waiting node reaches its limit."""
-        return min((one.due for one in self._waiters().values()), default=None)
+    def due(self) -> float:
+        """Time at which the first waiting node reaches its limit; infinite: no node waits."""
+        return min((one.due for one in self._waiters().values()), default=math.inf)
 
     def give_up(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
         for node, waiter in self._waiters().items():
             if waiter.due <= now:
-                pushing = node in self._pending
-                absent = self._absent_from_turn() if pushing else self._absent_from_rendezvous()
-                facts = {"missing": absent, "place": "turn" if pushing else "rendezvous"}
+                if node in self._pending:
+                    missing, waiting = self._absent_from_turn(), "for the push of a node"
+                else:
+                    missing, waiting = self._live - self._arrived.keys(), "at an epoch's end"
                 self._pending.pop(node, None)
                 self._arrived.pop(node, None)
-                self._send(waiter.address, Message(Kind.ORDER, self._block, 0, facts))
+                report = missing_report(self._block, waiter.timestamp, missing, waiting)
+                self._replies.send(waiter.address, report)
 
     def _fits(self, push: Push) -> bool:
         if push.total is None:
             return push.count == 0
-        fits = push.total.numel() == len(self._model) and push.total.dtype == self._model.dtype
-        return fits and push.count > 0
+        return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
 
     def _acknowledge_final(self, node: int) -> None:
         """Free the last model of an epoch when every node has sent a push since, or is gone."""
@@ -147,13 +152,10 @@ class MasterPart:
     def _waiters(self) -> dict[int, Push | _Arrival]:
         return {**self._pending, **self._arrived}
 
-    def _absent_from_turn(self) -> list[int]:
+    def _absent_from_turn(self) -> Collection[int]:
         if any(push.together for push in self._pending.values()):
-            return sorted(self._order.active - self._pending.keys())
+            return self._order.active - self._pending.keys()
         return self._order.waited_for()
-
-    def _absent_from_rendezvous(self) -> list[int]:
-        return sorted(self._live - self._arrived.keys())
 
     def _end_turns(self, node: int) -> None:
         self._order.leave(node)
@@ -186,7 +188,7 @@ class MasterPart:
         pushes = [self._pending.pop(node) for node in nodes]
         done = self._update(pushes)
         for node, push in zip(nodes, pushes, strict=True):
-            staleness = 0 if push.together else self._model.version - done - push.version
+            staleness = 0 if push.together else self._model.version - done - push.timestamp
             if done:
                 self.counts.pushes += 1
                 self.counts.staleness_sum += staleness
@@ -194,7 +196,7 @@ class MasterPart:
             if self._settings.order_locking and not push.together:
                 self._order.pushed(node)
             self._applied[node] = push.number
-            self._answer(push, staleness=staleness)
+            self._replies.send(push.address, self._answer(push, staleness=staleness))
 
     def _update(self, pushes: Sequence[Push]) -> bool:
         totals = [push.total for push in pushes if push.total is not None]
@@ -212,19 +214,18 @@ class MasterPart:
         self.counts.nonfinite += 0 if done else len(pushes)
         return done
 
-    def _answer(self, push: Push, *, staleness: int) -> None:
+    def _answer(self, push: Push, *, staleness: int) -> Message:
         facts = {"number": push.number, "staleness": staleness}
-        answer = Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.copy())
-        self._send(push.address, answer)
+        return Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.flat())
 
     def _end_epoch(self) -> None:
         self._finals += 1
         facts = {"number": self._finals}
-        weights = self._model.copy()
+        weights = self._model.flat()
         self._final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
         self._without_final = set(self._live)
         for arrival in self._arrived.values():
-            self._send(arrival.address, self._final)
+            self._replies.send(arrival.address, self._final)
         self._arrived.clear()
         self._order.reopen(self._live)
 
@@ -235,7 +236,7 @@ class Master:
     Args:
         models: W of every optimizer.
         nodes: the ranks of every node, by its first rank.
-        send: replies to the address of a message.
+        replies: port of the rank.
         settings: of the run.
 
     """
@@ -246,7 +247,7 @@ class Master:
         self,
         models: Sequence[MasterModel],
         nodes: Mapping[int, Collection[int]],
-        send: Callable[[bytes, Message], bool],
+        replies: Replies,
         settings: TwoStageSettings,
     ) -> None:
         self._nodes = dict(nodes)
@@ -254,7 +255,7 @@ class Master:
         self._gone: set[int] = set()
         self.models = list(models)
         self.parts = [
-            MasterPart(block, model, nodes, send, self._idle_nodes, settings)
+            MasterPart(block, model, nodes, replies, self._idle_nodes, settings)
             for block, model in enumerate(models)
         ]
 
@@ -273,9 +274,9 @@ class Master:
         else:
             part.arrive(received, now)
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """Time at which the first waiting node reaches its limit."""
-        return min((due for part in self.parts if (due := part.due()) is not None), default=None)
+        return min(map(MasterPart.due, self.parts), default=math.inf)
 
     def tick(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -11,13 +10,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.two_stage.opening import read_values_
 from lightning_hier.parameter_server.two_stage.replica import shared_dtype
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 
-class MasterModel:
+class MasterModel(ServedValues):
     """W, and a copy of the user's optimizer that updates it.
 
     The server loop applies pushes, and the main thread of the same rank copies the state.
@@ -28,24 +26,17 @@ class MasterModel:
 
     Attributes:
         version: updates so far.
-        dtype: of W and of the sums.
+        form: dtype and number of elements of W, and of the sums of gradients.
 
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
-        self._parameters = list(parameters)
-        self._numel = sum(parameter.numel() for parameter in parameters)
-        self.dtype = shared_dtype(parameters)
+        dtype = shared_dtype(parameters)
+        tensors = [one.detach().to("cpu", dtype, copy=True).contiguous() for one in parameters]
+        updater = Updater(optimizer, dict(zip(parameters, tensors, strict=True)))
+        super().__init__("the master's model", tensors, updater, dtype)
         self.version = 0
-        weights = torch.empty(self._numel, dtype=self.dtype)
-        read_values_(parameters, weights)
-        held = shaped(weights, parameters)
-        updater = Updater(optimizer, held)
-        self._values = ServedValues("the master's model", [*held.values()], updater, self.dtype)
-
-    def __len__(self) -> int:
-        """Number of elements."""
-        return self._numel
+        self.form = dtype, sum(one.numel() for one in parameters)
 
     @torch.no_grad()
     def apply(
@@ -72,28 +63,8 @@ class MasterModel:
             False if the sum or the new W is not finite: nothing has changed then.
 
         """
-        done = self._values.update(
+        done = self.update(
             total / count, absent=absent, rate_factor=rate_factor, hyperparameters=hyperparameters
         )
         self.version += done
         return done
-
-    def copy(self) -> Tensor:
-        """W, 1-D; a copy that is never changed."""
-        return self._values.flat()
-
-    def snapshot(self) -> tuple[dict[Parameter, Tensor], Mapping[int, Any]]:
-        """Consistent copies of W, by parameter, and of the optimizer's state."""
-        flat, state = self._values.snapshot()
-        values = shaped(flat.clone(), self._parameters)
-        return {own: values[own].to(own.dtype) for own in self._parameters}, state
-
-    def load(self, state: Mapping[int, Any]) -> None:
-        """Load the ``state`` of an optimizer's state_dict."""
-        self._values.load(dict(state))
-
-
-def shaped(flat: Tensor, parameters: Sequence[Parameter]) -> dict[Parameter, Tensor]:
-    """Views of ``flat`` in the shapes of the parameters."""
-    pieces = flat.split([parameter.numel() for parameter in parameters])
-    return {own: piece.view_as(own) for own, piece in zip(parameters, pieces, strict=True)}

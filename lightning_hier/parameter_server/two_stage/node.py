@@ -9,27 +9,27 @@ gradients that devices add meanwhile belong to the next push, which may hold mor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.sums import all_finite
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.client import Client
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.requests import PendingRequest
+from lightning_hier.parameter_server.request_channel import RequestChannel
+from lightning_hier.parameter_server.requests import Request
 from lightning_hier.parameter_server.server_loop import BackgroundThread
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 MASTER = 0
+# Interval at which the devices' counters are read. Messages are handled at once.
+_PAUSE_S = 0.003
 # A device that takes longer for an addition is stopped: its sum waits for the next push.
 _TAKING_LIMIT_S = 1.0
 # The master reports missing nodes after one time limit, so this limit must be longer.
@@ -71,8 +71,7 @@ class Exchange:
         block: number of the optimizer.
         replica: of the node.
         ranks: devices of the node.
-        send: sends a message to a rank; returns False if it could not be sent.
-        gone: ranks that are gone.
+        channel: of the node's thread.
         settings: of the run.
         hyperparameters: of the user's optimizer at the start.
 
@@ -87,20 +86,24 @@ class Exchange:
         block: int,
         replica: Replica,
         ranks: Sequence[int],
-        send: Callable[[int, Message], bool],
-        gone: Callable[[], set[int]],
+        channel: RequestChannel,
         settings: TwoStageSettings,
         hyperparameters: Hyperparameters,
     ) -> None:
         self._block = block
         self._replica = replica
         self._ranks = list(ranks)
-        self._gone = gone
+        self._channel = channel
         self._settings = settings
         longest_s = min(_LONGEST_S, settings.timeout_s / 4)
-        retry_s = min(_RETRY_S, longest_s)
-        self._request = PendingRequest(send, retry_s=retry_s, longest_s=longest_s)
-        self._number = 0
+        self._request = Request(
+            channel,
+            lambda gone: MASTER,
+            role="the master of two-stage ASGD",
+            retry_s=min(_RETRY_S, longest_s),
+            longest_s=longest_s,
+            limit_s=_WAITS * settings.timeout_s,
+        )
         self._pushes = 0
         self._version = 0
         self._rounds = 0
@@ -109,47 +112,38 @@ class Exchange:
         self.counts = ExchangeCounts()
 
     def advance(self, now: float) -> None:
-        """Push, report the arrival of the node at the end of its epoch, or wait for an answer.
+        """Push, or report that the node has ended its epoch, unless a request is pending.
 
         Raises:
-            PeerError: the master is gone, or has not answered in time.
+            PeerError: the master is gone.
 
         """
+        self.counts.reminders = self._request.retries
         if self._request.message is not None:
-            self._check_master(now)
-            self._request.tick(now)
-            self.counts.reminders = self._request.retries
-        elif self._warming_up and self._all_made_step():
+            return
+        together = self._warming_up and self._all_made_step()
+        if together or self._pending() >= self._least():
             with profiler_range("hier/two_stage/push"):
-                self._push(now, together=True)
-        elif self._pending() >= self._least():
-            with profiler_range("hier/two_stage/push"):
-                self._push(now, together=False)
+                self._push(now, together=together)
         elif self._all_arrived():
             number = self._replica.node.finals + 1
-            self._put(Message(Kind.ARRIVE, self._block, number), number, now)
+            self._request.put(Message(Kind.ARRIVE, self._block, number, {"number": number}), now)
 
     def handle(self, message: Message, now: float) -> None:
-        """Handle an answer of the master.
-
-        Raises:
-            PeerError: this node has waited too long for another one.
-
-        """
+        """Handle an answer of the master."""
         request = self._request.message
-        if message.kind == Kind.ORDER:
-            raise PeerError(_missing(message.facts, self._settings.timeout_s))
         if request is None or message.payload is None:
             return
         expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
-        if message.kind != expected or message.facts.get("number") != self._number:
+        number = request.facts["number"]
+        if message.kind != expected or message.facts.get("number") != number:
             return  # an answer to a repeated request, which was answered before
         self._request.acknowledge(now)
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
             self._replica.install(message.payload)
         if message.kind == Kind.FINAL:
-            self._replica.node.finals = self._number
+            self._replica.node.finals = number
             return
         self.counts.pushes += 1
         self.counts.gradients += int(request.facts["count"])
@@ -171,7 +165,7 @@ class Exchange:
         return inf if self._warming_up else self._settings.push_period
 
     def _living(self) -> list[int]:
-        gone = self._gone()
+        gone = self._channel.gone()
         return [i for i, rank in enumerate(self._ranks) if rank not in gone]
 
     def _has_arrived(self, device: int) -> bool:
@@ -203,8 +197,7 @@ class Exchange:
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }
-        message = Message(Kind.PUSH, self._block, self._version, facts, total)
-        self._put(message, self._pushes, now)
+        self._request.put(Message(Kind.PUSH, self._block, self._version, facts, total), now)
 
     def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
         """The sum, a mark for each parameter with a gradient in it, and the number of gradients."""
@@ -217,7 +210,7 @@ class Exchange:
             if taken is not None:
                 count += taken.count
                 self.counts.lost += taken.lost
-            elif self._ranks[device] in self._gone():
+            elif self._ranks[device] in self._channel.gone():
                 # It was stopped during an addition, so its sum is of no use.
                 self._given_up.add(device)
                 self.counts.lost += accumulator.pending
@@ -226,62 +219,31 @@ class Exchange:
             count = 0
         return (total if count else None), present, count
 
-    def _put(self, message: Message, number: int, now: float) -> None:
-        self._number = number
-        self._request.put(MASTER, message, now)
-        self._check_master(now)
-
-    def _check_master(self, now: float) -> None:
-        if MASTER in self._gone():
-            raise PeerError(f"rank {MASTER}, the master of two-stage ASGD, is gone")
-        limit = _WAITS * self._settings.timeout_s
-        if self._request.waited_s(now) > limit:
-            raise PeerError(
-                f"rank {MASTER}, the master of two-stage ASGD, has not answered for {limit:g} s: "
-                f"look at its log"
-            )
-
-
-def _missing(facts: Any, limit_s: float) -> str:
-    named = ", ".join(str(rank) for rank in facts.get("missing", []))
-    waited_for = {
-        "turn": f"its turn to push, but the node of rank {named} has not pushed",
-        "rendezvous": f"the end of an epoch, which the node of rank {named} has not reached",
-    }.get(str(facts.get("place")), f"the node of rank {named}")
-    return (
-        f"a node of two-stage ASGD waited {limit_s:g} s for {waited_for}: look at the log of rank "
-        f"{named}; nodes that are slow but healthy need a larger timeout"
-    )
-
-
-# Interval at which the devices' counters are read. Messages are handled at once.
-_PAUSE_S = 0.003
-
 
 class Node(BackgroundThread):
     """Runs the exchanges of all optimizers.
 
     Args:
-        client: of the node's thread alone.
+        channel: of the node's thread alone.
         exchanges: one for each optimizer, in their order.
         replicas: as many; they pass the text of a failure to the devices.
 
     """
 
     def __init__(
-        self, client: Client, exchanges: Sequence[Exchange], replicas: Sequence[Replica]
+        self, channel: RequestChannel, exchanges: Sequence[Exchange], replicas: Sequence[Replica]
     ) -> None:
         super().__init__("node")
         self.exchanges = list(exchanges)
-        self._client = client
+        self._channel = channel
         self._replicas = list(replicas)
-        for kind in (Kind.BLOCK, Kind.FINAL, Kind.ORDER):
-            client.on(kind, self._handle)
+        for kind in (Kind.BLOCK, Kind.FINAL):
+            channel.on(kind, self._handle)
 
     def _run_once(self) -> None:
         for exchange in self.exchanges:
             exchange.advance(time.monotonic())
-        self._client.poll(_PAUSE_S)
+        self._channel.poll(_PAUSE_S)
 
     def _fail(self, error: Exception) -> None:
         super()._fail(error)

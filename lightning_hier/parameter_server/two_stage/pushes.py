@@ -24,7 +24,7 @@ class Push:
     Attributes:
         address: of the node.
         number: of the push, from 1 for each node; the answer repeats it.
-        version: of the master's model that the node had at the first gradient of the sum.
+        timestamp: version of the master's model that the node had at the first gradient of the sum.
         count: gradients in the sum; 0: none was finite.
         together: whether it belongs to a step of the warm-up, which all nodes make together.
         hyperparameters: of the node's optimizer.
@@ -36,7 +36,7 @@ class Push:
 
     address: bytes
     number: int
-    version: int
+    timestamp: int
     count: int
     together: bool
     hyperparameters: Hyperparameters
@@ -57,7 +57,7 @@ def read_push(message: Message, address: bytes, *, due: float) -> Push | None:
     return Push(
         address=address,
         number=number,
-        version=message.timestamp,
+        timestamp=message.timestamp,
         count=count,
         together=facts.get("together") is True,
         hyperparameters=hyperparameters,

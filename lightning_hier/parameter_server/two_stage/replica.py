@@ -127,6 +127,12 @@ def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     return dtype
 
 
+def shaped(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of ``flat`` in the shapes of the tensors."""
+    pieces = flat.split([one.numel() for one in tensors])
+    return [piece.view(one.shape) for one, piece in zip(tensors, pieces, strict=True)]
+
+
 @dataclass(frozen=True)
 class Shape:
     """Number of parameters and of their elements in a replica, and their dtype."""

@@ -1,0 +1,65 @@
+"""A request channel without threads, sockets and clock, driven by tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.request_channel import RequestChannel
+
+
+class LoneChannel(RequestChannel):
+    """Hands what is sent to a function.
+
+    Args:
+        send: tells whether a message to a rank was taken.
+
+    Attributes:
+        lost_ranks: ranks that are gone, and why; tests add some.
+        sending: ranks to which what was sent is still queued.
+
+    """
+
+    def __init__(self, send: Callable[[int, Message], bool]) -> None:
+        self.lost_ranks: dict[int, str] = {}
+        self.sending: set[int] = set()
+        port: Any = _Port(send, self.sending)
+        super().__init__(port, _Loop(self.lost_ranks), timeout_s=1.0)
+
+    def receive(self, received: Received, now: float) -> None:
+        """Handle a message as :meth:`poll` does."""
+        handler = self._handlers.get(received.message.kind)
+        if handler is not None:
+            handler(received, now)
+
+    def lose(self, rank: int, now: float) -> None:
+        """Note that a rank is gone as :meth:`poll` does."""
+        self.lost_ranks[rank] = "it was killed"
+        self._note_gone(rank, now)
+
+
+class _Port:
+    def __init__(self, send: Callable[[int, Message], bool], sending: set[int]) -> None:
+        self.send = send
+        self._sending = sending
+
+    def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
+        return rank in self._sending
+
+    def receive(self, timeout_s: float) -> None:
+        return None
+
+
+class _Loop:
+    def __init__(self, lost: dict[int, str]) -> None:
+        self._lost = lost
+
+    def check(self) -> None: ...
+
+    def gone(self) -> set[int]:
+        return set(self._lost)
+
+    def lost(self) -> dict[int, str]:
+        return self._lost
