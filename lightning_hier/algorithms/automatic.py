@@ -13,23 +13,29 @@ Auto = Literal["auto"]
 
 # Measured on byte-level transformers with AdamW; docs/choosing.md has the table.
 _LONGEST_BLOCK = 50
+_SHORTEST_BLOCK = 4
 _LONGEST_WARMUP = 500
 _WARMUP_SHARE = 10
-BLOCKS_PER_RUN = 20
+_BLOCKS_PER_RUN = 20
+_BLOCKS_PER_MODEL = 20
 _LEAST_DENSITY = 0.01
 _LARGEST_DENSITY = 0.1
 _STEPS_OF_AN_ELEMENT = 30.0
 
 
-def auto_block_size(run_steps: float, blocks: int = BLOCKS_PER_RUN) -> int:
-    """Steps of a block, from 1 to 50, so that the run has at least ``blocks`` of them.
+def auto_block_size(run_steps: float, num_models: int | None = None) -> int:
+    """Steps of a block: a twentieth of the run, from 1 to 50.
 
     Args:
         run_steps: steps of one optimizer in the run, or infinity.
-        blocks: the least number of blocks, if the run has as many steps.
+        num_models: averaged models, where the block momentum needs 20 blocks for each of them.
+            Blocks of fewer than 4 steps are not made for that.
 
     """
-    return max(1, math.floor(min(run_steps / blocks, _LONGEST_BLOCK)))
+    longest = min(run_steps / _BLOCKS_PER_RUN, _LONGEST_BLOCK)
+    if num_models is not None:
+        longest = min(longest, max(run_steps / (_BLOCKS_PER_MODEL * num_models), _SHORTEST_BLOCK))
+    return max(1, math.floor(longest))
 
 
 def auto_warmup_steps(run_steps: float) -> int:

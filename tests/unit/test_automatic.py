@@ -35,9 +35,9 @@ def test_rules(steps: float, block_size: int, warmup_steps: int, density: float)
 
 @pytest.mark.parametrize(
     ("steps", "models", "block_size"),
-    [(300, 2, 15), (300, 4, 9), (300, 8, 4), (300, 64, 1), (3000, 8, 46), (10**6, 64, 50)],
+    [(60, 2, 3), (300, 2, 7), (300, 4, 4), (1000, 4, 12), (3000, 8, 18), (10**6, 64, 50)],
 )
-def test_bmuf_adam_has_eight_blocks_for_each_model(
+def test_bmuf_adam_has_twenty_blocks_for_each_model(
     steps: int, models: int, block_size: int
 ) -> None:
     assert lh.BMUFAdam().resolved(steps, models).steps == block_size

@@ -18,7 +18,7 @@ from lightning_hier.algorithms.arguments import (
     check_flag,
     check_whole_or_auto,
 )
-from lightning_hier.algorithms.automatic import BLOCKS_PER_RUN, Auto, auto_block_size
+from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.exchange import AcrossDtype
@@ -69,13 +69,12 @@ class BlockSync(NamedArguments):
         if self.block_size != "auto":
             return self
         settings: Any = self  # the base class has no fields of its own
-        block_size = auto_block_size(run_steps, self.least_blocks(num_models))
-        made: Self = replace(settings, block_size=block_size)
+        made: Self = replace(settings, block_size=self.auto_block_size(run_steps, num_models))
         return made
 
-    def least_blocks(self, num_models: int) -> int:
-        """Blocks that ``block_size="auto"`` gives a run of ``num_models`` models at least."""
-        return BLOCKS_PER_RUN
+    def auto_block_size(self, run_steps: float, num_models: int) -> int:
+        """The number that stands for ``block_size="auto"``; arguments as of :meth:`resolved`."""
+        return auto_block_size(run_steps)
 
     def stepping(
         self, optimizer: Optimizer, num_models: int

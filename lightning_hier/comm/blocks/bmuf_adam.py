@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, is_number
-from lightning_hier.algorithms.automatic import BLOCKS_PER_RUN, Auto
+from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
 from lightning_hier.comm.blocks.local_state import LocalState
@@ -26,9 +26,6 @@ LocalBeta1 = float | Auto | Literal["keep"]
 # bmuf_adam 2.2, last paragraph.
 _ADVISED_BETA1 = 0.5
 _MANY_MODELS = 16
-# eta = 1 - 1/N builds up over N blocks. With 8 models and 300 steps, 5 N and 8 N blocks learn what
-# DDP does and 20 blocks lose 5% (docs/reports/language_defaults.md).
-_BLOCKS_PER_MODEL = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +52,8 @@ class BMUFAdam(BlockMomentum):
 
     Attributes:
         block_size: tau, steps between two synchronisations, or ``"auto"``: as in
-            :class:`ModelAveraging`, and short enough for 8 blocks for each averaged model.
+            :class:`ModelAveraging`, and short enough for 20 blocks for each averaged model, but
+            not below 4 steps for that.
         block_momentum: as in :class:`BMUF`.
         block_lr: zeta, above 0.
         c: as in :class:`BMUF`.
@@ -91,9 +89,12 @@ class BMUFAdam(BlockMomentum):
             raise ValueError(f"local_beta1 must be 'auto', 'keep' or lie in [0, 1), got {beta1!r}")
 
     @override
-    def least_blocks(self, num_models: int) -> int:
-        """Blocks enough for block momentum to build up."""
-        return max(BLOCKS_PER_RUN, _BLOCKS_PER_MODEL * num_models)
+    def auto_block_size(self, run_steps: float, num_models: int) -> int:
+        """As of the other settings, and short enough for block momentum to build up.
+
+        1 - 1/N builds up over N blocks. Measured in docs/reports/language_defaults.md.
+        """
+        return auto_block_size(run_steps, num_models)
 
     @property
     def largest_beta1(self) -> float:
