@@ -19,13 +19,15 @@ class LoneChannel(RequestChannel):
     Attributes:
         lost_ranks: ranks that are gone, and why; tests add some.
         sending: ranks to which what was sent is still queued.
+        inbox: received messages that :meth:`poll` will handle.
 
     """
 
     def __init__(self, send: Callable[[int, Message], bool]) -> None:
         self.lost_ranks: dict[int, str] = {}
         self.sending: set[int] = set()
-        port: Any = _Port(send, self.sending)
+        self.inbox: list[Received] = []
+        port: Any = _Port(send, self.sending, self.inbox)
         super().__init__(port, _Loop(self.lost_ranks), timeout_s=1.0)
 
     def receive(self, received: Received, now: float) -> None:
@@ -41,15 +43,18 @@ class LoneChannel(RequestChannel):
 
 
 class _Port:
-    def __init__(self, send: Callable[[int, Message], bool], sending: set[int]) -> None:
+    def __init__(
+        self, send: Callable[[int, Message], bool], sending: set[int], inbox: list[Received]
+    ) -> None:
         self.send = send
         self._sending = sending
+        self._inbox = inbox
 
     def is_sending(self, rank: int, kind: Kind, block: int) -> bool:
         return rank in self._sending
 
-    def receive(self, timeout_s: float) -> None:
-        return None
+    def receive(self, timeout_s: float) -> Received | None:
+        return self._inbox.pop(0) if self._inbox else None
 
 
 class _Loop:

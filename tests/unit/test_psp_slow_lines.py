@@ -6,10 +6,6 @@ import math
 
 import torch
 
-from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.requests import Request
-from tests.unit.lone_channel import LoneChannel
-from tests.unit.psp_one_worker import Harness, every
 from tests.unit.psp_served import Served
 
 SLOW = bytes([1])
@@ -74,58 +70,3 @@ def test_final_values_are_queued_once() -> None:
     assert served.arrive(1, 0, now=2.0) == []
     served.replies.sending = set()
     assert served.arrive(1, 0, now=6.0) == [(1, 0)]
-
-
-def test_worker_whose_answers_take_long_asks_again_later() -> None:
-    h = Harness(retry_s=2.0)
-    h.push()
-    h.now = 6.0
-    for number in range(4):
-        h.block(number, 1)
-    h.worker.pull(0)
-    h.push()
-    assert h.tick(23.9) == []
-    assert h.tick(24.0) == every(Kind.ABSTAIN, 1)
-
-
-def test_request_that_could_not_be_sent_is_not_late_before_it_is() -> None:
-    h = Harness(retry_s=2.0)
-    h.closed = {3}
-    h.push()
-    h.closed = set()
-    assert (3, Kind.PUSH, 3, 0) in h.tick(10.0)
-    assert (3, Kind.ABSTAIN, 3, 0) not in h.tick(11.9)
-    assert (3, Kind.ABSTAIN, 3, 0) in h.tick(12.0)
-
-
-def test_intervals_between_retries_grow_to_a_limit_and_follow_the_last_answer() -> None:
-    sent: list[float] = []
-    now = 0.0
-
-    def send(rank: int, message: Message) -> bool:
-        sent.append(now)
-        return True
-
-    def repeats(begin: float, *times: float) -> list[float]:
-        nonlocal now
-        sent.clear()
-        now = begin
-        request.put(Message(Kind.ABSTAIN), begin)
-        for now in times:
-            request.tick(now)
-        return sent[1:]
-
-    channel = LoneChannel(send)
-    request = Request(channel, lambda gone: 0, retry_s=2.0)
-    request.tick(1e9)  # there is no request
-    assert repeats(0.0, *range(200)) == [2, 6, 14, 30, 60, 90, 120, 150, 180]
-    request.acknowledge(200.0)
-    assert repeats(200.0, 229.0, 230.0) == [230.0]
-    request.acknowledge(200.5)
-    assert repeats(300.0, 301.9, 302.0) == [302.0]
-    assert request.retries == 11 and request.waited_s(303.0) == 3.0
-    channel.sending.add(0)  # what was sent is still queued
-    sent.clear()
-    for now in range(304, 400):
-        request.tick(now)
-    assert sent == []
