@@ -121,15 +121,21 @@ class ServerLoop(BackgroundThread):
         watch: knows which ranks are gone.
         handlers: of the messages.
 
+    Attributes:
+        lost: returns the ranks that have been lost, and why. From any thread.
+        gone: returns the ranks that have been lost or have left. From any thread.
+
     """
 
     def __init__(self, port: ServerPort, watch: Watch, handlers: Sequence[Handler]) -> None:
         super().__init__("server loop")
+        self.lost = watch.lost
+        self.gone = watch.gone
         self._port = port
         self._watch = watch
         self._handlers: list[Handler] = []
         self._by_kind: dict[Kind, Handler] = {}
-        self._gone: set[int] = set()
+        self._known_gone: set[int] = set()
         self._shutting_down = False
         self.add(handlers)
 
@@ -142,14 +148,6 @@ class ServerLoop(BackgroundThread):
         """Training has ended: no rank takes over the blocks of ranks that leave from now on."""
         self._shutting_down = True
 
-    def lost(self) -> dict[int, str]:
-        """Ranks that have been lost, and why. From any thread."""
-        return self._watch.lost()
-
-    def gone(self) -> set[int]:
-        """Ranks that have been lost or have left. From any thread."""
-        return {*self._watch.lost(), *self._watch.left()}
-
     def _run_once(self) -> None:
         wait_s, now = _LONGEST_WAIT_S, time.monotonic()
         for handler in self._handlers:
@@ -158,8 +156,8 @@ class ServerLoop(BackgroundThread):
         now = time.monotonic()
         # Before the message is handled: its sender may be a rank that the others have given up.
         self._watch.poll(unread=received is not None)
-        for rank in sorted(self.gone() - self._gone):
-            self._gone.add(rank)
+        for rank in sorted(self.gone() - self._known_gone):
+            self._known_gone.add(rank)
             self._note_gone(rank, now)
         if received is not None and received.sender in self._watch.lost():
             self._expel(received)

@@ -64,6 +64,11 @@ class Watch:
         with self._lock:
             return set(self._left)
 
+    def gone(self) -> set[int]:
+        """Ranks that have been lost or have left. From any thread."""
+        with self._lock:
+            return self._left | self._lost.keys()
+
     def note_left(self, rank: int) -> None:
         """Note that a rank has left. From the thread that polls."""
         if rank not in self._peers:  # lost before, left before, or this rank itself

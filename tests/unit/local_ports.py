@@ -85,6 +85,9 @@ class LocalWatch:
     def left(self) -> set[int]:
         return set()
 
+    def gone(self) -> set[int]:
+        return {*self.lost(), *self.left()}
+
 
 def _take(box: queue.Queue[Received], timeout_s: float) -> Received | None:
     try:

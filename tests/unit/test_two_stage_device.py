@@ -81,15 +81,15 @@ class OneNode:
         self.master = Master([model], {0: [0]}, Replying(self._answer), chosen)
         self.exchange = Exchange(
             0,
-            self.replica,
             [0],
             LoneChannel(self._ask),
+            self.replica,
             chosen,
             hyperparameters(self.optimizer),
         )
         self.client = FakeClient(self.carry)
         self.device = Device(
-            0, [0], self.replica, self.optimizer, parameters, self.client, lambda: None, chosen
+            0, [0], self.client, lambda: None, self.replica, self.optimizer, parameters, chosen
         )
         self.steps = 0
 

@@ -37,9 +37,9 @@ class Bench:
         self.channel = LoneChannel(self._send)
         self.exchange = Exchange(
             0,
-            self.replica,
             RANKS,
             self.channel,
+            self.replica,
             TwoStageSettings(**settings),
             [{"lr": 0.5}],
         )

@@ -67,7 +67,7 @@ class Lossy:
             channel = LoneChannel(self._ask(node))
             self.channels.append(channel)
             self.exchanges.append(
-                Exchange(0, replica, [node], channel, SETTINGS, hyperparameters(optimizer))
+                Exchange(0, [node], channel, replica, SETTINGS, hyperparameters(optimizer))
             )
 
     def _ask(self, node: int) -> Callable[[int, Message], bool]:

@@ -59,11 +59,11 @@ class Device:
     Args:
         number: of the device in its node.
         ranks: devices of the node; the first exchanges gradients with the master.
+        channel: of the main thread.
+        check_node: raises the error of the node's thread, if it runs on this rank.
         replica: of the node.
         optimizer: of the user; read for its hyperparameters before each step, never changed.
         parameters: this rank's own copies; values are written in place.
-        channel: of the main thread.
-        check_node: raises the error of the node's thread, if it runs on this rank.
         settings: of the run.
 
     """
@@ -72,11 +72,11 @@ class Device:
         self,
         number: int,
         ranks: Sequence[int],
+        channel: RequestChannel,
+        check_node: Callable[[], None],
         replica: Replica,
         optimizer: Optimizer,
         parameters: Sequence[Parameter],
-        channel: RequestChannel,
-        check_node: Callable[[], None],
         settings: TwoStageSettings,
     ) -> None:
         self._ranks = list(ranks)

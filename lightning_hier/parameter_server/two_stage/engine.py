@@ -83,20 +83,10 @@ class TwoStageASGD(Engine):
             nodes = {first: range(first, first + group_size) for first in firsts}
             self._master = Master(models, nodes, ports.server, settings)
         check_node = (lambda: None) if self._node is None else self._node.check
+        of_optimizers = zip(self._replicas, optimizers, parts, of_each, strict=True)
         self._devices = [
-            Device(
-                rank - self._first,
-                self._ranks,
-                replica,
-                optimizer,
-                parameters,
-                channel,
-                check_node,
-                own,
-            )
-            for replica, optimizer, parameters, own in zip(
-                self._replicas, optimizers, parts, of_each, strict=True
-            )
+            Device(rank - self._first, self._ranks, channel, check_node, *own)
+            for own in of_optimizers
         ]
         if self._node is not None:
             self._node.start()
@@ -181,19 +171,9 @@ class TwoStageASGD(Engine):
 
     def _make_node(self, ports: Ports, of_each: Sequence[TwoStageSettings]) -> Node:
         channel = self._channel.on_port(ports.open_client("node"))
-        exchanges = [
-            Exchange(
-                index,
-                replica,
-                self._ranks,
-                channel,
-                settings,
-                hyperparameters(optimizer),
-            )
-            for index, (replica, optimizer, settings) in enumerate(
-                zip(self._replicas, self._optimizers, of_each, strict=True)
-            )
-        ]
+        own = map(hyperparameters, self._optimizers)
+        of_optimizers = enumerate(zip(self._replicas, of_each, own, strict=True))
+        exchanges = [Exchange(i, self._ranks, channel, *each) for i, each in of_optimizers]
         return Node(channel, exchanges, self._replicas)
 
     def _publish_hyperparameters(self, optimizer: int) -> None:

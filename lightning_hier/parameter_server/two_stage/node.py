@@ -69,9 +69,9 @@ class Exchange:
 
     Args:
         block: number of the optimizer.
-        replica: of the node.
         ranks: devices of the node.
         channel: of the node's thread.
+        replica: of the node.
         settings: of the run.
         hyperparameters: of the user's optimizer at the start.
 
@@ -84,9 +84,9 @@ class Exchange:
     def __init__(
         self,
         block: int,
-        replica: Replica,
         ranks: Sequence[int],
         channel: RequestChannel,
+        replica: Replica,
         settings: TwoStageSettings,
         hyperparameters: Hyperparameters,
     ) -> None:
