@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks.weight_averaging import WeightAveraging
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.blocks.local_values import SavedTensors
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_, is_averaged
 from lightning_hier.comm.communicators import Communicators

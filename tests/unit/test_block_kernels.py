@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lightning_hier.algorithms import kernels
 from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom
+from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.algorithms.kernels.native import native_kernels
 from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
 from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
-from lightning_hier.algorithms.sums import sum_of_squares
 
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 0.5, -1.0, 127.0, 3.4e38, -3.4e38]
 lengths = st.integers(1, 3 * GROUP + 7)

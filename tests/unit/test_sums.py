@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_hier.algorithms import chunks
-from lightning_hier.algorithms.sums import all_finite, sum_of_squares
+from lightning_hier.algorithms.kernels import all_finite, sum_of_squares
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64]
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_hier.algorithms import threshold as gtc
 from lightning_hier.algorithms.kernels.payload import add_words_, split_words
+from lightning_hier.comm.gradients import gtc_tensor as gtc
 from tests.signs import select_words, subtract_sent_
 
 finite = st.floats(-8, 8, width=32)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.sums import sum_of_squares
+from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.delay import Delay
 from lightning_hier.comm.blocks.exchange import Exchange

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.algorithms.sums import sum_of_squares
+from lightning_hier.algorithms.kernels import sum_of_squares
 
 
 class OuterStep:

@@ -84,8 +84,8 @@ class _Bucket:
     compressed: list[CompressedTensor] = field(default_factory=list)
     exact: list[_Exact] = field(default_factory=list)
     returned: list[tuple[GradientMemory, Parameter]] = field(default_factory=list)
-    facts: Tensor = field(default_factory=lambda: torch.empty(0))
-    pending: Pending | None = None
+    facts: Tensor = field(init=False)
+    pending: Pending | None = field(init=False)
     failed: bool = False
 
 

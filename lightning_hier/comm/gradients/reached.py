@@ -47,7 +47,9 @@ class ReachedParameters:
 
     def end_step(self) -> None:
         """All gradients of a step are complete."""
-        if self._handles and not self.first_order:
+        if not self._handles:
+            return
+        if not self.first_order:
             self.first_order = list(self._seen)
         self._seen.clear()
         if not self._every_step:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
 
-from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received

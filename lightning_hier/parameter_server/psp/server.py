@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.algorithms.sums import all_finite
+from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.host_copy import HostCopy
