@@ -160,9 +160,9 @@ class ProgressRecord:
         else:
             seen = "; ".join(self._last_seen(rank) for rank in missing)
             why = f"because {named} did not take part: {seen}"
-        look = f"Look at the log of {named}" if missing else "Look at the logs of all ranks"
+        look = f"See the log of {named}" if missing else "See the logs of all ranks"
         return (
-            f"{place} failed {why}. {look}; ranks that are slow but healthy need a larger timeout. "
+            f"{place} failed {why}. {look}; increase the timeout if ranks are only slow. "
             f"The collective reported: {_first_line(cause)}"
         )
 

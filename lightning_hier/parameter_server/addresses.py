@@ -1,4 +1,4 @@
-"""Addresses of ranks: inside their host, and at the network interface of the job."""
+"""Addresses of ranks, inside their host and at the network interface of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IPV6_TABLE = Path("/proc/net/if_inet6")
 
 @dataclass(frozen=True)
 class Offer:
-    """A rank's own address, as it proposes it to the other ranks.
+    """The address that a rank offers to the other ranks.
 
     Attributes:
         host: :func:`host_identity`.
@@ -36,7 +36,7 @@ class Offer:
 
 
 def make_offer(environment: Mapping[str, str]) -> Offer:
-    """This rank's offer: the interface that the user has named, or the one to the master."""
+    """Offer of this rank: the interface that the user has named, or the one to the master."""
     host = host_identity()
     try:
         named = named_interface_address(environment)
@@ -50,9 +50,9 @@ def make_offer(environment: Mapping[str, str]) -> Offer:
 
 
 def job_address(rank: int, offers: Sequence[Offer]) -> str:
-    """The one address at which a rank serves ranks of other hosts.
+    """The address at which a rank serves ranks of other hosts.
 
-    On the master's host the master's name may resolve to the loopback; then the address is the one
+    On the master's host, its name may resolve to a loopback address. Then the address is the one
     that the other hosts have resolved.
 
     Args:
@@ -60,7 +60,7 @@ def job_address(rank: int, offers: Sequence[Offer]) -> str:
         offers: offers of all ranks.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no address.
 
     """
     own = offers[rank]
@@ -75,10 +75,10 @@ def job_address(rank: int, offers: Sequence[Offer]) -> str:
 
 
 def host_identity() -> str:
-    """A text that is equal for ranks that can share a socket in the file system only.
+    """A text that is equal only for ranks that can share a socket in the file system.
 
-    Those have the same kernel, network, view of the file system and user. Two containers on one
-    machine use TCP, and so do ranks that cannot read ``/proc``.
+    Such ranks have the same kernel, network, view of the file system and user. Two containers on
+    one machine use TCP, and so do ranks that cannot read ``/proc``.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -98,13 +98,13 @@ def named_interface_address(environment: Mapping[str, str]) -> str | None:
     names = [name for _, name in socket.if_nameindex()]
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         wanted = environment.get(variable, "").split(",")[0].strip()
-        if not wanted or wanted.startswith("^"):  # NCCL excludes interfaces by this
+        if not wanted or wanted.startswith("^"):  # in NCCL, this prefix excludes interfaces
             continue
-        # For NCCL "eth" is a prefix, and "=eth0" an exact name.
+        # In NCCL, "eth" is a prefix and "=eth0" is an exact name.
         prefix, exact = wanted, wanted.removeprefix("=")
         found = exact if exact in names else next((n for n in names if n.startswith(prefix)), None)
         if found is None:
-            raise OSError(f"{variable}={wanted} is none of the interfaces {', '.join(names)}")
+            raise OSError(f"{variable}={wanted} must be one of the interfaces {', '.join(names)}")
         return interface_address(found)
     return None
 
@@ -113,7 +113,7 @@ def interface_address(name: str) -> str:
     """The first address of a network interface.
 
     Raises:
-        OSError: it has none.
+        OSError: the interface has no address.
 
     """
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -123,7 +123,7 @@ def interface_address(name: str) -> str:
     with suppress(OSError):
         for line in _IPV6_TABLE.read_text().splitlines():
             digits, _, _, scope, _, owner = line.split()
-            if owner == name and scope == "00":  # reachable beyond its own link
+            if owner == name and scope == "00":  # global scope, not link-local
                 return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     raise OSError(f"network interface {name} has no address")
 
@@ -149,5 +149,5 @@ def is_loopback(address: str) -> bool:
 
 
 def tcp_endpoint(address: str) -> str:
-    """Endpoint to bind to, on a port that the kernel picks."""
+    """Endpoint to bind to, on a port that the kernel chooses."""
     return f"tcp://[{address}]:*" if ":" in address else f"tcp://{address}:*"

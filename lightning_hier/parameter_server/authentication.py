@@ -1,6 +1,6 @@
-"""Authentication of ranks: CURVE keys between hosts, tokens inside one, made for one run.
+"""Authentication of ranks: CURVE keys between hosts and tokens inside a host, for one run.
 
-Between hosts only holders of the ranks' CURVE keys get a connection (ZeroMQ's ZAP protocol).
+Between hosts, only holders of the ranks' CURVE keys can connect (ZeroMQ's ZAP protocol).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ZAP_DOMAIN = b"lightning_hier"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_VERSION = b"1.0"
 _MONITOR_ENDPOINT = "inproc://handshakes"
-# Limit of the wait of early connections for the keys of the job.
+# Time limit for early connections that wait for the keys of the job.
 _ADMISSION_LIMIT_S = 60.0
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)  # the third, a key that was not admitted, is counted where it is refused
+)  # the third event, a refused key, is counted where it is refused
 _TOKEN_BYTES = 16
 
 
@@ -39,7 +39,7 @@ class Credentials:
 
     @classmethod
     def make(cls) -> Credentials:
-        """New credentials."""
+        """Create new credentials."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(secrets.token_hex(_TOKEN_BYTES), public_key.decode(), secret_key.decode())
 
@@ -49,9 +49,9 @@ class Contact:
     """Public data of a rank, exchanged over the process group at the start.
 
     Attributes:
-        rank: its number.
-        host: the same text for ranks that reach each other by ``ipc``.
-        token: authenticates the rank to servers of its host.
+        rank: number of the rank.
+        host: equal text for ranks that can connect by ``ipc``.
+        token: authenticates the rank to servers on its host.
         public_key: public key of CURVE.
         ipc: endpoint for ranks of its host.
         tcp: endpoint for ranks of other hosts.
@@ -82,7 +82,7 @@ class Register:
 
     @property
     def own(self) -> Contact:
-        """This rank itself."""
+        """Contact of this rank."""
         return self.contacts[self.rank]
 
     def is_near(self, rank: int) -> bool:
@@ -94,11 +94,11 @@ class Register:
 
         Args:
             address: routing id of the connection.
-            authenticated: owner of the connection's CURVE key; None for a connection inside the
+            authenticated: owner of the connection's CURVE key. None for a connection inside the
                 host.
 
         Raises:
-            Refused: the sender is no rank, or claims to be another one.
+            Refused: the sender is not a rank, or uses the name of another rank.
 
         """
         token, _, rest = address.decode("latin-1").partition("/")
@@ -118,15 +118,15 @@ class Register:
 
 
 class Authenticator:
-    """Answers the ZAP requests of a context, in a thread of its own.
+    """Answers the ZAP requests of a context in a separate thread.
 
-    The answer names the owner of the key, and every message of the connection carries this name.
+    The answer names the owner of the key, and every message of the connection contains this name.
     The thread also counts failed handshakes of the server's socket, so that a flood of them does
     not occupy the server loop. It ends with the context.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], refusals: Refusals) -> None:
-        """Answer requests from now on; they wait for :meth:`admit`."""
+        """Answer requests from now on. They wait for :meth:`admit`."""
         self._refusals = refusals
         self._ranks: Mapping[str, int] = {}
         self._known = threading.Event()
@@ -138,7 +138,7 @@ class Authenticator:
         self._thread = threading.Thread(target=self._run, name="authenticator", daemon=True)
 
     def start(self, server: zmq.Socket[bytes]) -> None:
-        """Begin, before ``server`` is bound."""
+        """Start the thread. Must be called before ``server`` is bound."""
         server.monitor(_MONITOR_ENDPOINT, _FAILED_HANDSHAKES)
         self._handshakes.connect(_MONITOR_ENDPOINT)
         self._thread.start()

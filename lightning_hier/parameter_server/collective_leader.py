@@ -1,11 +1,12 @@
-"""The leader of collectives of live ranks, and the ranks that wait in one.
+"""Leader of collectives of the live ranks, and ranks that wait in a collective.
 
-The lowest live rank leads. It collects the contributions and sends the result to all. If it dies,
-the next rank leads. Ranks that have the result already forward it to the new leader, so that all
-ranks get the same.
+The lowest live rank is the leader. It collects the contributions and sends the result to all ranks.
+If it is lost, the next rank becomes the leader. Ranks that already have the result forward it to
+the new leader, so that all ranks get the same result.
 
-A rank that waits in a collective pushes nothing until all ranks have reached it. Ranks that have
-not reached it may need a server's answer first. So a server does not wait for ranks that wait.
+A rank that waits in a collective does not push until all ranks have reached it. Ranks that have not
+reached it may need the answer of a server first. A server therefore does not wait for waiting
+ranks.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from lightning_hier.parameter_server.message import Kind, Message, missing_repor
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.server_loop import Replies, send_again
 
-# Results that a leader keeps: ranks are at most one collective apart.
+# Results that a leader keeps, because ranks are at most one collective apart.
 _KEPT = 2
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """Data of one rank: a value that JSON can represent, and an optional tensor."""
+    """Data of a rank: a value that JSON can represent, and an optional tensor."""
 
     value: Any
     payload: Tensor | None
@@ -44,7 +45,7 @@ class _Collective:
 
 
 class CollectiveLeader:
-    """Leads collectives, on the lowest live rank. A handler of the server loop.
+    """Handler that leads collectives on the lowest live rank.
 
     Args:
         world_size: number of ranks.
@@ -63,7 +64,7 @@ class CollectiveLeader:
         self._results: dict[int, Message] = {}
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a contribution, or a result that a lost leader has sent."""
+        """Store a contribution, or a result of a lost leader."""
         message, number = received.message, received.message.timestamp
         if message.kind == Kind.RESULT:
             self._end(number, copy_message(message))
@@ -80,12 +81,12 @@ class CollectiveLeader:
         self._end_complete()
 
     def deadline(self) -> float:
-        """When the first collective reaches its time limit."""
-        # Collectives are due in the order in which they were opened.
+        """Time at which the first collective reaches its time limit."""
+        # Collectives reach their limits in the order of their start.
         return next(iter(self._open.values())).due if self._open else math.inf
 
     def tick(self, now: float) -> None:
-        """Send the list of missing ranks where the time limit has passed."""
+        """Send the list of missing ranks of collectives that have reached the time limit."""
         for number, one in list(self._open.items()):
             if one.due <= now:
                 missing = self._live - one.contributions.keys()
@@ -93,7 +94,7 @@ class CollectiveLeader:
                 self._end(number, missing_report(0, number, missing, waiting))
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Stop waiting for a rank; a contribution that it has sent still counts."""
+        """Stop waiting for a rank. Its contribution still counts if it has been received."""
         self._live.discard(rank)
         self._end_complete()
 
@@ -108,26 +109,27 @@ class CollectiveLeader:
             del self._results[old]
         ended = self._open.pop(number, _Collective())
         for address in ended.addresses.values():
-            # A rank that does not get the result repeats its contribution.
+            # Not repeated: a rank that does not get the result repeats its contribution.
             self._replies.send(address, result)
 
 
 class WaitingRanks:
-    """The ranks that wait in a collective, as far as one server has been notified.
+    """Ranks that wait in a collective, as known to one server.
 
-    Collectives are numbered, the same on all ranks. A rank that waits in one sends WAITING. No
-    message tells that a collective has ended: every push carries the number of the last collective
-    that has ended for its sender, and a rank that waits in the next one has left the one before.
-    Only the largest numbers count, so late, repeated and reordered messages change nothing.
+    Collectives have equal numbers on all ranks. A rank that waits in a collective sends WAITING.
+    There is no message for the end of a collective. Instead, every push contains the number of the
+    last collective that has ended for its sender, and a rank that waits in the next one has left
+    the previous one. Only the largest numbers count, so late, repeated and reordered messages have
+    no effect.
     """
 
     def __init__(self) -> None:
-        """Start before the first collective, which is number 1."""
+        """Start before the first collective, whose number is 1."""
         self._waits_in: dict[int, int] = {}
         self._done = 0
 
     def note(self, received: Received) -> None:
-        """Take the number of a collective from any message."""
+        """Read the number of a collective from a message."""
         message, rank = received.message, received.sender
         done = message.facts.get("collectives_done")
         if type(done) is int:
@@ -137,7 +139,7 @@ class WaitingRanks:
             self._done = max(self._done, message.timestamp - 1)
 
     def ranks(self) -> set[int]:
-        """The ranks that wait in a collective."""
+        """Ranks that wait in a collective."""
         if not self._waits_in:
             return set()
         return {rank for rank, number in self._waits_in.items() if number > self._done}
@@ -170,6 +172,6 @@ def read_result(message: Message) -> dict[int, Contribution]:
 
 
 def copy_message(message: Message) -> Message:
-    """A copy that owns its payload; a received payload is a view of a frame."""
+    """Copy a message with its payload. A received payload is a view of a frame."""
     payload = None if message.payload is None else message.payload.clone()
     return Message(message.kind, message.block, message.timestamp, message.facts, payload)

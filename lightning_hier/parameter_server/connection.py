@@ -1,4 +1,4 @@
-"""One connection with one peer: sequence numbers, queues, and messages put together from parts."""
+"""A connection with a peer: sequence numbers, queues, and assembly of messages from parts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from lightning_hier.parameter_server.refusals import Refusals, Refused
 from lightning_hier.parameter_server.transport import Socket
 from lightning_hier.parameter_server.wire import Part, decode, encode
 
-# Smaller payloads are copied: to wait for ZeroMQ to release them costs more.
+# Smaller payloads are copied, which costs less than waiting until ZeroMQ releases them.
 ZERO_COPY_BYTES = 65536
 
 
 class BufferPool:
     """Host memory for payloads of several parts, reused when no tensor refers to it.
 
-    Fresh memory costs the kernel more time than the transfer itself (a page fault for every 4
-    KiB), and many pushes have the same size. From any thread.
+    The kernel needs more time for new memory (a page fault for every 4 KiB) than for the transfer,
+    and many pushes have the same size. Thread-safe.
     """
 
     def __init__(self, kept_bytes: int) -> None:
-        """Keep up to ``kept_bytes`` for the next payloads; the oldest goes first."""
+        """Keep up to ``kept_bytes`` for later payloads. The oldest block is freed first."""
         self._kept_bytes = kept_bytes
-        # No lock: a tensor may be freed in any thread, during any operation.
+        # No lock, because a tensor may be freed in any thread during any operation, even in this
+        # one.
         self._free: deque[bytearray] = deque()
 
     def take(self, nbytes: int) -> memoryview:
@@ -78,7 +79,7 @@ class ConnectionContext:
 
 
 class _Queued(NamedTuple):
-    """A part of a payload that ZeroMQ has not released, and its message."""
+    """A part of a payload that ZeroMQ has not released yet, and its message."""
 
     tracker: zmq.MessageTracker
     nbytes: int
@@ -92,8 +93,8 @@ class Connection:
     def __init__(self, rank: int, context: ConnectionContext) -> None:
         self.rank = rank
         self._context = context
-        # Inside a process the memory itself is passed: it is released when the receiver has
-        # finished with it, which is no measure of a queue.
+        # Inside a process, memory is passed by reference. It is released when the receiver has
+        # finished with it, which does not measure the queue.
         self._is_own = rank == context.rank
         self._sent = 0
         self._received = 0
@@ -102,19 +103,19 @@ class Connection:
         self._reassembler = Reassembler(context.memory)
 
     def send(self, socket: Socket, message: Message, *address: bytes) -> bool:
-        """Hand a message to ``socket`` without waiting and without copying its payload.
+        """Pass a message to ``socket`` without waiting and without copying its payload.
 
         Args:
             socket: socket of this connection.
-            message: its payload must not be changed any more.
-            address: address of the peer, where the socket has several.
+            message: message whose payload must not be changed afterwards.
+            address: address of the peer, if the socket has several peers.
 
         Returns:
             False if the peer is gone or its queue is full: the message will not arrive.
 
         """
         limits = self._context.limits
-        # Inside a process the memory itself is passed, in one part.
+        # Inside a process, memory is passed by reference in one part.
         size = limits.payload_bytes if self._is_own else None
         parts = encode(message, self._sent + 1, limits, size)
         nbytes = 0 if message.payload is None else message.payload.nbytes
@@ -136,7 +137,7 @@ class Connection:
                 self._waiting.append(queued)
                 self._waiting_bytes += raw.nbytes
         if not self._is_own:
-            # No seconds: no thread waits for the message to arrive.
+            # Zero seconds, because no thread waits until the message arrives.
             self._context.traffic.add(
                 self._context.tier_of(self.rank),
                 TRAFFIC_NAMES[message.kind],
@@ -155,7 +156,7 @@ class Connection:
         return any((queued.kind, queued.block) == (kind, block) for queued in self._waiting)
 
     def accept(self, frames: Sequence[zmq.Frame]) -> Message | None:
-        """The message that these frames complete; None if parts are missing.
+        """The message that these frames complete, or None if parts are missing.
 
         Raises:
             Refused: the frames are malformed or replayed.
@@ -199,12 +200,12 @@ class Reassembler:
         self._filled = 0
 
     def add(self, part: Part) -> Message | None:
-        """The message that this part completes; None if parts are missing.
+        """The message that this part completes, or None if parts are missing.
 
         A payload of one part is a view of its frame. A first part discards an incomplete message.
 
         Raises:
-            MalformedMessage: the part does not continue the last one; the message is discarded.
+            MalformedMessage: the part does not continue the last one. The message is discarded.
 
         """
         first, self._first = self._first, None
@@ -214,7 +215,7 @@ class Reassembler:
             first, self._view, self._filled = part, self._memory.take(part.nbytes), 0
         elif first is None or not part.continues(first) or part.offset != self._filled:
             self._view = memoryview(b"")
-            raise MalformedMessage(f"a part at {part.offset} that continues nothing")
+            raise MalformedMessage(f"a part at {part.offset} that does not continue a message")
         self._view[part.offset : part.offset + part.raw.nbytes] = part.raw
         self._filled = part.offset + part.raw.nbytes
         if self._filled < part.nbytes:
@@ -224,7 +225,7 @@ class Reassembler:
         return _complete(first, view)
 
     def cut_by(self, part: Part) -> str | None:
-        """Description of the incomplete message that ``part`` discards; None if there is none."""
+        """Description of the incomplete message that ``part`` discards, or None."""
         if self._first is None or part.offset:
             return None
         return f"{self._first.message.kind.name}, {self._filled} of {self._first.nbytes} bytes"
@@ -238,6 +239,6 @@ def _complete(part: Part, raw: memoryview) -> Message:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")
         payload = torch.frombuffer(raw, dtype=part.dtype)
-    # Some kernels need aligned elements, and a frame may begin anywhere.
+    # Copied if not aligned, because some kernels need aligned elements.
     aligned = payload.data_ptr() % min(part.dtype.itemsize, 8) == 0
     return replace(part.message, payload=payload if aligned else payload.clone())

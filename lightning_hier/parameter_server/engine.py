@@ -18,7 +18,7 @@ class Snapshot:
     """A copy of the servers' state, taken during training.
 
     Attributes:
-        values: of the parameters, on the host.
+        values: values of the parameters, on the host.
         optimizer_states: for each optimizer the ``state`` of its ``state_dict()``.
 
     """
@@ -45,23 +45,23 @@ class Engine(ABC):
         """End a step: send the gradients in ``.grad``, and update the parameters in place.
 
         Raises:
-            PeerError: a rank is missing that is needed to go on.
+            PeerError: a required rank is missing.
             RuntimeError: a parameter that was frozen at the start has a gradient.
 
         """
 
     @abstractmethod
     def abstain(self, optimizer: int) -> None:
-        """End a step without a finite gradient. Raises PeerError as :meth:`step`."""
+        """End a step without a finite gradient. Raises PeerError like :meth:`step`."""
 
     def skip(self, optimizer: int) -> None:  # noqa: B027 (for engines with workers behind)
-        """Skip a step that other workers have made, where :attr:`behind` is positive."""
+        """Skip a step that other workers have made, if :attr:`behind` is positive."""
 
     @abstractmethod
     def rendezvous(self) -> None:
-        """Write the global model into the parameters, in place; the same bits on all ranks.
+        """Write the global model into the parameters, in place. Bit for bit equal on all ranks.
 
-        Every live rank must call it, as often as the others.
+        Every live rank must call it the same number of times.
 
         Raises:
             PeerError: a rank did not arrive in time.
@@ -74,11 +74,11 @@ class Engine(ABC):
 
     @abstractmethod
     def leave_collective(self, number: int) -> None:
-        """Send with each later push that a live-rank collective has ended."""
+        """Report with each later push that a live-rank collective has ended."""
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """State of all servers. The rank that saves it calls it; the others go on."""
+        """State of all servers. Called by the rank that saves it, while the others continue."""
 
     @abstractmethod
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:

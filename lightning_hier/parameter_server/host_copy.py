@@ -12,11 +12,11 @@ from torch.nn import Parameter
 class HostCopy:
     """Gradients and values of some parameters, in flat buffers on the host: one copy each way.
 
-    Buffers are pinned if the parameters are on a CUDA device: copies then run by DMA, and all
-    of them are started before the first is waited for. Torch reuses pinned memory of freed buffers.
+    Buffers are pinned if the parameters are on a CUDA device. Copies then run by DMA, and all are
+    started before the first one is awaited. torch reuses pinned memory of freed buffers.
 
     Args:
-        parameters: in the order of the buffers.
+        parameters: parameters in the order of the buffers.
         dtype: dtype of the buffers.
 
     """
@@ -34,10 +34,10 @@ class HostCopy:
 
     @torch.no_grad()
     def read_gradients(self, out: Tensor) -> list[Tensor | None]:
-        """Copy all gradients into a buffer; parameters without one get zeros.
+        """Copy all gradients into a buffer. Parameters without a gradient get zeros.
 
         Returns:
-            The gradients one by one, as views of ``out``.
+            The individual gradients, as views of ``out``.
 
         """
         found: list[Tensor | None] = []
@@ -65,7 +65,7 @@ class HostCopy:
 
         Args:
             flat: all values.
-            by_way_of: staging buffer for a CUDA device; None: a new one.
+            by_way_of: staging buffer for a CUDA device. None: a new one is created.
 
         """
         if self._device is not None:

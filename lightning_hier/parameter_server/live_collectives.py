@@ -1,9 +1,9 @@
-"""Collectives of the ranks that are alive.
+"""Collectives of the live ranks.
 
-A collective of the process group waits for every rank of the job, including a dead one. These do
-not, so validation, metrics and checkpoints use them while a parameter server trains. The lowest
-live rank leads (:mod:`.collective_leader`), so all data go through one rank: they are meant for
-small tensors at an epoch's end.
+A collective of the process group waits for every rank of the job, including lost ones. These
+collectives do not, so validation, metrics and checkpoints use them while a parameter server trains.
+All data pass through the lowest live rank (:mod:`.collective_leader`), so these collectives are
+intended for small tensors at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
 
-# Most collectives end earlier, and servers need not be notified of them.
+# Most collectives end earlier, and servers do not have to be notified of them.
 _NOTIFY_AFTER_S = 0.1
 
 _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -39,15 +39,15 @@ _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class LiveCollectives:
-    """Collectives of the live ranks. All of them must call each one, in the same order.
+    """Collectives of the live ranks. All live ranks must call each of them, in the same order.
 
     Args:
         world_size: number of ranks at the start.
-        channel: of the main thread.
-        retry_s: shortest time before a contribution is sent again, in seconds.
-        on_waiting: called with the number of a collective in which this rank waits; called again
-            after each ``retry_s``, since the messages that it sends may be lost.
-        on_done: called with the number of a collective that has ended.
+        channel: channel of the main thread.
+        retry_s: minimum time before a contribution is sent again, in seconds.
+        on_waiting: function that is called with the number of a collective in which this rank
+            waits. It is called again after each ``retry_s``, because its messages may be lost.
+        on_done: function that is called with the number of a collective that has ended.
 
     """
 
@@ -80,10 +80,10 @@ class LiveCollectives:
 
         Args:
             value: any value that JSON can represent.
-            payload: a 1-D tensor on the host, of any length; of the same dtype on all ranks.
+            payload: 1-D tensor on the host, of any length, with the same dtype on all ranks.
 
         Raises:
-            PeerError: a rank did not contribute within the time limit; names it.
+            PeerError: a rank did not contribute within the time limit. The error names it.
 
         """
         self._number += 1
@@ -96,7 +96,7 @@ class LiveCollectives:
             lambda: unanswered(f"the results of collective {self._number}", [self._request]),
         )
         if self._latest is None:
-            raise RuntimeError("a collective has ended without a result")
+            raise RuntimeError("a collective of the live ranks ended without a result")
         contributions = read_result(self._latest)
         self._on_done(self._number)
         return contributions
@@ -106,47 +106,47 @@ class LiveCollectives:
         self.all_gather()
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """Return the ``value`` of rank ``source``, or of the lowest live rank if it is gone.
+        """Return the ``value`` of rank ``source``, or of the lowest live rank if it is lost.
 
         Raises:
-            TypeError: JSON can't represent it. Other objects would have to be unpickled.
+            TypeError: JSON cannot represent the value. Other objects would have to be unpickled.
 
         """
         gathered = self.all_gather(value)
         return gathered[source if source in gathered else min(gathered)].value
 
     def decide(self, decision: bool, *, all_agree: bool) -> bool:
-        """Whether all (or any) of the ranks decide for it."""
+        """Whether ``decision`` is true on all (or any) of the ranks."""
         votes = [bool(one.value) for one in self.all_gather(bool(decision)).values()]
         return all(votes) if all_agree else any(votes)
 
     def gather(self, tensor: Tensor, group: object = None) -> list[Tensor]:
-        """The tensors of all ranks in order of rank; shapes may differ.
+        """The tensors of all ranks in order of rank. Shapes may differ.
 
-        torchmetrics gathers the state of a metric by this signature; ``group`` is ignored.
+        torchmetrics gathers the state of a metric with this signature. ``group`` is ignored.
         """
         flat = tensor.detach().reshape(-1).cpu()
         if flat.dtype == torch.bool:
-            flat = flat.to(torch.uint8)  # messages have no booleans
+            flat = flat.to(torch.uint8)  # messages do not support booleans
         gathered = self.all_gather([str(tensor.dtype), *tensor.shape], flat)
         return [_shaped(one, tensor) for _, one in sorted(gathered.items())]
 
     def reduce(self, tensor: Tensor, operation: object) -> Tensor:
-        """Combine tensors of one shape over the ranks, in order of rank.
+        """Reduce tensors of the same shape over the ranks, in order of rank.
 
         Args:
-            tensor: of this rank.
-            operation: sum, mean, avg, min, max or product, as text or as torch's ``ReduceOp``; None
+            tensor: tensor of this rank.
+            operation: sum, mean, avg, min, max or product, as text or as torch's ``ReduceOp``. None
                 is a sum.
 
         Raises:
-            ValueError: another operation.
+            ValueError: the operation is not supported.
 
         """
         name = "sum" if operation is None else str(operation).rsplit(".", 1)[-1].lower()
         if name not in _REDUCTIONS:
             raise ValueError(
-                f"can't reduce by {operation!r} over ranks; one of {', '.join(_REDUCTIONS)} can"
+                f"the reduction must be one of {', '.join(_REDUCTIONS)}, got {operation!r}"
             )
         return _REDUCTIONS[name](torch.stack(self.gather(tensor))).to(tensor.dtype)
 

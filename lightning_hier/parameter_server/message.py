@@ -1,4 +1,4 @@
-"""Messages between ranks outside of the process group, and their limits."""
+"""Messages between ranks outside the process group, and their limits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 class MalformedMessage(ValueError):
-    """Frames that are not a message of this protocol; the text names the fault."""
+    """Frames are not a message of this protocol. The text describes the fault."""
 
 
 @unique
 class Kind(IntEnum):
-    """Purpose of a message. The numbers are those on the wire, and fit a byte."""
+    """Purpose of a message. The values are sent as one byte."""
 
     PUSH = 1
     ABSTAIN = 2
@@ -34,7 +34,7 @@ class Kind(IntEnum):
     WAITING = 14
 
 
-# Kinds of traffic in metric names, which are public and older than the names of four members.
+# Kinds of traffic in metric names, which are public. Four of them differ from the member names.
 TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
     Kind.CONTRIBUTION: "meet",
     Kind.RESULT: "minutes",
@@ -45,16 +45,16 @@ TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A message that is sent or has been received.
+    """A message.
 
     Attributes:
-        kind: its purpose.
-        block: number of a parameter block; 0 to 2^32 - 1.
-        timestamp: version of the block, or number of a round; a signed 64-bit number.
-        facts: small values by name, which JSON can represent, up to ``Limits.facts_bytes``.
+        kind: purpose of the message.
+        block: number of a shard, 0 to 2^32 - 1.
+        timestamp: version of the shard, or number of a round. A signed 64-bit number.
+        facts: small values by name that JSON can represent, up to ``Limits.facts_bytes``.
         payload: 1-D contiguous tensor in host memory. A port sends it without a copy, so it must
-            not be changed any more. A received payload is read-only: it is a view of a frame, or of
-            memory that the ports reuse when no tensor refers to it.
+            not be changed afterwards. A received payload is read-only: it is a view of a frame, or
+            of memory that the ports reuse when no tensor refers to it.
 
     """
 
@@ -66,13 +66,13 @@ class Message:
 
 
 def missing_report(block: int, timestamp: int, missing: Iterable[int], waiting: str) -> Message:
-    """A server's report to a rank whose request it can't answer within the time limit.
+    """A server's report to a rank whose request it cannot answer within the time limit.
 
     Args:
-        block: of the request.
-        timestamp: of the request.
+        block: block of the request.
+        timestamp: timestamp of the request.
         missing: ranks that the server waits for.
-        waiting: what it waits for, such as "for gradients".
+        waiting: purpose of the wait, such as "for gradients".
 
     """
     return Message(Kind.MISSING, block, timestamp, {"missing": sorted(missing), "waiting": waiting})
@@ -80,14 +80,14 @@ def missing_report(block: int, timestamp: int, missing: Iterable[int], waiting: 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of the size of a message, and of the queue to one peer.
+    """Limits of the size of a message and of the queue to a peer.
 
     Attributes:
-        payload_bytes: of the tensor of one message, in all its parts.
-        facts_bytes: of the facts of one message, as JSON.
-        queued_bytes: of queued payloads to one peer, and of those from it that have not been read.
-            A single message may be larger.
-        queued_messages: of queued messages to one peer.
+        payload_bytes: size of the tensor of one message, in all its parts.
+        facts_bytes: size of the facts of one message, as JSON.
+        queued_bytes: size of queued payloads to one peer, and of unread payloads from it. A single
+            message may be larger.
+        queued_messages: number of queued messages to one peer.
 
     """
 
@@ -100,7 +100,7 @@ class Limits:
         """Check the values.
 
         Raises:
-            ValueError: one of them is below 1.
+            ValueError: a limit is below 1.
 
         """
         for name, value in vars(self).items():

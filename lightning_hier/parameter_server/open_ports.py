@@ -1,4 +1,4 @@
-"""The ports of a rank as a whole: opened together at the start, and closed at the end."""
+"""Opening and closing of all ports of a rank."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports
 _WATCH_NAME = "watch"
 
 AllGather = Callable[[Any], list[Any]]
-"""Every rank's value (anything that JSON can represent), in order of rank: a collective."""
+"""All-gather of values that JSON can represent, in order of rank."""
 
 
 class Ports:
-    """Connections of a rank outside of the process group.
+    """Connections of a rank outside the process group.
 
-    A port belongs to one thread at a time. Made by :func:`open_ports`.
+    A port belongs to one thread at a time. Created by :func:`open_ports`.
 
     Attributes:
-        server: the port at which this rank serves.
-        watch: detects lost ranks; only the server loop calls :meth:`Watch.poll`.
+        server: server port of this rank.
+        watch: detects lost ranks. Only the server loop calls :meth:`Watch.poll`.
 
     """
 
@@ -65,14 +65,14 @@ class Ports:
         """Open a port to all servers for the calling thread.
 
         Args:
-            name: unique among this rank's clients; letters and digits.
+            name: name that is unique among this rank's clients, of letters and digits.
 
         Raises:
             ValueError: the name is taken.
 
         """
         if name in (_WATCH_NAME, *self._clients):
-            raise ValueError(f"the client {name!r} is open already")
+            raise ValueError(f"the name of a client must be unique, got {name!r}, which is open")
         sockets = {
             contact.rank: self._transport.client_socket(self._register, contact, name).connect()
             for contact in self._register.contacts
@@ -81,14 +81,14 @@ class Ports:
         return self._clients[name]
 
     def refusals(self) -> dict[str, int]:
-        """Number of refused connections and messages, by reason. From any thread."""
+        """Number of refused connections and messages, by reason. Thread-safe."""
         return self._context.refusals.counts()
 
     def close(self) -> None:
-        """Close all ports; queued messages are sent for up to a second.
+        """Close all ports. Queued messages are sent for up to a second.
 
-        A second call does nothing. The threads that have used the ports must have ended. A rank
-        that closes without having sent :attr:`Kind.BYE` counts as lost.
+        A second call does nothing. The threads that use the ports must have ended. A rank that
+        closes without sending :attr:`Kind.BYE` counts as lost.
         """
         if self._closed:
             return
@@ -115,17 +115,17 @@ def open_ports(
     Ranks of one host are connected by Unix sockets, others by TCP with CURVE.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         world_size: number of ranks.
-        exchange: gathers a value that JSON can represent from every rank, in order of rank.
+        exchange: all-gather of values that JSON can represent, in order of rank.
         traffic: counts sent messages.
         tier_of: returns the tier of messages to a rank.
-        limits: of messages; the same on all ranks.
-        heartbeat_s: between two heartbeats, in seconds.
-        grace_s: seconds for which a rank may be unreachable while its process has not ended.
+        limits: limits of messages; the same on all ranks.
+        heartbeat_s: seconds between two heartbeats.
+        grace_s: seconds that a rank may be unreachable while its process has not ended.
 
     Raises:
-        RuntimeError: on every rank, if one of them can't be reached by the others.
+        RuntimeError: on every rank, if a rank cannot be reached by the others.
         ValueError: a time is not positive.
 
     """
@@ -155,15 +155,16 @@ def open_ports(
 
 
 def agree(exchange: AllGather, act: Callable[[], Any], failure: str) -> list[Any]:
-    """Results of ``act`` on all ranks; an error on one is raised on all, so that none waits.
+    """Results of ``act`` on all ranks. An error on a rank is raised on all, so that none waits.
 
     Args:
         exchange: all-gather over the world.
-        act: returns a value that JSON can represent, or raises ``OSError`` or ``zmq.ZMQError``.
-        failure: first part of the error's text.
+        act: function that returns a value that JSON can represent, or raises ``OSError`` or
+            ``zmq.ZMQError``.
+        failure: first part of the error message.
 
     Raises:
-        RuntimeError: it failed on a rank; names the ranks and their errors.
+        RuntimeError: ``act`` failed on a rank. The error names the ranks and their errors.
 
     """
     try:

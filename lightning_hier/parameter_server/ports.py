@@ -1,4 +1,4 @@
-"""The ports of a rank: one at which it serves all ranks, and one to all servers for each thread."""
+"""Ports of a rank: one server port for all ranks, and one client port per thread."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Received:
 
     Attributes:
         sender: authenticated rank of the sender.
-        address: where :meth:`ServerPort.send` replies to; empty for a client.
-        message: the message.
+        address: address for replies by :meth:`ServerPort.send`. Empty for a client.
+        message: received message.
 
     """
 
@@ -50,7 +50,7 @@ class ServerPort:
     def receive(self, timeout_s: float) -> Received | None:
         """Return the next message, or None if none arrives within ``timeout_s`` seconds.
 
-        Refused messages are counted and skipped. :attr:`Kind.BYE` is noted in the watch.
+        Refused messages are counted and skipped. :attr:`Kind.BYE` is recorded in the watch.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -156,7 +156,7 @@ class ClientPort:
                 self._read(socket)
 
     def close(self) -> None:
-        """Close the sockets; queued messages are sent for up to a second."""
+        """Close the sockets. Queued messages are sent for up to a second."""
         for socket in self._sockets.values():
             socket.close()
         self._sockets.clear()
@@ -185,7 +185,7 @@ class ClientPort:
 
 
 def _authenticated(frames: Sequence[zmq.Frame]) -> str | None:
-    """The rank whose CURVE key the sender has proved to hold; None for a peer on this host."""
+    """The rank whose CURVE key the sender has. None for a peer on this host."""
     try:
         return str(frames[0].get("User-Id")) if frames else None
     except zmq.ZMQError:  # the connection has no such property
@@ -193,5 +193,5 @@ def _authenticated(frames: Sequence[zmq.Frame]) -> str | None:
 
 
 def _milliseconds_until(deadline_s: float) -> int:
-    """Time limit of a poll that ends when ``time.monotonic()`` is ``deadline_s``; at least 0."""
+    """Milliseconds until ``time.monotonic()`` reaches ``deadline_s``, at least 0."""
     return max(0, math.ceil(1000 * (deadline_s - time.monotonic())))

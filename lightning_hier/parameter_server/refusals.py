@@ -12,12 +12,12 @@ Reason = Literal[
 ]
 
 _log = logging.getLogger(__name__)
-# A stranger can use any number of names, and must not fill the log.
+# A stranger can use any number of names, which must not fill the log.
 _MOST_LOGGED = 1000
 
 
 class Refused(Exception):
-    """A received message is refused."""
+    """A received message was refused."""
 
     def __init__(self, reason: Reason, peer: str, detail: str = "") -> None:
         """Refuse a message of ``peer`` for ``reason``."""
@@ -28,12 +28,12 @@ class Refused(Exception):
 
 
 class Refusals:
-    """Counts of one rank. From any thread.
+    """Counts of refusals on a rank. Thread-safe.
 
-    The reasons: ``handshake`` (no ZeroMQ, or without the job's encryption), ``unknown_key`` (a
-    CURVE key that is no rank's), ``stranger`` (without the token of a rank), ``impostor`` (one
-    rank's key and another's name), ``malformed`` (see :mod:`.wire`), ``truncated`` (its last parts
-    did not arrive) and ``replayed`` (a sequence number that does not increase).
+    Reasons: ``handshake`` (not ZeroMQ, or without the job's encryption), ``unknown_key`` (a CURVE
+    key that belongs to no rank), ``stranger`` (without the token of a rank), ``impostor`` (the key
+    of one rank with the name of another), ``malformed`` (see :mod:`.wire`), ``truncated`` (the last
+    parts did not arrive) and ``replayed`` (a sequence number that does not increase).
     """
 
     def __init__(self) -> None:

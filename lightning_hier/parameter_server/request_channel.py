@@ -1,8 +1,8 @@
-"""The request channel of a thread: requests to servers, their answers, and waits with a limit.
+"""Request channel of a thread: requests to servers, their answers, and waits with a limit.
 
-Workers, nodes and live-rank collectives all reach servers through it. It repeats requests until
-they are acknowledged, sends those of a rank that is gone to the next server, calls handlers of
-received messages, and raises an error that names the missing ranks when a limit has passed.
+Workers, nodes and live-rank collectives use it. It repeats requests until they are acknowledged,
+sends requests of a lost server to its successor, calls handlers of received messages, and raises an
+error that names the missing ranks when a limit has passed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class RequestChannel:
     """Sends requests for one thread, calls handlers of received messages, and waits.
 
     Args:
-        port: used by this thread only.
+        port: port that only this thread uses.
         server_loop: server loop of this rank; its failure is raised in every wait.
-        timeout_s: limit of a wait, in seconds.
-        on_waited: called with the seconds of every wait.
+        timeout_s: time limit of a wait, in seconds.
+        on_waited: function that is called with the seconds of every wait.
 
     Attributes:
         send: :meth:`ClientPort.send <.ports.ClientPort.send>`, for messages without an answer.
         is_sending: :meth:`ClientPort.is_sending <.ports.ClientPort.is_sending>`.
-        gone: returns the ranks that have been lost or have left.
-        lost: returns the ranks that have been lost, and why.
-        known_gone: the ranks that are gone and whose requests have been moved.
-        requests: that have been made for this channel.
+        gone: returns the ranks that are lost or have left.
+        lost: returns the lost ranks, with reasons.
+        known_gone: lost or left ranks whose requests have been moved.
+        requests: requests of this channel.
 
     """
 
@@ -65,25 +65,25 @@ class RequestChannel:
         self._gone_handlers: list[Callable[[int, float], None]] = []
 
     def on_port(self, port: ClientPort) -> RequestChannel:
-        """A channel for another thread of this rank, with a port of its own."""
+        """Create a channel for another thread of this rank, with its own port."""
         return RequestChannel(port, self._server_loop, timeout_s=self._timeout_s)
 
     def on(self, kind: Kind, handler: Callable[[Received, float], None]) -> None:
-        """Have :meth:`poll` call ``handler(received, now)`` with every message of a kind."""
+        """Make :meth:`poll` call ``handler(received, now)`` with every message of a kind."""
         self._handlers[kind] = handler
 
     def on_gone(self, handler: Callable[[int, float], None]) -> None:
-        """Have :meth:`poll` call ``handler(rank, now)`` once for every rank that is gone."""
+        """Make :meth:`poll` call ``handler(rank, now)`` once for every rank that is gone."""
         self._gone_handlers.append(handler)
 
     def poll(self, timeout_s: float = 0.0) -> bool:
-        """Handle one message if there is one within ``timeout_s`` seconds; return whether.
+        """Handle a message that arrives within ``timeout_s`` seconds. Returns whether one arrived.
 
-        Without one, requests that are due are sent.
+        If there is none, requests that are due are sent.
 
         Raises:
-            PeerError: a request has reached its limit, or its server reports missing ranks; a
-                server is gone that no other replaces; the other ranks have given up this rank.
+            PeerError: a request has reached its limit, a server reports missing ranks, a server is
+                lost without a successor, or the other ranks have excluded this rank.
             RuntimeError: the server loop of this rank has failed.
 
         """
@@ -111,22 +111,22 @@ class RequestChannel:
         *,
         limit_s: float | None = None,
     ) -> float:
-        """Handle messages until ``done(now)``, and return the seconds that this took.
+        """Handle messages until ``done(now)``, and return the elapsed seconds.
 
         Args:
-            done: called with the time after every message, and 50 times a second.
-            missing: returns the text of the error: the object of the wait and the missing ranks.
-            limit_s: in seconds; None: that of this channel.
+            done: condition, called with the time after every message and 50 times per second.
+            missing: returns the error text with the purpose of the wait and the missing ranks.
+            limit_s: time limit in seconds. None: that of this channel.
 
         Raises:
             PeerError: the limit has passed.
-            RuntimeError: as :meth:`poll`.
+            RuntimeError: as in :meth:`poll`.
 
         """
         begun = time.monotonic()
         limit = self._timeout_s if limit_s is None else limit_s
         with profiler_range("hier/wait"):
-            # Lost ranks, and messages that arrived during the computation, come first.
+            # First handle lost ranks, and messages that arrived during the computation.
             while self.poll():
                 pass
             while not done(time.monotonic()):
@@ -140,7 +140,8 @@ class RequestChannel:
 
     def _note_gone(self, rank: int, now: float) -> None:
         self.known_gone.add(rank)
-        # First, since a handler may raise: a checkpoint after the error needs the new servers.
+        # Before the handlers, which may raise, because a checkpoint after the error needs the new
+        # servers.
         for request in self.requests:
             request.move(now)
         for handle_gone in self._gone_handlers:
@@ -156,15 +157,15 @@ class RequestChannel:
                 named = ", ".join(map(str, report.facts.get("missing", ())))
                 raise PeerError(
                     f"rank {received.sender} has waited too long {report.facts.get('waiting')}, "
-                    f"for rank {named}: look at the log of rank {named}; ranks that are slow but "
-                    "healthy need a larger timeout"
+                    f"for rank {named}: see the log of rank {named}; increase the timeout if ranks "
+                    "are only slow"
                 )
 
 
 def _raise_expelled(received: Received, now: float) -> None:
     reason = received.message.facts.get("reason", "it was silent")
     raise PeerError(
-        f"the other ranks go on without this one: rank {received.sender} had lost it ({reason}). "
-        "A rank that cannot be reached for grace_s can't come back. Look at its host and network, "
-        "and set grace_s to more than such interruptions take."
+        f"the other ranks continue without this one: rank {received.sender} had lost it "
+        f"({reason}). A rank that is unreachable for grace_s cannot rejoin. Check its host and "
+        "network, or set grace_s above the duration of such interruptions."
     )

@@ -1,4 +1,4 @@
-"""Requests that are sent again until they are acknowledged: the one retry mechanism of clients."""
+"""Requests that are repeated until they are acknowledged, the retry mechanism of clients."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from lightning_hier.parameter_server.message import Message
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.request_channel import RequestChannel
 
-# An answer that takes this many times as long as the previous one may have been lost.
+# An answer that takes this many times as long as the previous one is considered lost.
 _LATE = 3.0
 
 
 class Request:
-    """A slot for one request at a time, sent again until it is acknowledged.
+    """A slot for one request at a time, which is repeated until it is acknowledged.
 
     A broken connection or a full queue can lose a message. A request that could not be sent is
-    tried again at every :meth:`tick`. One that was sent is repeated after three times the time that
-    the previous answer took, and then at intervals that double up to a limit: on a slow link an
-    answer takes its time, and repeated requests would only lengthen the queue. Kind, block and
-    timestamp of a message identify the request, so a server applies a repeated one only once.
+    tried again at every :meth:`tick`. A sent request is repeated after three times the duration of
+    the previous answer, and then at intervals that double up to a limit, because repeated requests
+    would lengthen the queue of a slow link. Kind, block and timestamp identify a request, so a
+    server applies a repeated one only once.
 
     Args:
-        channel: that sends it, and repeats it while its thread waits.
+        channel: channel that sends the request and repeats it while its thread waits.
         server: returns the rank that answers, given the ranks that are gone.
-        role: of that rank, for error messages.
-        retry_s: shortest time before a request is repeated, in seconds.
-        longest_s: longest time before a request is repeated, in seconds.
-        limit_s: of a request, in seconds; infinite: only the waits of the thread have a limit.
-        on_moved: called with the time when another rank has become the server, before the pending
-            request is sent to it.
+        role: role of this rank in error messages.
+        retry_s: minimum time before a request is repeated, in seconds.
+        longest_s: maximum time before a request is repeated, in seconds.
+        limit_s: time limit of a request in seconds. Infinity: only waits of the thread have a
+            limit.
+        on_moved: function that is called with the time when another rank has become the server,
+            before the pending request is sent to it.
 
     Attributes:
-        after: a request that must be sent before this one.
-        rank: the server.
-        message: the request that has not been acknowledged; None if there is none.
-        sent: whether it has been sent.
-        retries: how many requests have been repeated.
-        dropped: requests with a payload that were replaced before they could be sent.
+        after: request that must be sent before this one.
+        rank: current server.
+        message: request that has not been acknowledged, or None.
+        sent: whether the request has been sent.
+        retries: number of repeated requests.
+        dropped: number of requests with a payload that were replaced before they could be sent.
 
     """
 
@@ -74,7 +75,7 @@ class Request:
         self.dropped = 0
 
     def put(self, message: Message, now: float, *, repeat: Message | None = None) -> None:
-        """Replace the request by another one, and send it.
+        """Replace the request by a new one, and send it.
 
         Args:
             message: the request.
@@ -82,7 +83,7 @@ class Request:
             repeat: message to send instead when the request is repeated.
 
         Raises:
-            PeerError: the server is gone, and no other rank takes its place.
+            PeerError: the server is gone and has no successor.
 
         """
         if self.message is not None and not self.sent:
@@ -95,10 +96,10 @@ class Request:
         self.tick(now)
 
     def move(self, now: float) -> None:
-        """Find the server that replaces one that is gone, and send it the pending request.
+        """Find the successor of a server that is gone, and send it the pending request.
 
         Raises:
-            PeerError: there is a request, and no rank replaces its server.
+            PeerError: there is a pending request, but the server has no successor.
 
         """
         if self.rank not in self._channel.known_gone or not self._find_server():
@@ -111,7 +112,7 @@ class Request:
         """Send the request if it has not been sent, and repeat it if its answer is late.
 
         Raises:
-            PeerError: it has not been acknowledged within its limit.
+            PeerError: the request was not acknowledged within its limit.
 
         """
         if self.message is None:
@@ -126,7 +127,7 @@ class Request:
         if self.sent:
             self._interval_s = min(2 * self._interval_s, self._longest_s)
             repeat = self._repeat or self.message
-            # A copy that has not left the queue is not queued again.
+            # Not repeated while a copy is still in the queue.
             if not self._channel.is_sending(self.rank, repeat.kind, repeat.block):
                 self.retries += 1
                 self._channel.send(self.rank, repeat)
@@ -139,17 +140,17 @@ class Request:
         self._due = now + self._interval_s
 
     def acknowledge(self, now: float) -> None:
-        """Empty the slot: the answer has arrived."""
+        """Clear the slot when the answer has arrived."""
         usual_s = _LATE * (now - self._sent_at)
         self._usual_s = min(max(self._retry_s, usual_s), self._longest_s)
         self.message = self._repeat = None
 
     def cancel(self) -> None:
-        """Empty the slot without an answer."""
+        """Clear the slot without an answer."""
         self.message = self._repeat = None
 
     def waited_s(self, now: float) -> float:
-        """Seconds since the request was put."""
+        """Seconds since :meth:`put`."""
         return now - self._put_at
 
     @property
@@ -157,7 +158,7 @@ class Request:
         return f"rank {self.rank}, {self._role},"
 
     def _find_server(self) -> bool:
-        """Take the rank that replaces one that is gone; return whether there is one."""
+        """Select the successor of a server that is gone. Returns whether there is one."""
         gone = self._channel.known_gone
         rank = self._server(gone)
         if rank not in gone:
@@ -169,7 +170,7 @@ class Request:
 
 
 def unanswered(what: str, requests: Iterable[Request]) -> str:
-    """Text for an error: the ranks that have not answered these requests for ``what``."""
+    """Error text that names the ranks that have not answered these requests for ``what``."""
     ranks = sorted({request.rank for request in requests})
     named = ", ".join(map(str, ranks))
-    return f"{what} have not come from rank {named}: look at the log of rank {named}"
+    return f"{what} were not received from rank {named}: see the log of rank {named}"

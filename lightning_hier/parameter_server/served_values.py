@@ -1,4 +1,4 @@
-"""Parameters that a server holds, and their update by a copy of the user's optimizer."""
+"""Parameters on a server, and their update by a copy of the user's optimizer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 
 
 class ServedValues:
-    """Values of parameters on the host, and their Updater. From any thread.
+    """Values of parameters on the host, and their Updater. Thread-safe.
 
     Args:
         name: name of the values, for log messages.
-        tensors: the values; updated in place.
+        tensors: values, updated in place.
         updater: updater over these tensors.
         dtype: dtype of flat copies; it must represent every tensor exactly.
 
@@ -36,11 +36,11 @@ class ServedValues:
         self._updater = updater
         self._dtype = dtype
         self._flat: Tensor | None = None
-        # Two-stage ASGD copies the state in another thread than the one that updates it.
+        # A lock, because two-stage ASGD copies the state in another thread than the updating one.
         self._lock = threading.RLock()
 
     def flat(self) -> Tensor:
-        """The current values, 1-D; a copy that is never changed."""
+        """Current values, 1-D. The copy is never changed."""
         with self._lock:
             if self._flat is None:
                 pieces = [tensor.reshape(-1).to(self._dtype) for tensor in self._tensors]
@@ -64,13 +64,13 @@ class ServedValues:
     ) -> bool:
         """``w <- w - rate_factor * lr * Updater(mean)``.
 
-        An update to NaN or inf is undone: the values are restored, and the optimizer's state, which
-        may contain them too, is reset.
+        An update to NaN or inf is undone: the values are restored, and the optimizer state, which
+        may contain them as well, is reset.
 
         Args:
-            mean: the gradient, 1-D.
+            mean: mean gradient, 1-D.
             absent: positions of parameters without a gradient, which are not updated.
-            rate_factor: multiplies every learning rate.
+            rate_factor: factor of every learning rate.
             hyperparameters: hyperparameters of the user's optimizer; None: those of the last
                 update.
 
@@ -85,25 +85,25 @@ class ServedValues:
             gradients = [None if at in absent else piece for at, piece in enumerate(pieces)]
             self._updater.step(gradients, rate_factor=rate_factor, hyperparameters=hyperparameters)
             self._flat = None
-            # Freed before the new flat copy is made, so that both do not exist at once.
+            # Freed before the new flat copy is created, to save memory.
             del mean, pieces, gradients
             if all_finite(self.flat()):
                 return True
             self.replace(before)
             self._updater.reset()
         _log.warning(
-            "an update of %s is not finite: the values stay as they were, and the state of their "
+            "an update of %s is not finite: the values are not changed, and the state of their "
             "optimizer is reset",
             self._name,
         )
         return False
 
     def snapshot(self) -> tuple[Tensor, ParameterStates]:
-        """Consistent copies: the flat values, and the optimizer's state by parameter index."""
+        """Consistent copies of the flat values and of the optimizer state by parameter index."""
         with self._lock:
             return self.flat(), self._updater.state()
 
     def load(self, states: ParameterStates) -> None:
-        """Load the optimizer's state of these parameters."""
+        """Load the optimizer state of these parameters."""
         with self._lock:
             self._updater.load(states)

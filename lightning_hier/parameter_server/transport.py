@@ -1,9 +1,9 @@
-"""A rank's end of the transport: its ZeroMQ context, its bound socket, and its host's sockets.
+"""Transport of a rank: ZeroMQ context, bound socket, and sockets of its host.
 
-A Unix socket has a name in the file system. A killed process leaves it behind, and another process
-with access to the folder could bind a socket of its own to it. So names exist only during the
-start: every rank of the host opens the sockets of the others (``O_PATH``), and then all names are
-removed. A rank connects, and reconnects, through ``/proc/self/fd`` while the server exists.
+A Unix socket has a name in the file system. A killed process would leave it behind, and another
+process with access to the directory could bind its own socket to it. Names therefore exist only
+during the start: every rank of the host opens the sockets of the others (``O_PATH``), and then all
+names are removed. A rank connects and reconnects through ``/proc/self/fd``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Socket = zmq.Socket[bytes]
 _OWN_ENDPOINT = "inproc://server"
 _LINGER_MS = 1000
 _LEAST_PARTS = 16
-_SLACK_BYTES = 1024  # what CURVE adds to a frame
+_SLACK_BYTES = 1024  # overhead of CURVE per frame
 _RECONNECT_MS = (50, 1000)
 _CONNECT_LIMIT_MS = 2000
-# A TCP connection is reset when its peer's host has not acknowledged for so long.
+# Time without acknowledgement after which a TCP connection is reset.
 _SILENT_LIMIT_S = 30
 _FOLDER_PREFIX = "lightning_hier-"
 _SOCKET_NAME = "server"
@@ -50,10 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 class Unconnected(NamedTuple):
-    """A socket of a client before its first attempt to connect: time to attach a monitor.
+    """A client socket before it connects, so that a monitor can be attached.
 
     Attributes:
-        socket: with all its options.
+        socket: socket with all its options.
         endpoint: address of the peer.
 
     """
@@ -68,37 +68,37 @@ class Unconnected(NamedTuple):
 
 
 def make_context(world_size: int) -> Context:
-    """A ZeroMQ context for this process; a forked process needs its own."""
-    # One thread of ZeroMQ encrypts or decrypts about 1 GB/s; its connections are divided by two.
+    """Create a ZeroMQ context for this process. A forked process needs its own."""
+    # Two threads, because one encrypts or decrypts about 1 GB/s.
     context: Context = zmq.Context(io_threads=2)
-    # For each rank: a watched connection with its monitor, and one for each client.
+    # For each rank: a watched connection with its monitor, and one connection per client.
     context.max_sockets = 64 + 16 * world_size
     return context
 
 
 def server_socket(context: Context, limits: Limits) -> Socket:
-    """The socket of a server; it is not bound yet."""
+    """Create the socket of a server, which is not bound yet."""
     socket = context.socket(zmq.ROUTER)
     _set_common(socket, limits)
-    # Raise an error for an address that is gone instead of dropping the message.
+    # Raise an error for an unknown address instead of dropping the message silently.
     socket.router_mandatory = True
     # A peer may reconnect before its old connection is known to be broken. Addresses include the
-    # ranks' tokens, so that only the peer itself can take its address over.
+    # tokens of ranks, so only the peer itself can take over its address.
     socket.router_handover = True
     return socket
 
 
 def _set_common(socket: Socket, limits: Limits) -> None:
     socket.linger = _LINGER_MS
-    # Connections limit queues by bytes. ZeroMQ limits them by number, for messages without payload,
-    # and must not stop in the middle of the one large message that may always be sent.
+    # Connections limit queues by bytes. ZeroMQ limits them by number, for messages without payload.
+    # It must not stop within a single large message, which may always be sent.
     parts = max(limits.queued_bytes // PART_BYTES, MOST_PARTS)
     socket.sndhwm = limits.queued_messages + parts
-    # Above this number of unread messages ZeroMQ reads no more, and the peer's queue fills.
+    # Above this number of unread messages, ZeroMQ stops reading, and the peer's queue fills.
     socket.rcvhwm = max(_LEAST_PARTS, limits.queued_bytes // PART_BYTES)
     largest = max(bytes_of_part(limits.payload_bytes), limits.facts_bytes)
     socket.maxmsgsize = largest + _SLACK_BYTES
-    # Routers drop idle connections without a notice to either end.
+    # Keep-alive, because routers drop idle connections without notifying either end.
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = _SILENT_LIMIT_S
     socket.tcp_maxrt = 1000 * _SILENT_LIMIT_S
@@ -111,7 +111,7 @@ class Transport:
         context: context of all sockets of these ports.
         credentials: credentials of this rank.
         authenticator: authenticator of peers on other hosts.
-        server: the socket to bind.
+        server: socket to bind.
 
     """
 
@@ -129,7 +129,7 @@ class Transport:
         """Bind the addresses that other ranks need, and no others.
 
         Raises:
-            OSError: there is no folder or no address to bind to.
+            OSError: there is no directory or no address to bind to.
             zmq.ZMQError: binding failed.
 
         """
@@ -137,11 +137,11 @@ class Transport:
         hosts = [offer.host for offer in offers]
         ipc = tcp = None
         if hosts.count(host) > 1:
-            # Only this user can enter it.
+            # Only this user can access it.
             self._folder = TemporaryDirectory(prefix=_FOLDER_PREFIX)
-            # Through a handle: the address of a socket has at most 107 bytes, a path may have more.
+            # Through a handle, because a path may exceed the 107 bytes of a socket address.
             ipc = f"{self._open(self._folder.name)}/{_SOCKET_NAME}"
-        # Before the options below, which would hold for these addresses too.
+        # Before the options below, which would also apply to these addresses.
         self.server.bind(_OWN_ENDPOINT)
         if ipc is not None:
             self.server.bind(ipc)
@@ -153,13 +153,13 @@ class Transport:
     def client_socket(
         self, register: Register, peer: Contact, name: str, heartbeat_s: float | None = None
     ) -> Unconnected:
-        """A socket that :meth:`Unconnected.connect` connects to the server of ``peer``.
+        """Create a socket that :meth:`Unconnected.connect` connects to the server of ``peer``.
 
         Args:
             register: contacts of all ranks.
             peer: rank to connect to; may be this rank.
-            name: of this connection among those of this rank to this peer.
-            heartbeat_s: time between two heartbeats; None: none are sent.
+            name: name of this connection among those of this rank to this peer.
+            heartbeat_s: seconds between two heartbeats. None: no heartbeats.
 
         """
         socket = self.context.socket(zmq.DEALER)
@@ -180,16 +180,14 @@ class Transport:
             self._identify(socket)
             socket.ipv6 = "[" in (endpoint or "")
         if endpoint is None:
-            raise ValueError(
-                f"rank {peer.rank} serves at no address that rank {register.rank} reaches"
-            )
+            raise ValueError(f"rank {peer.rank} has no address that rank {register.rank} can reach")
         return Unconnected(socket, endpoint)
 
     def open_sockets(self, host: str, contacts: Sequence[Contact]) -> list[Contact]:
-        """The contacts, with endpoints that outlive the names of the sockets of ``host``.
+        """Contacts with endpoints that remain valid after the names of the sockets are removed.
 
         Raises:
-            OSError: a socket can't be opened.
+            OSError: a socket cannot be opened.
 
         """
         return [
@@ -200,27 +198,27 @@ class Transport:
         ]
 
     def remove_name(self) -> None:
-        """Remove the name of this rank's socket, once all ranks of its host have opened it."""
+        """Remove the name of this rank's socket after all ranks of its host have opened it."""
         if self._folder is not None:
             self._folder.cleanup()
 
     def close(self) -> None:
-        """End the context, after all other sockets have been closed."""
+        """Terminate the context after all other sockets have been closed."""
         self.server.disable_monitor()
         self.server.close()
-        # term() waits for every socket; an unclosed one must not block the rank for ever.
+        # In a thread, because term() would block forever if a socket were not closed.
         end = threading.Thread(target=self.context.term, name="zmq-end", daemon=True)
         end.start()
         end.join(_END_LIMIT_S)
         self.remove_name()
-        if end.is_alive():  # it may still connect through the handles
+        if end.is_alive():  # the context may still connect through the handles
             _log.warning("ZeroMQ did not end within %g s: a port is still open", _END_LIMIT_S)
             return
         while self._handles:
             os.close(self._handles.pop())
 
     def _bind_outside(self, endpoint: str) -> str:
-        """Bind for ranks of other hosts, with CURVE; returns the endpoint with the port."""
+        """Bind for ranks of other hosts, with CURVE. Returns the endpoint with the port."""
         self.server.ipv6 = endpoint.startswith("tcp://[")
         self._identify(self.server)
         self.server.curve_server = True
@@ -233,6 +231,6 @@ class Transport:
         socket.curve_secretkey = self.credentials.secret_key.encode()
 
     def _open(self, path: str) -> str:
-        """An endpoint of the open socket at ``path``, usable after its name is removed."""
+        """Endpoint of the open socket at ``path``, which is valid after its name is removed."""
         self._handles.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
         return f"ipc:///proc/self/fd/{self._handles[-1]}"

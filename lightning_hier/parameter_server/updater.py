@@ -25,7 +25,7 @@ ParameterStates = dict[int, dict[str, Any]]
 
 
 def objection(optimizer: Optimizer) -> str | None:
-    """Why an optimizer can't be a server's Updater; None if it can."""
+    """Why an optimizer cannot be a server's Updater; None if it can."""
     name = type(optimizer).__name__
     if isinstance(optimizer, LBFGS):
         return f"{name} calls its closure several times a step; a server has gradients only"

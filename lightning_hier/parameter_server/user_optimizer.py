@@ -19,8 +19,8 @@ NOT_HYPERPARAMETERS = ("params", "param_names")
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The hyperparameters of every parameter group, for JSON.
 
-    Tensors of one element become numbers, and tuples become lists. Values that JSON can't represent
-    are left out: no scheduler changes them, and the Updater has copied them at the start.
+    Tensors of one element become numbers, and tuples become lists. Values that JSON cannot
+    represent are left out: no scheduler changes them, and the Updater has copied them at the start.
     """
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:

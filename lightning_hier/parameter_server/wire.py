@@ -99,7 +99,7 @@ def encode(
     Raises:
         ValueError: the peer would refuse the message: its payload is not a 1-D contiguous tensor
             on the CPU of a dtype that can be sent, or something in it is too large.
-        TypeError: JSON can't represent the facts.
+        TypeError: JSON cannot represent the facts.
 
     """
     facts = json.dumps(message.facts).encode() if message.facts else b""

@@ -67,8 +67,8 @@ def test_node_that_stands_still_is_named_by_all_that_wait_for_its_turn() -> None
         error = outcomes[rank].error
         assert error is not None and error.startswith("PeerError")
         # A node waits for its turn, and at the epoch's end for all: either limit can pass first.
-        named = "for the push of a node, for rank 1", "at an epoch's end, for rank 1"
-        assert ("look at the log of rank 1" in error and any(text in error for text in named)) or (
+        named = "for the push of a node, for rank 1", "at the end of an epoch, for rank 1"
+        assert ("see the log of rank 1" in error and any(text in error for text in named)) or (
             rank == 2 and "rank 0" in error  # the master's own node was told first
         )
 

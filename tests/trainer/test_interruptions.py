@@ -76,7 +76,7 @@ def test_rank_that_is_stopped(name: str, grace_s: float, tmp_path: Path) -> None
     outcomes = rank_outcomes(_run, RANKS, tmp_path, name, grace_s)
     if grace_s == SHORT_S:
         error = outcomes.pop(STOPPED).error
-        assert error is not None and error.startswith("PeerError: the other ranks go on without")
+        assert error is not None and error.startswith("PeerError: the other ranks continue without")
         assert "its connection broke and has not come back for grace_s=1 s" in error
         assert "set grace_s to more than such interruptions take" in error
     for outcome in outcomes:

@@ -37,7 +37,7 @@ def test_interface_that_the_user_names(environment: dict[str, str], address: str
 
 
 def test_interface_that_is_not_there_is_named_in_the_error() -> None:
-    with pytest.raises(OSError, match="GLOO_SOCKET_IFNAME=none0 is none of the interfaces"):
+    with pytest.raises(OSError, match="GLOO_SOCKET_IFNAME=none0 must be one of the interfaces"):
         named_interface_address({"GLOO_SOCKET_IFNAME": "none0"})
     with pytest.raises(OSError, match="none0 has no address"):
         interface_address("none0")

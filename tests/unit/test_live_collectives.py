@@ -153,7 +153,7 @@ def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:
     results = gather_on_all(LocalNetwork(WORLD), work, limit_s=2.0)
     for rank in range(3):
         assert isinstance(results[rank], PeerError)
-        assert "in collective 1 of all ranks, for rank 3: look at" in str(results[rank])
+        assert "in collective 1 of all ranks, for rank 3: see" in str(results[rank])
 
 
 def test_rank_that_was_given_up_is_told() -> None:
@@ -168,7 +168,7 @@ def test_rank_that_was_given_up_is_told() -> None:
 
     results = on_every_rank(_OneSided(2), handlers, work)
     assert isinstance(results[1], PeerError)
-    assert "go on without this one" in str(results[1])
+    assert "continue without this one" in str(results[1])
 
 
 class _OneSided(LocalNetwork):

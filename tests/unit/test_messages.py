@@ -197,7 +197,7 @@ def _header(**changed: int) -> bytes:
         ([_header(offset=4), b"", bytes(8)], "8 bytes at 4 of a payload of 8"),
         ([_header(offset=8), b"", b""], "0 bytes at 8 of a payload of 8"),
         ([_header(offset=4), b"{}", bytes(4)], "facts at 4"),
-        ([_header(offset=4), b"", bytes(4)], "continues nothing"),
+        ([_header(offset=4), b"", bytes(4)], "does not continue a message"),
         ([_header(count=2**62 + 2), b"", bytes(8)], "18446744073709551624 bytes, more than 1024"),
         ([_header(count=300), b"", bytes(1200)], "payload of 1200 bytes, more than 1024"),
         ([_header(), b"{}" + b" " * 300, bytes(8)], "facts of 302 bytes, more than 256"),

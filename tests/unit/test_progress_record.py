@@ -63,7 +63,7 @@ def test_rank_that_has_not_reached_the_synchronisation_is_named() -> None:
         said = _failing(records[0], "block 2")
     assert "block 2 failed because rank 1 did not take part" in said
     assert "rank 1 was last seen at block 1" in said
-    assert "larger timeout" in said
+    assert "increase the timeout" in said
     assert "Connection closed by peer [127.0.0.1]" in said
     assert "Exception raised" not in said
 

@@ -150,7 +150,9 @@ def test_wait_handles_what_has_arrived_and_has_a_limit() -> None:
     request.put(PUSH, 0.0)
     assert channel.wait(lambda now: request.message is None, lambda: "nothing") < 1.0
     request.put(PUSH, 0.0)
-    with pytest.raises(PeerError, match=r"after 0.05 s: answers have not come from rank 3: look"):
+    with pytest.raises(
+        PeerError, match=r"after 0.05 s: answers were not received from rank 3: see"
+    ):
         channel.wait(
             lambda now: request.message is None,
             lambda: unanswered("answers", [request]),

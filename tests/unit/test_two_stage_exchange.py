@@ -180,7 +180,7 @@ def test_silent_master_and_missing_node_are_named(bench: Bench) -> None:
         bench.add(0, 1.0)
     bench.advance(0.0)
     report = missing_report(0, 0, [4], "for the push of a node")
-    with pytest.raises(PeerError, match="for the push of a node, for rank 4: look at the log of"):
+    with pytest.raises(PeerError, match="for the push of a node, for rank 4: see the log of"):
         bench.channel.receive(Received(0, b"", report), 1.0)
     with pytest.raises(PeerError, match="rank 0, the master .* has not answered for 80 s"):
         bench.advance(81.0)

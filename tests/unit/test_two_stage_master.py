@@ -216,7 +216,7 @@ def test_node_at_the_epochs_end_is_told_who_is_missing() -> None:
     talk.arrive(4, now=5.0)
     talk.master.tick(5.0 + LIMIT_S)
     [(to, told)] = talk.sent
-    assert to == 4 and told.facts == {"missing": [0, 2], "waiting": "at an epoch's end"}
+    assert to == 4 and told.facts == {"missing": [0, 2], "waiting": "at the end of an epoch"}
 
 
 def test_epoch_ends_without_a_node_that_died() -> None:

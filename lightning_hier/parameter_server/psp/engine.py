@@ -1,4 +1,4 @@
-"""PSP-SGD on one rank: its worker, its server, and the waits of the worker for servers."""
+"""PSP-SGD on a rank: worker, server, and waits of the worker for servers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lightning_hier.parameter_server.user_optimizer import ServedParameterCheck,
 
 
 class PSPEngine(Engine):
-    """Algorithm 1 of psp_sgd. A step also raises QuorumError if too few ranks are left.
+    """Algorithm 1 of psp_sgd. A step raises QuorumError if too few ranks are left.
 
     Args:
-        rank: of this process.
-        optimizers: of the user; their parameters have the same values on all ranks.
-        channel: of the rank's main thread.
+        rank: rank of this process.
+        optimizers: optimizers of the user; their parameters have the same values on all ranks.
+        channel: channel of the rank's main thread.
         replies: the rank's server port.
-        settings: of all servers.
+        settings: settings of all servers.
         pull_rule: b and tau_2.
 
     """

@@ -1,4 +1,4 @@
-"""Gradients that workers push: their facts, the round they belong to, and counts of their fates."""
+"""Gradients that workers push: facts, rounds, and counts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from lightning_hier.parameter_server.psp.settings import Countdown
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 _HALF = (torch.float16, torch.bfloat16)
-# Gradients over which the logged staleness is a mean.
+# Number of gradients over which staleness is averaged for logging.
 _WINDOW = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushFacts:
-    """Facts of a PUSH: the fields of its JSON object.
+    """Facts of a PUSH, the fields of its JSON object.
 
     Attributes:
         version: timestamp of the shard with which the gradient was computed.
         final: number of the last rendezvous that has ended for the worker.
         collectives_done: number of the last live-rank collective that has ended for the worker.
-        steps: number of steps of the worker; the most advanced worker has made most.
-        hyperparameters: of the worker's optimizer, for each parameter group.
-        absent: positions in the shard of the parameters without a gradient.
+        steps: number of steps of the worker.
+        hyperparameters: hyperparameters of the worker's optimizer, for each parameter group.
+        absent: positions of the shard's parameters without a gradient.
 
     """
 
@@ -43,13 +43,13 @@ class PushFacts:
 
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> PushFacts | None:
-        """Facts of a received message; None if they are not those of a PUSH."""
+        """Facts of a received message, or None if they are not those of a PUSH."""
         try:
             read = cls(**facts)
             numbers = [read.version, read.final, read.collectives_done, read.steps, *read.absent]
         except TypeError:
             return None
-        # By type: a boolean is an int too.
+        # By exact type, because a boolean is also an int.
         whole = set(map(type, numbers)) == {int}
         groups = isinstance(read.hyperparameters, list)
         groups = groups and set(map(type, read.hyperparameters)) <= {dict}
@@ -59,19 +59,19 @@ class PushFacts:
 class Round:
     """The pushes for one update of a shard (Algorithm 1, server, lines 4 to 12).
 
-    Gradients are kept by worker until the round ends and added in order of rank, so the sum does
-    not depend on the order of arrival, and runs in which every round has all gradients are equal to
-    the last bit. That costs at most one shard for each worker, so one model a rank in all. A second
-    gradient of the same worker is added to its first on arrival.
+    Gradients are kept by worker until the round ends and added in order of rank. The sum does not
+    depend on the order of arrival, so runs in which every round has all gradients are bit for bit
+    equal. This costs at most one shard per worker, in total one model per rank. A second gradient
+    of the same worker is added to its first one on arrival.
 
     Attributes:
         responded: workers that have pushed or abstained.
-        newest: largest timestamp of the responses; -1: there is none.
+        newest: largest timestamp of the responses, or -1 if there are none.
         gradients: d, number of gradients.
         sums: gradient of each worker.
-        absent: positions of the parameters that no gradient has.
-        began: time of the first response; infinite: there is none.
-        countdown: to its end, from the time at which c gradients have been pushed.
+        absent: positions of parameters without any gradient.
+        began: time of the first response, or infinity if there is none.
+        countdown: countdown to the end, which starts when c gradients have been pushed.
 
     """
 
@@ -85,12 +85,12 @@ class Round:
         self.countdown = Countdown()
 
     def add(self, worker: int, gradient: Tensor, absent: Sequence[int]) -> None:
-        """Keep a gradient.
+        """Store a gradient.
 
         Args:
-            worker: that has pushed it.
-            gradient: flat; kept as it is, and not changed.
-            absent: positions of the parameters without a gradient; it is zero there.
+            worker: worker that has pushed it.
+            gradient: flat gradient, stored by reference and not changed.
+            absent: positions of parameters without a gradient, where it is zero.
 
         """
         earlier = self.sums.get(worker)
@@ -99,7 +99,7 @@ class Round:
         self.gradients += 1
 
     def mean(self) -> Tensor:
-        """``g / d``, flat; gradients of half precision are summed in single precision."""
+        """``g / d``, flat. Gradients in half precision are summed in single precision."""
         first, *others = sorted(self.sums)
         total = _copy_wide(self.sums[first])
         for worker in others:
@@ -109,18 +109,18 @@ class Round:
 
 @dataclass
 class ServerCounts:
-    """Counts of one rank's server, written in the server loop and read from any thread.
+    """Counts of a rank's server, written by the server loop and read by any thread.
 
-    A gradient that is pushed ends as one of ``used``, ``dropped`` and ``nonfinite``, unless the
-    server dies first.
+    A pushed gradient is counted once, as ``used``, ``dropped`` or ``nonfinite``, unless the server
+    is lost first.
 
     Attributes:
         used: gradients in an update or in the current round.
         dropped: gradients that arrived too late (Algorithm 1, server, line 8), or twice.
-        nonfinite: gradients and updates that were left out because of NaN or inf.
-        rounds: updates of a shard.
-        in_rounds: gradients in those updates.
-        takeovers: shards taken over from ranks that are gone.
+        nonfinite: gradients and updates that were discarded because of NaN or inf.
+        rounds: updates of shards.
+        in_rounds: gradients in these updates.
+        takeovers: shards taken over from lost ranks.
 
     """
 

@@ -26,35 +26,35 @@ class _Worker:
     """State of a worker on the server of a shard."""
 
     address: bytes = b""
-    pull: int | None = None  # it waits for a version newer than this one
-    sent: int = -1  # newest version that it has been sent
-    pushed: int = -1  # newest timestamp that it has pushed
-    rendezvous: int = 0  # number of the last rendezvous at which it has arrived
+    pull: int | None = None  # the worker waits for a version newer than this one
+    sent: int = -1  # newest version that was sent to the worker
+    pushed: int = -1  # newest timestamp that the worker has pushed
+    rendezvous: int = 0  # number of the last rendezvous at which the worker has arrived
     resumes: int = 0  # timestamp of its next push after that rendezvous
 
 
 class ServedShard:
-    """A shard on its server: values, the current round, and the workers that wait.
+    """A shard on its server: values, the current round, and waiting workers.
 
-    At the end of a round the timestamp becomes one more than the newest of the round's responses:
-    each worker is sent a version newer than its own at the end of the round of its push, or at
-    once.
+    At the end of a round, the timestamp becomes one more than the newest of the round's responses.
+    Each worker therefore gets a version newer than its own at the end of the round of its push, or
+    immediately.
 
-    A worker is sent a version only for a request, and only when the one before has left the queue:
-    on a slow link a second copy would delay the first.
+    A version is sent to a worker only on request, and only when the previous one has left the
+    queue, because a second copy would delay the first one on a slow link.
 
     Args:
         shard: number, size and dtype.
-        values: and their Updater.
+        values: values and their Updater.
         timestamp: t, version of the values.
-        settings: of all servers.
-        live: live workers; its owner updates the set.
-        waiting_ranks: workers that wait in a live-rank collective; its owner updates it.
+        settings: settings of all servers.
+        live: live workers. The owner updates this set.
+        waiting_ranks: workers that wait in a live-rank collective. The owner updates it.
         replies: port of the rank. Workers repeat requests whose replies are lost.
-        counts: for logging.
+        counts: counts for logging.
 
     Attributes:
-        final_number: number of the last rendezvous that has ended; 0: none has.
+        final_number: number of the last rendezvous that has ended, or 0.
 
     """
 
@@ -81,7 +81,7 @@ class ServedShard:
         self._counts = counts
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
-        # Those of them that wait at a rendezvous.
+        # Live workers that wait at a rendezvous.
         self._arrived: dict[int, _Worker] = {}
         self._most_advanced: PushFacts | None = None
         self._final: Message | None = None
@@ -89,7 +89,7 @@ class ServedShard:
         self._retry_at = self._rendezvous_since = math.inf
 
     def respond(self, received: Received, now: float) -> None:
-        """Handle a PUSH or an ABSTAIN, which is also a request for a newer version.
+        """Handle a PUSH or an ABSTAIN, which also request a newer version.
 
         A gradient is used, or dropped (lines 6 to 11).
         """
@@ -101,7 +101,7 @@ class ServedShard:
             else:
                 self._take(received.sender, message)
             worker.pushed = max(worker.pushed, timestamp)
-        # A message from before the worker's arrival at a rendezvous needs no answer.
+        # A message that precedes the worker's arrival at a rendezvous needs no answer.
         if received.sender not in self._arrived or timestamp >= worker.resumes:
             self._arrived.pop(received.sender, None)
             if worker.sent <= timestamp or not self._is_queued(received.address):
@@ -117,7 +117,7 @@ class ServedShard:
         self.end_if_complete(now)
 
     def arrive(self, received: Received, now: float) -> None:
-        """Note that a worker has arrived at a rendezvous: it pushes no more until all have."""
+        """Record the arrival of a worker at a rendezvous. It does not push until all have."""
         number = received.message.facts.get("number")
         if not isinstance(number, int):
             return
@@ -135,8 +135,8 @@ class ServedShard:
     def end_rendezvous(self, number: int) -> None:
         """End a rendezvous with the current values, if it has not ended yet.
 
-        It may have ended under an earlier server of the shard: messages of workers that have gone
-        on carry its number.
+        It may have ended on an earlier server of the shard. Messages of workers that have continued
+        contain its number.
         """
         if number <= self.final_number:
             return
@@ -149,9 +149,9 @@ class ServedShard:
                 self._replies.send(worker.address, self._final)
 
     def take_late_copy(self, copy: Message, now: float) -> None:
-        """Take a worker's copy (HOLD) that arrives after the shard was taken over.
+        """Handle a worker's copy (HOLD) that arrives after the shard was taken over.
 
-        A newer copy is used unless there has been a push, which may be part of it already.
+        A newer copy is used unless there was a push, which may already be part of it.
         """
         unused = not self._updated and not self._round.responded
         if copy.payload is not None and copy.timestamp > self.timestamp and unused:
@@ -161,15 +161,15 @@ class ServedShard:
         self.end_rendezvous(copy.facts["final"])
 
     def leave(self, worker: int, now: float) -> None:
-        """Stop waiting for a worker; its gradient in this round counts."""
+        """Stop waiting for a worker. Its gradient in this round counts."""
         self._workers.pop(worker, None)
         self._arrived.pop(worker, None)
         self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
-        """End the round, or the rendezvous, if it waits for no more workers."""
+        """End the round or the rendezvous if it does not wait for any worker."""
         if self._arrived and not self._absent():
-            # The rest of the round belongs to the model that all ranks will hold.
+            # The gradients of the current round are part of the model of the rendezvous.
             if self._round.responded:
                 self._update()
             resumes = max(one.resumes for one in self._arrived.values())
@@ -187,20 +187,20 @@ class ServedShard:
         return due
 
     def tick(self, now: float) -> None:
-        """End rounds whose time is over, and report missing workers at the time limit."""
+        """End rounds whose countdown is over, and report missing workers at the time limit."""
         self.end_if_complete(now)
         self._answer(now)
         if self._report_at() <= now:
             self._report_missing(now)
 
     def _absent(self) -> set[int]:
-        """Live workers that have not arrived, or only at an earlier rendezvous than the others."""
+        """Live workers that have not arrived at the current rendezvous."""
         latest = max(one.rendezvous for one in self._arrived.values())
         here = {rank for rank, one in self._arrived.items() if one.rendezvous == latest}
         return {*self._live} - here
 
     def _active(self) -> Set[int]:
-        """Workers that may push now; those at a rendezvous or in a collective may not."""
+        """Workers that may push now, which are not at a rendezvous or in a collective."""
         return self._live - self._arrived.keys() - self._waiting_ranks.ranks()
 
     def _round_is_over(self, now: float) -> bool:
@@ -218,12 +218,12 @@ class ServedShard:
         )
 
     def _take(self, worker: int, message: Message) -> None:
-        """Keep a gradient for the update, unless it is malformed or not finite."""
+        """Store a gradient for the update, unless it is malformed or not finite."""
         gradient = message.payload
         facts = PushFacts.read(message.facts)
         fits = gradient is not None and (gradient.dtype, gradient.numel()) == self.shard.form
         if gradient is None or facts is None or not fits:
-            _log.warning("rank %d pushed what can't be used", worker)
+            _log.warning("dropped a malformed push of rank %d", worker)
             self._counts.dropped += 1
             return
         if not all_finite(gradient):
@@ -269,7 +269,7 @@ class ServedShard:
         return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
     def _report_at(self) -> float:
-        """Time at which workers in the round or at a rendezvous have waited too long for others."""
+        """Time at which the wait of workers in the round or at a rendezvous reaches the limit."""
         since = self._rendezvous_since if self._arrived else math.inf
         return min(self._round.began, since) + self._settings.limit_s
 

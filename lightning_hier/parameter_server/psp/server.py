@@ -1,4 +1,4 @@
-"""The handler that serves shards: that of its rank, and those of ranks that are gone."""
+"""Handler that serves the shard of its rank, and shards of lost ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _log = logging.getLogger(__name__)
 
 
 class ShardServer:
-    """Serves shards in the server loop of a rank (a :class:`.server_loop.Handler`).
+    """Serves shards in the server loop of a rank. A :class:`.server_loop.Handler`.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         shards: all shards, the same on all ranks.
-        optimizers: of the user; copied.
-        settings: of all servers.
+        optimizers: optimizers of the user; copied.
+        settings: settings of all servers.
         replies: port of the rank.
 
     Attributes:
         served: shards that this rank serves, by number.
-        counts: for logging.
+        counts: counts for logging.
 
     """
 
@@ -69,17 +69,17 @@ class ShardServer:
                 continue
             tensors = [p.detach().cpu().clone().contiguous() for p in shard.parameters]
             held = dict(zip(shard.parameters, tensors, strict=True))
-            # Also of an empty shard: that of a shard taken over later is derived from it.
+            # Also for an empty shard, because the Updater of a shard taken over is derived from it.
             updater = self._updaters[shard.optimizer] = Updater(optimizers[shard.optimizer], held)
             if shard.size:
                 self._serve(shard, tensors, updater, timestamp=0)
 
     def load(self, optimizer: int, states: ParameterStates) -> None:
-        """Load the state of an optimizer for the rank's own shard, before it serves.
+        """Load the state of an optimizer for the rank's own shard, before the server starts.
 
         Args:
-            optimizer: its index.
-            states: the entry ``state`` of its ``state_dict()``, of all parameters.
+            optimizer: index of the optimizer.
+            states: entry ``state`` of its ``state_dict()``, for all parameters.
 
         """
         for served in self.served.values():
@@ -87,7 +87,7 @@ class ShardServer:
                 served.values.load(states)
 
     def handle(self, received: Received, now: float) -> None:
-        """Handle a worker's message; those of ranks that are gone are ignored."""
+        """Handle a worker's message. Messages of lost ranks are ignored."""
         if received.sender not in self._live:
             return
         self._waiting_ranks.note(received)
@@ -118,14 +118,14 @@ class ShardServer:
         return due
 
     def tick(self, now: float) -> None:
-        """End rounds and takeovers whose time is over, and send unsent replies."""
+        """End rounds and takeovers whose countdown is over, and send unsent replies."""
         for served in list(self.served.values()):
             if served.deadline() <= now:
                 served.tick(now)
         self._start_takeovers(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Stop waiting for a rank, and take its shards over if this rank is the next."""
+        """Stop waiting for a rank, and take over its shards if this rank is the successor."""
         self._live.discard(rank)
         self._gone.add(rank)
         for served in list(self.served.values()):
@@ -149,7 +149,7 @@ class ShardServer:
         )
 
     def _send_state(self, received: Received) -> None:
-        """Send a shard's state once; the request is repeated if it is lost, or the queue full."""
+        """Send a shard's state once. The request is repeated if the state is lost or not sent."""
         request = received.message
         if not self._replies.is_sending(received.address, Kind.STATE, request.block):
             state = write_state(self.served[request.block].values, request)
@@ -172,9 +172,9 @@ class ShardServer:
         self._serve(shard, tensors, updater, timestamp=timestamp)
         self.counts.takeovers += 1
         _log.warning(
-            "rank %d serves shard %d from now on, which was served by rank %d until that was gone: "
-            "it goes on from version %d, the newest that a rank held, and the state of its "
-            "optimizer (momentum, moments) starts anew",
+            "rank %d has taken over shard %d of rank %d, which is lost: the shard continues from "
+            "version %d, the newest copy of any rank, with new optimizer state (momentum, "
+            "moments)",
             self._rank,
             shard.number,
             shard.home,
@@ -188,11 +188,11 @@ class ShardServer:
 class Takeover:
     """Collects the copies of a shard that live workers hold.
 
-    The shard starts from the newest copy. Later updates by the lost server are lost, and so is the
-    optimizer's state. A worker that has lost the server sends its copy first and then its requests,
-    which are kept for the start. A rank starts to serve only with at least one copy, and only when
-    it has lost all ranks before it: so two ranks don't serve one shard as long as the ranks agree
-    on which of them are alive.
+    The shard starts from the newest copy. Later updates by the lost server, and the optimizer
+    state, are lost. A worker that has lost the server sends its copy first and then its requests,
+    which are kept until the start. A rank starts to serve only with at least one copy, and only if
+    all preceding ranks are lost to it. Two ranks therefore do not serve the same shard as long as
+    the ranks agree on the live ranks.
 
     Args:
         shard: number, size and dtype.
@@ -211,27 +211,27 @@ class Takeover:
         self.final = 0
 
     def take(self, received: Received) -> None:
-        """Take a worker's copy, or keep its request for the start."""
+        """Store a worker's copy, or keep its request until the start."""
         message, worker = received.message, received.sender
         if message.kind != Kind.HOLD:
             self._kept.pop((worker, message.kind), None)
             self._kept[worker, message.kind] = received
         elif is_copy(received, self.shard) and message.payload is not None:
-            # Cloned, since a received payload is a view of a frame.
+            # Cloned, because a received payload is a view of a frame.
             self._copies[worker] = message.timestamp, message.payload.clone()
             self.final = max(self.final, message.facts["final"])
 
     def forget(self, worker: int) -> None:
-        """Drop the requests of a worker that is gone. Its copy is still of use."""
+        """Discard the requests of a lost worker. Its copy is still used."""
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] != worker}
 
     def open(self, now: float) -> None:
-        """Start to wait for copies: this rank is the successor."""
+        """Start waiting for copies, because this rank is the successor."""
         if self._open_since == math.inf and self._copies:
             self._open_since = now
 
     def due(self, limit_s: float) -> float:
-        """Time at which to start with the received copies; infinite: not opened."""
+        """Time at which to start with the received copies, or infinity before :meth:`open`."""
         return self._open_since + limit_s
 
     def is_over(self, live: Set[int], limit_s: float, now: float) -> bool:
@@ -240,7 +240,7 @@ class Takeover:
         return opened and (live <= self._copies.keys() or now >= self.due(limit_s))
 
     def newest(self) -> tuple[int, Tensor]:
-        """Version and values of the newest copy; of equal ones that of the lowest rank."""
+        """Version and values of the newest copy. Among equal versions, that of the lowest rank."""
         newest = max(self._copies, key=lambda worker: (self._copies[worker][0], -worker))
         return self._copies[newest]
 
@@ -254,6 +254,6 @@ def is_copy(received: Received, shard: Shard) -> bool:
     flat, final = received.message.payload, received.message.facts.get("final")
     fits = flat is not None and (flat.dtype, flat.numel()) == shard.form
     if flat is None or not fits or not isinstance(final, int) or not all_finite(flat):
-        _log.warning("rank %d holds no copy of shard %d", received.sender, shard.number)
+        _log.warning("rank %d sent no valid copy of shard %d", received.sender, shard.number)
         return False
     return True

@@ -1,4 +1,4 @@
-"""Settings of PSP-SGD: partial pushing, partial pulling, and the terms of all servers."""
+"""Settings of PSP-SGD: partial pushing, partial pulling, and settings of all servers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from lightning_hier.algorithms.arguments import check_not_negative, check_share,
 
 
 class QuorumError(RuntimeError):
-    """Fewer workers are left than the gradients that every server needs."""
+    """Fewer workers are left than gradients are needed by every server."""
 
 
 @dataclass
 class Countdown:
-    """When a wait for the messages of several ranks is over, by c and tau_1, or b and tau_2.
+    """End of a wait for messages of several ranks, by c and tau_1, or b and tau_2.
 
     Attributes:
-        since: time at which there were enough; None: there are not.
+        since: time at which enough messages had arrived, or None.
 
     """
 
     since: float | None = None
 
     def is_over(self, *, complete: bool, enough: bool, timeout_s: float, now: float) -> bool:
-        """Whether all messages have come, or enough and no others in ``timeout_s`` seconds."""
+        """Whether all messages have arrived, or enough of them ``timeout_s`` seconds ago."""
         if not enough:
             self.since = None
         elif self.since is None:
@@ -36,11 +36,11 @@ class Countdown:
 
 @dataclass(frozen=True)
 class PushRule:
-    """When a server updates its shard (Algorithm 1, server, line 12).
+    """Condition for an update of a shard (Algorithm 1, server, line 12).
 
     Attributes:
         min_pushes: c: ``"all"``, a number of workers, or a fraction of them, rounded up.
-        timeout_s: tau_1, seconds for which a server waits for more gradients once it has c.
+        timeout_s: tau_1, seconds that a server waits for more gradients after c.
 
     """
 
@@ -65,16 +65,16 @@ class PushRule:
         check_not_negative("push_timeout_s", self.timeout_s)
 
     def objection(self, workers: int) -> str | None:
-        """Why the rule does not fit so many workers; None if it does."""
+        """Reason why the rule does not support this number of workers, or None."""
         if isinstance(self.min_pushes, int) and self.min_pushes > workers:
             return (
-                f"min_pushes is {self.min_pushes}, but there are only {workers} workers: set it to "
-                f"at most {workers}, to a fraction such as 0.75, or to 'all'"
+                f"min_pushes must be at most the number of workers, {workers}, got "
+                f"{self.min_pushes}: set a smaller number, a fraction such as 0.75, or 'all'"
             )
         return None
 
     def needed(self, workers: int) -> int:
-        """c, of so many workers."""
+        """c for this number of workers."""
         if self.min_pushes == "all":
             return workers
         if isinstance(self.min_pushes, float):
@@ -86,10 +86,10 @@ class PushRule:
 
         Args:
             workers: number of ranks at the start.
-            lost: ranks that are lost, and why.
+            lost: lost ranks, with reasons.
 
         Raises:
-            QuorumError: they can't; names the lost ranks.
+            QuorumError: they cannot. The error names the lost ranks.
 
         """
         left, needed = workers - len(lost), self.needed(workers)
@@ -97,19 +97,19 @@ class PushRule:
             why = "; ".join(f"rank {rank}: {reason}" for rank, reason in sorted(lost.items()))
             raise QuorumError(
                 f"min_pushes={self.min_pushes!r} needs {needed} of {workers} workers, and "
-                f"{left} are left ({why}). To go on without workers that die, set min_pushes to "
-                "the workers that may be left, as a number or a fraction of all, and "
-                "push_timeout_s to some seconds, for which servers then wait for the others"
+                f"{left} are left ({why}). To continue without lost workers, set min_pushes to "
+                "the number of workers that must be left, or to a fraction, and push_timeout_s to "
+                "the seconds that servers then wait for the other workers"
             )
 
 
 @dataclass(frozen=True)
 class PullRule:
-    """When a worker computes its next gradient (Algorithm 1, worker, line 15).
+    """Condition for the next gradient of a worker (Algorithm 1, worker, line 15).
 
     Attributes:
-        min_pulled: b, fraction of the shards. Shards without parameters don't count.
-        timeout_s: tau_2, seconds for which a worker waits for more shards once it has enough.
+        min_pulled: b, fraction of the shards. Shards without parameters do not count.
+        timeout_s: tau_2, seconds that a worker waits for more shards after b.
 
     """
 
@@ -137,13 +137,13 @@ class PSPSettings:
 
     Attributes:
         rule: c and tau_1.
-        world_size: number of ranks at the start, which c refers to.
+        world_size: number of ranks at the start, to which c refers.
         linear_scaling: whether the learning rate is multiplied by the number of gradients.
-        warmup_steps: first steps of every optimizer that average the gradients of all workers, at
-            the unscaled learning rate.
+        warmup_steps: number of first steps of every optimizer in which the gradients of all workers
+            are averaged and the learning rate is not scaled.
         steps_made: steps of each optimizer before this run, if it resumes another one.
-        limit_s: seconds after which waiting workers get the names of the missing ones.
-        takeover_s: seconds for which the successor of a server waits for the workers' copies.
+        limit_s: seconds after which waiting workers get the list of missing ones.
+        takeover_s: seconds that the successor of a server waits for the workers' copies.
 
     """
 
@@ -156,11 +156,11 @@ class PSPSettings:
     takeover_s: float = 30.0
 
     def warming(self, optimizer: int, version: int) -> bool:
-        """Whether the step of an optimizer from a version belongs to the warm-up."""
+        """Whether the step of an optimizer from this version is part of the warm-up."""
         made = self.steps_made[optimizer] if self.steps_made else 0
         return made + version < self.warmup_steps
 
 
 def rounded_up(fraction: float, whole: int) -> int:
-    """``fraction * whole``, rounded up; 0.1 of 30 are 3, whatever 0.1 is in binary."""
+    """``fraction * whole``, rounded up. 0.1 of 30 is 3, despite the binary form of 0.1."""
     return math.ceil(round(fraction * whole, 9))

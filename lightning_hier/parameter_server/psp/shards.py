@@ -1,4 +1,4 @@
-"""Shards: the parameters that each rank serves."""
+"""Division of the parameters into shards, one for each rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Parameters of one optimizer that one server holds; a block of the paper.
+    """Parameters of one optimizer that one server holds. The paper calls it a block.
 
     Attributes:
-        number: in messages: ``optimizer * world_size + home``.
-        home: rank that serves it unless that rank is gone.
+        number: number in messages, ``optimizer * world_size + home``.
+        home: rank that serves the shard unless it is lost.
         optimizer: index of the optimizer.
-        indices: of the parameters in the optimizer.
-        parameters: on this rank, in the same order.
+        indices: indices of the parameters in the optimizer.
+        parameters: parameters on this rank, in the same order.
         world_size: number of ranks at the start.
 
     """
@@ -40,7 +40,7 @@ class Shard:
 
     @cached_property
     def size(self) -> int:
-        """Elements of the shard."""
+        """Number of elements in the shard."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @cached_property
@@ -57,10 +57,10 @@ class Shard:
         ]
 
     def owner(self, gone: Collection[int]) -> int:
-        """The rank that serves the shard: its home or the next live rank, in cyclic order.
+        """The rank that serves the shard: its home, or the next live rank in cyclic order.
 
         Raises:
-            RuntimeError: no rank is alive.
+            RuntimeError: no rank is live.
 
         """
         for step in range(self.world_size):
@@ -71,10 +71,10 @@ class Shard:
 
 
 def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]:
-    """Cut the trainable parameters of every optimizer into one shard a rank.
+    """Divide the trainable parameters of every optimizer into one shard per rank.
 
-    Whole tensors, the largest first, are each assigned to the rank with the fewest elements so far,
-    over all optimizers. The plan is the same on all ranks. If there are fewer tensors than ranks,
+    Whole tensors, starting with the largest, are assigned to the rank with the fewest elements so
+    far, over all optimizers. The plan is equal on all ranks. If there are fewer tensors than ranks,
     some shards are empty.
     """
     loads = [0] * world_size

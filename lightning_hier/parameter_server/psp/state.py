@@ -1,8 +1,8 @@
 """Copies of the servers' state, for a rank that saves it: STATE_REQUEST and STATE.
 
-A STATE has the values of a shard and the state of its optimizer. The payload has the bytes of all
-tensors, first the values; the facts have the names, dtypes and shapes of the others, and the state
-that is no tensor.
+A STATE contains the values of a shard and the state of its optimizer. The payload consists of the
+bytes of all tensors, starting with the values. The facts contain names, dtypes and shapes of the
+other tensors, and state that is not a tensor.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lightning_hier.parameter_server.updater import ParameterStates
 
 _REQUEST_RETRY_S = 5.0
 _DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-# The tensors of each name begin at a multiple of this number of bytes: any dtype is aligned.
+# Tensors start at multiples of this number of bytes, which aligns all dtypes.
 _ALIGNMENT = 16
 
 _log = logging.getLogger(__name__)
 
 
 def write_state(values: ServedValues, request: Message) -> Message:
-    """The answer to a STATE_REQUEST: copies of the values and of the optimizer's state."""
+    """Answer to a STATE_REQUEST: copies of the values and of the optimizer state."""
     flat, states = values.snapshot()
     named: defaultdict[tuple[str, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
     plain = []
@@ -44,7 +44,7 @@ def write_state(values: ServedValues, request: Message) -> Message:
                 plain.append([index, name, value])
             else:
                 _log.warning("state %r of the optimizer is not saved: it is %s", name, type(value))
-    # Grouped by name, so that the facts stay small.
+    # Grouped by name, to keep the facts small.
     tensors = [
         [name, str(dtype), [[index, list(value.shape)] for index, value in group]]
         for (name, dtype), group in named.items()
@@ -55,12 +55,12 @@ def write_state(values: ServedValues, request: Message) -> Message:
         nbytes = sum(piece.numel() for piece in pieces)
         raw += [*pieces, torch.zeros(-nbytes % _ALIGNMENT, dtype=torch.uint8)]
     facts = {"plain": plain, "tensors": tensors}
-    # One copy of all tensors: a state may be several times as large as the shard.
+    # One copy of all tensors, because a state may be several times as large as the shard.
     return Message(Kind.STATE, request.block, request.timestamp, facts, torch.cat(raw))
 
 
 def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]:
-    """The flat values of a shard and its optimizer's state by index of the parameter.
+    """Flat values of a shard, and its optimizer state by index of the parameter.
 
     Raises:
         ValueError: the message is not the state of this shard.
@@ -77,7 +77,7 @@ def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]
             found += [(index, name, piece.view(shape)) for (index, shape), piece in pieces]
         for index, name, value in found:
             if index not in shard.indices:
-                raise ValueError(f"parameter {index} is not in it")
+                raise ValueError(f"parameter {index} is missing")
             states.setdefault(index, {})[name] = value
     except (KeyError, TypeError, RuntimeError, ValueError) as error:
         raise ValueError(f"not the state of shard {shard.number}: {error}") from error
@@ -88,16 +88,16 @@ def _split(raw: Tensor | None, dtype: torch.dtype, numel: int) -> tuple[Tensor, 
     """A copy of the first ``numel`` elements of a payload, and the bytes of the other tensors."""
     nbytes = numel * dtype.itemsize
     if raw is None or not 0 <= nbytes <= raw.numel():
-        raise ValueError(f"{numel} elements of {dtype} are not in it")
+        raise ValueError(f"the payload has fewer than {numel} elements of {dtype}")
     return raw[:nbytes].clone().view(dtype), raw[nbytes + -nbytes % _ALIGNMENT :]
 
 
 class StateCollector:
-    """Requests the state of all shards, on any rank.
+    """Requests the state of all shards. Used on any rank.
 
     Args:
         shards: all shards.
-        channel: of the main thread.
+        channel: channel of the main thread.
 
     """
 
@@ -118,14 +118,14 @@ class StateCollector:
             request.put(Message(Kind.STATE_REQUEST, number, self._number), now)
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a server's STATE; a malformed one is ignored and requested again."""
+        """Handle a server's STATE. A malformed one is ignored and requested again."""
         message, number = received.message, received.message.block
         if number not in self._awaited() or message.timestamp != self._number:
             return
         try:
             self._states[number] = read_state(message, self._shards[number])
         except ValueError as error:
-            _log.warning("rank %d sent what can't be used: %s", received.sender, error)
+            _log.warning("ignored a malformed state of rank %d: %s", received.sender, error)
         else:
             self._requests[number].acknowledge(now)
 

@@ -25,8 +25,8 @@ class WorkerShard:
     """One shard on a worker.
 
     Args:
-        shard: its parameters.
-        channel: of the worker.
+        shard: parameters of the shard.
+        channel: channel of the worker.
         retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
@@ -34,8 +34,8 @@ class WorkerShard:
         host: copies of the parameters and their gradients.
         timestamp: version of the values in the parameters.
         newest: version of the newest received values.
-        fresh: those values, unless the parameters have them already.
-        request: the PUSH, ABSTAIN or ARRIVE that the server has not answered.
+        fresh: these values, unless they are already in the parameters.
+        request: PUSH, ABSTAIN or ARRIVE that the server has not answered.
         final: number of the last rendezvous that has ended for this shard.
 
     """
@@ -49,11 +49,11 @@ class WorkerShard:
         self.fresh: Tensor | None = None
         self.request = Request(channel, shard.owner, retry_s=retry_s, on_moved=self._send_copy)
         self._copy = Request(channel, shard.owner, retry_s=_COPY_RETRY_S)
-        # A successor needs the copies of all workers before it can serve requests.
+        # A successor needs the copies of all workers before it serves requests.
         self.request.after = self._copy
 
     def take_values(self, message: Message, now: float) -> bool:
-        """Keep values if they are newer; return whether they answer the request."""
+        """Store values if they are newer. Returns whether they answer the request."""
         self._copy.acknowledge(now)
         if message.timestamp > self.newest:
             self.fresh, self.newest = message.payload, message.timestamp
@@ -64,7 +64,7 @@ class WorkerShard:
         return True
 
     def take_final(self, message: Message, number: int) -> None:
-        """Keep the values of a rendezvous, in place of any others."""
+        """Store the values of a rendezvous, replacing any others."""
         self._copy.cancel()
         self.request.cancel()
         self.fresh, self.newest, self.final = message.payload, message.timestamp, number
@@ -82,11 +82,11 @@ class OptimizerProgress:
     """Progress of a worker with the shards of one optimizer.
 
     Attributes:
-        shards: without the empty ones.
-        timestamp: t, of the next push.
+        shards: shards that are not empty.
+        timestamp: t of the next push.
         steps: number of steps, including skipped ones.
-        behind: steps that other workers have made and this one has not.
-        countdown: to the next gradient, from the time at which enough shards have been received.
+        behind: number of steps that other workers have made and this one has not.
+        countdown: countdown to the next gradient, which starts when enough shards were received.
 
     """
 
@@ -100,8 +100,8 @@ class OptimizerProgress:
         """Write received values into the parameters, in place, and take the newest timestamp.
 
         A shard that has not been received keeps its values (lines 3 and 4). If it arrives later,
-        the next pull takes it unless a newer one has arrived. As printed it would be dropped, and a
-        shard whose server is always a little late would never be updated.
+        the next pull uses it unless a newer one has arrived. In the published algorithm it is
+        dropped, so a shard whose server is always slightly late would never be updated.
         """
         newest = self.timestamp
         for one in self.shards:
@@ -114,20 +114,21 @@ class OptimizerProgress:
 
 
 class Worker:
-    """Pushes gradients and takes shards. It neither waits nor receives, so that tests drive it.
+    """Pushes gradients and pulls shards. It neither waits nor receives, so that tests can drive it.
 
-    A worker goes on with the newest timestamp that it has received, and not with one more than its
-    own, as printed: a worker that has fallen behind would be late for ever.
+    A worker continues with the newest timestamp that it has received. In the published algorithm,
+    it continues with one more than its own, so a worker that has fallen behind would never catch
+    up.
 
     Args:
         shards: all shards, with this rank's parameters.
-        channel: of the main thread.
+        channel: channel of the main thread.
         pull_rule: b and tau_2.
         warming: whether the step of an optimizer from a version waits for all shards.
         retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
-        late: shards that arrived after the worker had gone on without them, or twice.
+        late: number of shards that arrived after the worker had continued without them, or twice.
         collectives_done: number of the last live-rank collective that has ended.
 
     """
@@ -157,12 +158,12 @@ class Worker:
 
     @property
     def behind(self) -> int:
-        """Steps that other workers have made and this one has not."""
+        """Number of steps that other workers have made and this one has not."""
         return max((progress.behind for progress in self._progress), default=0)
 
     @property
     def unsent(self) -> int:
-        """Gradients that could not be sent before the worker went on."""
+        """Number of gradients that could not be sent before the worker continued."""
         return sum(one.request.dropped for one in self._shards.values())
 
     def timestamp(self, optimizer: int) -> int:
@@ -174,7 +175,7 @@ class Worker:
         progress = self._progress[optimizer]
         read, finite = [], True
         for one in progress.shards:
-            flat = one.host.empty()  # a new buffer: the transport keeps it until it is sent
+            flat = one.host.empty()  # a new buffer, because the transport uses it until it is sent
             gradients = one.host.read_gradients(flat)
             read.append((one, flat, gradients))
             finite = finite and all_finite(flat)
@@ -191,8 +192,8 @@ class Worker:
                 absent=[at for at, own in enumerate(gradients) if own is None],
             )
             push = Message(Kind.PUSH, one.shard.number, progress.timestamp, vars(facts), flat)
-            # Repeated without the gradient: a server that has it must not get it twice, and the
-            # round of one that has not does without it.
+            # Repeated without the gradient, because a server must not get it twice. A server that
+            # has not received it ends its round without it.
             repeat = self._abstention(one, progress.timestamp)
             one.request.put(push, now, repeat=repeat)
         progress.steps += 1
@@ -231,7 +232,7 @@ class Worker:
         self._progress[optimizer].pull()
 
     def arrive(self, now: float) -> None:
-        """Arrive at the next rendezvous: the worker pushes nothing until it has ended."""
+        """Arrive at the next rendezvous. The worker does not push until it has ended."""
         self._rendezvous += 1
         self._at_rendezvous = True
         facts = {"number": self._rendezvous}
@@ -263,13 +264,13 @@ class Worker:
         return unanswered(what, [one.request for one in awaited])
 
     def handle(self, received: Received, now: float) -> None:
-        """Take a BLOCK or FINAL of the rank that serves the shard."""
+        """Handle a BLOCK or FINAL of the rank that serves the shard."""
         message, flat = received.message, received.message.payload
         one = self._shards.get(message.block)
         if one is None or received.sender != one.request.rank:
             return
         final = message.kind == Kind.FINAL
-        # Answers to the requests of a training step and of a rendezvous must not be confused.
+        # Answers to requests of a training step and of a rendezvous must be distinguished.
         if final != self._at_rendezvous:
             return
         if final and message.facts.get("number") != self._rendezvous:

@@ -1,7 +1,7 @@
-"""Two-stage ASGD: asynchronous SGD in shared memory inside a node, and through a master across.
+"""Two-stage ASGD: asynchronous SGD in shared memory inside a node, with a master across nodes.
 
 Read in this order: ``device`` (a rank updates its node's replica and sums its gradients), ``node``
 (a thread pushes the sums to the master and pulls its model), ``master`` (rank 0 applies the pushes,
 in the order of ``pushes``, to its ``master_model``). ``engine`` puts them together. ``replica``,
-``opening`` and ``shared_memory`` are the memory that the ranks of a node share.
+``opening`` and ``shared_memory`` contain the memory that the ranks of a node share.
 """

@@ -1,4 +1,4 @@
-"""Two-stage ASGD on one rank: a device; on a group's first rank the node; on rank 0 the master."""
+"""Two-stage ASGD on a rank: device, node (first rank of a group), and master (rank 0)."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from lightning_hier.parameter_server.user_optimizer import (
 class TwoStageASGD(Engine):
     """The engine of two-stage ASGD.
 
-    Its construction is a collective of the world. The models must be the same on all ranks; their
-    present values are the master's first ones.
+    The constructor is a collective of the world. The models must be equal on all ranks. Their
+    current values are the first ones of the master.
 
     Args:
-        optimizers: of the user. Their hyperparameters are read, and they are copied for the replica
-            and for the master. Parameters that do not require gradients are left out.
+        optimizers: optimizers of the user. Their hyperparameters are read, and they are copied for
+            the replica and for the master. Parameters that do not require gradients are left out.
         rank: this rank.
         world_size: number of ranks, a multiple of ``group_size``.
         group_size: devices of a node: consecutive ranks, on one host.
         exchange: all-gather over the world, of values that JSON can represent.
-        ports: of this rank.
-        channel: of the main thread.
-        settings: of the run.
+        ports: ports of this rank.
+        channel: channel of the main thread.
+        settings: settings of the run.
         steps_made: steps of each optimizer before this run, if it resumes another one.
 
     Raises:
-        RuntimeError: on every rank, if the ranks of a group can't share memory.
+        RuntimeError: on every rank, if the ranks of a group cannot share memory.
 
     """
 
@@ -128,9 +128,11 @@ class TwoStageASGD(Engine):
 
     @override
     def snapshot(self) -> Snapshot:
-        # Without unpushed gradients, and without the state of the devices. Rank 0 only.
+        # Only on rank 0, without unpushed gradients and without the state of the devices.
         if self._master is None:
-            raise RuntimeError(f"rank {MASTER} holds the master's model; ask for it there")
+            raise RuntimeError(
+                f"a snapshot must be taken on rank {MASTER}, which holds the master's model"
+            )
         values: dict[Parameter, Tensor] = {}
         states = []
         for model, parameters in zip(self._master.models, self._parameters, strict=True):

@@ -1,4 +1,4 @@
-"""The master of two-stage ASGD: it holds W, applies pushes in their order, and ends epochs."""
+"""Master of two-stage ASGD: holds W, applies pushes in order, and ends epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class MasterCounts:
-    """Totals: applied pushes, dropped ones, and staleness.
+    """Numbers of applied and dropped pushes, and staleness.
 
     ``nonfinite`` includes pushes whose update was undone because of NaN or inf.
     """
@@ -40,15 +40,15 @@ class _Arrival:
 
 
 class MasterPart:
-    """Applies pushes in their order, answers with W, and ends an epoch when all nodes have.
+    """Applies pushes in order, answers with W, and ends an epoch when all nodes have arrived.
 
     Args:
         block: number of the optimizer.
-        model: W.
+        model: model W.
         nodes: first ranks of the nodes.
         replies: port of the rank.
         idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
-        settings: of the run.
+        settings: settings of the run.
 
     """
 
@@ -78,11 +78,11 @@ class MasterPart:
 
     @property
     def order(self) -> list[int]:
-        """The locked order of the nodes that have pushed."""
+        """Locked order of the nodes that have pushed."""
         return self._order.order
 
     def push(self, received: Received, now: float) -> None:
-        """Apply a push in its node's turn."""
+        """Apply a push when it is the turn of its node."""
         node = received.sender
         push = read_push(received.message, received.address, due=now + self._settings.timeout_s)
         if node not in self._live or push is None or not self._fits(push):
@@ -90,20 +90,20 @@ class MasterPart:
             _log.warning("dropped a malformed push of rank %d", node)
             return
         if push.number <= self._applied[node]:
-            # It was applied, and the answer was lost.
+            # The push was applied, but the answer was lost.
             send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
         self._acknowledge_final(node)
         earlier = self._pending.get(node)
-        # The limit of a repeated push counts from the first one.
+        # The time limit of a repeated push starts with the first one.
         self._pending[node] = push if earlier is None else replace(push, due=earlier.due)
         self.apply_pending()
 
     def arrive(self, received: Received, now: float) -> None:
-        """Note that a node has ended its epoch, with nothing left to push."""
+        """Record that a node has ended its epoch and has nothing left to push."""
         node, number = received.sender, received.message.timestamp
         if self._final is not None and number == self._finals:
-            send_again(self._replies, received.address, self._final)  # the first one was lost
+            send_again(self._replies, received.address, self._final)  # the first answer was lost
         if node not in self._live or number != self._finals + 1:
             return
         earlier = self._arrived.get(node)
@@ -112,7 +112,7 @@ class MasterPart:
         self._end_turns(node)
 
     def gone(self, node: int) -> None:
-        """Go on without a node. Its push that has not been applied is lost."""
+        """Continue without a node. A push that has not been applied is lost."""
         if node not in self._live:
             return
         self._live.discard(node)
@@ -122,7 +122,7 @@ class MasterPart:
         self._end_turns(node)
 
     def due(self) -> float:
-        """Time at which the first waiting node reaches its limit; infinite: no node waits."""
+        """Time at which the first waiting node reaches its limit, or infinity."""
         return min((one.due for one in self._waiters().values()), default=math.inf)
 
     def give_up(self, now: float) -> None:
@@ -132,7 +132,7 @@ class MasterPart:
                 if node in self._pending:
                     missing, waiting = self._absent_from_turn(), "for the push of a node"
                 else:
-                    missing, waiting = self._live - self._arrived.keys(), "at an epoch's end"
+                    missing, waiting = self._live - self._arrived.keys(), "at the end of an epoch"
                 self._pending.pop(node, None)
                 self._arrived.pop(node, None)
                 report = missing_report(self._block, waiter.timestamp, missing, waiting)
@@ -144,7 +144,7 @@ class MasterPart:
         return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
 
     def _acknowledge_final(self, node: int) -> None:
-        """Free the last model of an epoch when every node has sent a push since, or is gone."""
+        """Free the last model of an epoch when every node has pushed since, or is lost."""
         self._without_final.discard(node)
         if not self._without_final:
             self._final = None
@@ -164,14 +164,14 @@ class MasterPart:
             self._end_epoch()
 
     def apply_pending(self) -> None:
-        """Apply all pushes whose turn it is; each one makes it the turn of another node."""
+        """Apply all pushes whose turn it is. Each of them may start the turn of another node."""
         while nodes := self._next():
             self._apply(nodes)
 
     def _next(self) -> list[int]:
-        """The nodes whose pushes to apply now: one, or all in a step of the warm-up."""
-        # A node whose ranks wait in a collective pushes nothing until the others reach it. A push
-        # that it has sent before keeps its turn.
+        """Nodes whose pushes are applied now: one, or all in a step of the warm-up."""
+        # A node whose ranks wait in a collective does not push until the others reach it. A push
+        # that it has already sent keeps its turn.
         self._order.skip(self._idle_nodes() - self._pending.keys())
         together = {node for node, push in self._pending.items() if push.together}
         if together and self._order.active <= together:
@@ -237,7 +237,7 @@ class Master:
         models: W of every optimizer.
         nodes: the ranks of every node, by its first rank.
         replies: port of the rank.
-        settings: of the run.
+        settings: settings of the run.
 
     """
 
@@ -284,7 +284,7 @@ class Master:
             part.give_up(now)
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Go on without a node whose first rank is gone. Nodes go on without their other ranks."""
+        """Continue without a node whose first rank is lost. Nodes continue without other ranks."""
         self._gone.add(rank)
         for part in self.parts:
             part.gone(rank)

@@ -1,4 +1,4 @@
-"""The master's model of one optimizer's parameters, and its update (eq. 4 and 5)."""
+"""Model of the master for one optimizer's parameters, and its update (eq. 4 and 5)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class MasterModel(ServedValues):
     The server loop applies pushes, and the main thread of the same rank copies the state.
 
     Args:
-        optimizer: of the user; it is copied.
-        parameters: trained ones; their present values are the first W.
+        optimizer: optimizer of the user; it is copied.
+        parameters: trained parameters. Their current values are the first W.
 
     Attributes:
-        version: updates so far.
+        version: number of updates.
         form: dtype and number of elements of W, and of the sums of gradients.
 
     """
@@ -50,17 +50,17 @@ class MasterModel(ServedValues):
     ) -> bool:
         """W <- W - gamma * total, by the optimizer: a step with the mean gradient total / count.
 
-        For SGD at rate eta this is eq. 4 with gamma = eta / count (eq. 5), whatever the count.
+        For SGD with learning rate eta, this is eq. 4 with gamma = eta / count (eq. 5).
 
         Args:
-            total: sum of ``count`` gradients, 1-D; read only.
-            count: gradients in it, at least 1.
-            rate_factor: multiplies the learning rate.
-            hyperparameters: of the node's optimizer.
+            total: sum of ``count`` gradients, 1-D, not changed.
+            count: number of gradients, at least 1.
+            rate_factor: factor of the learning rate.
+            hyperparameters: hyperparameters of the node's optimizer.
             absent: positions of the parameters without a gradient, which are not updated.
 
         Returns:
-            False if the sum or the new W is not finite: nothing has changed then.
+            False if the sum or the new W is not finite. Then nothing is changed.
 
         """
         done = self.update(

@@ -29,7 +29,7 @@ def memory_id() -> str:
 def open_replicas(
     parts: Sequence[Sequence[Tensor]], *, group_size: int, rank: int, exchange: AllGather
 ) -> list[Replica]:
-    """Map a replica of each part's tensors, with their present values, shared by each group.
+    """Map a replica of each part's tensors, with their current values, shared by each group.
 
     The files have no name when this returns, so nothing is left behind however the ranks end. Every
     rank of the world must call it.
@@ -42,7 +42,7 @@ def open_replicas(
 
     Raises:
         RuntimeError: on every rank, if a group spans several hosts, if there is not enough shared
-            memory, or if a rank can't open the file of its group.
+            memory, or if a rank cannot open the file of its group.
 
     """
     first = rank - rank % group_size

@@ -22,12 +22,12 @@ class Push:
     """A node's sum.
 
     Attributes:
-        address: of the node.
-        number: of the push, from 1 for each node; the answer repeats it.
+        address: address of the node.
+        number: number of the push, from 1 for each node; the answer repeats it.
         timestamp: version of the master's model that the node had at the first gradient of the sum.
         count: gradients in the sum; 0: none was finite.
         together: whether it belongs to a step of the warm-up, which all nodes make together.
-        hyperparameters: of the node's optimizer.
+        hyperparameters: hyperparameters of the node's optimizer.
         absent: positions of the parameters without a gradient in the sum.
         total: the sum, 1-D.
         due: time until which it may wait for its turn.

@@ -48,7 +48,7 @@ class Accumulator:
     Args:
         total: the sum, 1-D.
         present: for each parameter a byte, 1 if the sum has a gradient of it.
-        counters: of the device.
+        counters: counters of the device.
         lock: shared by device and node.
 
     """
@@ -70,7 +70,7 @@ class Accumulator:
         """Add a gradient. Only the device may call it.
 
         Args:
-            gradient: 1-D, zero where a parameter has none.
+            gradient: 1-D, zero if a parameter has none.
             present: mark of each parameter with a gradient.
             limit_s: limit of the wait for the lock, in seconds.
 
@@ -172,13 +172,13 @@ class Replica:
     Args:
         path: a file of `file_size` bytes.
         devices: devices of the node.
-        shape: of the parameters.
+        shape: shape of the parameters.
 
     Attributes:
         weights: w of the node, 1-D.
         node: counters of the node.
         devices: counters of each device.
-        accumulators: of each device.
+        accumulators: accumulators of each device.
 
     """
 

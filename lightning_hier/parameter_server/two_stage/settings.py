@@ -14,13 +14,13 @@ class TwoStageSettings:
     Attributes:
         push_period: N, mini-batches of all devices of a node between two of its pushes.
         order_locking: apply the nodes' pushes in the order of their first ones (3.1).
-        double_buffering: devices go on while the node exchanges with the master (3.2).
+        double_buffering: devices continue while the node exchanges with the master (3.2).
         hierarchical_lr: gamma = eta / n at the master (eq. 5); False: gamma = eta.
         refresh_period: mini-batches of a device after which it copies the replica (N_c in the
             paper, there in samples). It also copies a replica with a new answer of the master.
         warmup_steps: first steps of every device that all make together: the master applies the
             mean of all devices' gradients, and the devices wait for it.
-        timeout_s: limit of every wait, in seconds.
+        timeout_s: time limit of every wait, in seconds.
 
     Raises:
         ValueError: a value outside its range.
