@@ -71,7 +71,7 @@ def broadcast_json(value: Any, source: int, device: torch.device) -> Any:
     A collective of the world: every rank must call it.
 
     Raises:
-        TypeError: on every rank, if JSON can't represent it exactly.
+        TypeError: on every rank, if JSON cannot represent it exactly.
         PeerError: a rank did not take part within the time limit; names it.
 
     """
@@ -92,7 +92,7 @@ def opened(message: Mapping[str, Any], source: int) -> Any:
     """Unwrap the value that rank ``source`` has sent.
 
     Raises:
-        TypeError: on every rank, if JSON can't represent it exactly.
+        TypeError: on every rank, if JSON cannot represent it exactly.
 
     """
     if "problem" in message:

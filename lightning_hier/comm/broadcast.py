@@ -15,7 +15,7 @@ _NEVER_SENT = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 
 
 def is_averaged(tensor: Tensor) -> bool:
-    """Whether a tensor is averaged over ranks: not integers, masks and 8-bit floats."""
+    """Whether a tensor is averaged over ranks. Integers, masks and 8-bit floats are not."""
     return (tensor.is_floating_point() and tensor.itemsize > 1) or tensor.is_complex()
 
 
@@ -23,7 +23,7 @@ def check_sendable(module: Module, backend: str) -> None:
     """Check that DDP can send all tensors of a module over ``backend``.
 
     Raises:
-        ValueError: it can't; names the tensors.
+        ValueError: DDP cannot send some tensors. The error names them.
 
     """
     named = [*module.named_parameters(), *module.named_buffers()]
@@ -35,15 +35,15 @@ def check_sendable(module: Module, backend: str) -> None:
     ]
     if refused:
         raise ValueError(
-            f"DDP can't send {', '.join(refused)} over {backend}: keep such a tensor as int32 or "
-            "int64, or its bytes as a buffer of uint8 (tensor.view(torch.uint8))"
+            f"DDP can't send {', '.join(refused)} over {backend}: use int32 or int64, or store the "
+            "bytes as a buffer of uint8 (tensor.view(torch.uint8))"
         )
 
 
 def is_direction(name: str, buffer: Tensor) -> bool:
-    """Whether a buffer is a vector of length 1 whose name ends in ``_u`` or ``_v``.
+    """Whether a buffer is a unit vector whose name ends in ``_u`` or ``_v``.
 
-    ``spectral_norm`` keeps singular vectors so. The mean of unit vectors is shorter.
+    These are singular vectors of ``spectral_norm``. The mean of unit vectors is shorter.
     """
     if not name.endswith(("_u", "_v")) or buffer.dim() != 1 or not is_averaged(buffer):
         return False
@@ -51,7 +51,7 @@ def is_direction(name: str, buffer: Tensor) -> bool:
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """Tensors grouped by dtype; groups in an order that is the same on all ranks."""
+    """Tensors grouped by dtype, in an order that is equal on all ranks."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
         groups.setdefault(tensor.dtype, []).append(tensor)
@@ -61,7 +61,7 @@ def by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
 def broadcast_tensors_(
     tensors: Sequence[Tensor], channel: Channel, kind: str, *, source: int = 0
 ) -> None:
-    """Give every rank of ``channel`` the values of that at position ``source``.
+    """Copy the values of the rank at position ``source`` to every rank of ``channel``.
 
     A collective of the channel. Tensors that occur twice are sent once.
     """
@@ -72,13 +72,13 @@ def broadcast_tensors_(
         view = FlatView(same)
         flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
         view.read_(0, len(view), flat)
-        # As bytes: gloo and NCCL have no int16, uint16 or float8.
+        # As bytes, because gloo and NCCL do not support int16, uint16 and float8.
         channel.broadcast_(flat.view(torch.uint8), kind, source).wait()
         view.write_from(flat)
 
 
 def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> None:
-    """Give every rank of ``channel`` the mean of all; integers become those of its first rank.
+    """Average tensors over ``channel``. Integers become those of its first rank.
 
     A collective of the channel. The tensors must be on the device of collectives.
     """

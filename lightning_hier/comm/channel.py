@@ -1,4 +1,4 @@
-"""Collectives of one process group: counted, with a time limit and errors that name ranks."""
+"""Collectives of a process group that are counted and whose errors name ranks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Pending:
     """A collective in flight.
 
     Args:
-        channel: of the collective.
-        kind: under which it is counted.
+        channel: channel of the collective.
+        kind: kind under which the collective is counted.
         payload_bytes: bytes that this rank sends.
 
     Attributes:
-        work: of torch, once the collective has been started.
+        work: work handle of torch, after the collective has been started.
 
     """
 
@@ -38,15 +38,15 @@ class Pending:
 
     @property
     def completed(self) -> bool:
-        """Whether :meth:`wait` would return, or raise, at once."""
+        """Whether :meth:`wait` would return or raise without blocking."""
         return self.work.is_completed()
 
     def wait(self) -> None:
         """Block until the collective is complete.
 
         Raises:
-            PeerError: a rank was lost or late; names the missing ranks.
-            RuntimeError: the backend refused the collective, or failed for another reason.
+            PeerError: a rank was lost or late. The error names the missing ranks.
+            RuntimeError: the collective failed for another reason.
 
         """
         begun = time.perf_counter()
@@ -57,10 +57,10 @@ class Pending:
         self._channel.count(self._kind, self._payload_bytes, now - self._begun)
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
-        """The result in the form of DDP's communication hooks.
+        """The result as a future for DDP's communication hooks.
 
         Args:
-            nothing_left: whether nothing is left to compute, so that this rank waits from now on.
+            nothing_left: whether no computation is left, so that this rank waits from now on.
 
         """
         begun = time.perf_counter()
@@ -70,7 +70,7 @@ class Pending:
                 result = done.value()[0]
             now = time.perf_counter()
             if nothing_left:
-                # In the callback the backward pass still waits; later would be a race.
+                # In the callback, because the backward pass still waits. Later would be a race.
                 self._channel.count_wait(now - begun)
             self._channel.count(self._kind, self._payload_bytes, now - self._begun)
             return result
@@ -89,13 +89,13 @@ class Channel:
     def __init__(
         self, group: dist.ProcessGroup, tier: Tier, traffic: Traffic, progress: ProgressRecord
     ) -> None:
-        """Use ``group``, count in ``traffic`` under ``tier``; ``progress`` explains failures."""
+        """Use ``group``, count in ``traffic`` for ``tier``, explain failures by ``progress``."""
         self.group = group
         self.tier: Tier = tier
         self.size = dist.get_world_size(group)
         self.position = dist.get_rank(group)
         self.ranks = dist.get_process_group_ranks(group)
-        # Bytes that a rank sends in a ring all-reduce, as a multiple of the tensor.
+        # Bytes that a rank sends in a ring all-reduce, relative to the tensor.
         self._ring_share = 2 * (self.size - 1) / self.size
         self._traffic = traffic
         self._progress = progress
@@ -113,19 +113,19 @@ class Channel:
         return pending
 
     def gather_into(self, places: Sequence[Tensor], own: Tensor, kind: str) -> Pending:
-        """Copy ``own`` of every rank into the place of its position; all are of one length."""
+        """Copy ``own`` of every rank into the place of its position. All have the same length."""
         with self._starting(kind, (self.size - 1) * own.nbytes) as pending:
             pending.work = dist.all_gather(list(places), own, group=self.group, async_op=True)
         return pending
 
     def all_to_all(self, output: Tensor, rows: Tensor, kind: str) -> Pending:
-        """Send an equal part of ``rows`` to every rank; ``output`` gets theirs, by position."""
+        """Send an equal part of ``rows`` to every rank, and receive their parts in ``output``."""
         with self._starting(kind, (self.size - 1) / self.size * rows.nbytes) as pending:
             pending.work = dist.all_to_all_single(output, rows, group=self.group, async_op=True)
         return pending
 
     def reduce_(self, tensor: Tensor, kind: str) -> Pending:
-        """Sum ``tensor`` over the group into that of the first rank; the others' is overwritten."""
+        """Sum ``tensor`` over the group on the first rank. Those of other ranks are overwritten."""
         with self._starting(kind, self._ring_share / 2 * tensor.nbytes) as pending:
             pending.work = dist.reduce(tensor, group=self.group, group_dst=0, async_op=True)
         return pending
@@ -140,7 +140,7 @@ class Channel:
     def pass_(self, tensor: Tensor, source: int, target: int, kind: str) -> tuple[Pending, ...]:
         """Copy ``tensor`` of the rank at position ``source`` to that at ``target``, in place.
 
-        Only these two ranks need to call it; the others get nothing to wait for.
+        Only these two ranks need to call it. Other ranks have nothing to wait for.
         """
         if self.position not in (source, target):
             return ()
@@ -162,11 +162,11 @@ class Channel:
             yield pending
 
     def count(self, kind: str, payload_bytes: float, seconds: float) -> None:
-        """Count a collective that is complete now."""
+        """Count a collective that completes now."""
         self._traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
 
     def count_all_reduce(self, kind: str, payload_bytes: float, seconds: float) -> None:
-        """Count an all-reduce of ``payload_bytes`` that a hook of the user has run."""
+        """Count an all-reduce of ``payload_bytes`` by a hook of the user."""
         self.count(kind, self._ring_share * payload_bytes, seconds)
 
     def count_wait(self, seconds: float) -> None:
@@ -174,6 +174,6 @@ class Channel:
         self._traffic.add_wait(self.tier, seconds)
 
     def explaining(self, kind: str) -> AbstractContextManager[None]:
-        """Context that names the missing ranks where a collective fails."""
+        """Context that names the missing ranks if a collective fails."""
         doing = f"the collective {kind!r} of ranks {self.ranks}"
         return self._progress.explaining(self.ranks, doing)

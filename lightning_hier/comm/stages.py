@@ -1,4 +1,4 @@
-"""Chunks that pass through several collectives, with several chunks in flight at a time.
+"""Chunks that pass through several collectives, with several chunks in flight.
 
 A chunk is a generator that yields the collectives it has started. With three stages::
 
@@ -26,8 +26,8 @@ from lightning_hier.comm.profiling import profiler_range
 Stages = Generator[Sequence[Pending], None, None]
 """Work on one chunk: starts collectives, yields them, and resumes when they are complete.
 
-The work on a chunk yields equally often on every rank, an empty list where there is nothing to
-wait for. An empty list after a collective gives it one more round.
+The work on a chunk yields the same number of times on every rank, an empty list where there is
+nothing to wait for. An empty list after a collective gives it one more round.
 """
 
 
@@ -43,9 +43,9 @@ class Pipeline:
     """Chunks that pass through their stages in rounds.
 
     Args:
-        chunks: work on each, begun in order.
-        at_once: number of chunks begun in a round. One suffices where rounds follow each other
-            without a pause; more suit work that advances only at training steps.
+        chunks: generators, started in order.
+        at_once: number of chunks started in a round. One is sufficient if rounds follow each other
+            without a pause. More are needed for work that advances only at training steps.
 
     """
 
@@ -65,14 +65,14 @@ class Pipeline:
         """Advance the chunks.
 
         Args:
-            due: number of :class:`Due` to wait for; the run ends before the next one. None runs to
+            due: number of :class:`Due` to wait for. The run ends before the next one. None: run to
                 the end.
 
         Returns:
             Number of :class:`Due` that were waited for.
 
         Raises:
-            PeerError: a collective failed or ran out of time; names the missing ranks.
+            PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
         waited = 0
@@ -97,14 +97,14 @@ class Pipeline:
 
 @dataclass
 class _Chunk:
-    """A chunk, and the collectives of its last stage; None after all stages."""
+    """A chunk, and the collectives of its last stage, or None after all stages."""
 
     stages: Stages
     awaited: Sequence[Pending] | None = ()
 
 
 class QueuedPipeline:
-    """A pipeline of an :class:`OverlapQueue`, begun when its turn comes."""
+    """A pipeline of an :class:`OverlapQueue`, started when it is the first in the queue."""
 
     def __init__(self, chunks: Iterable[Stages], at_once: int) -> None:
         self._chunks = chunks
@@ -112,13 +112,13 @@ class QueuedPipeline:
 
     @cached_property
     def begun(self) -> Pipeline:
-        """The pipeline; its first stages run at the first access."""
+        """The pipeline. Its first stages run at the first access."""
         return Pipeline(self._chunks, at_once=self._at_once)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Waits for ``due`` :class:`Due`, spread evenly over ``steps`` steps after ``begin``."""
+    """Distributes waits for ``due`` :class:`Due` evenly over ``steps`` steps after ``begin``."""
 
     due: int
     steps: int
@@ -131,9 +131,9 @@ class _Plan:
 class OverlapQueue:
     """Pipelines that advance at training steps and share process groups.
 
-    A pipeline begins when all before it have finished. How far it advances at a step follows from
-    the number of steps and not from what has completed, so the order of all collectives, also of
-    other process groups between two steps, is the same on all ranks. Over NCCL, ranks that start
+    A pipeline starts when all previous ones have finished. How far it advances at a step follows
+    from the number of steps and not from what has completed, so the order of all collectives, also
+    of other process groups between two steps, is the same on all ranks. Over NCCL, ranks that start
     collectives of two communicators in different orders can deadlock. A step waits for a collective
     that is due and not complete.
 
@@ -147,15 +147,15 @@ class OverlapQueue:
     def add(
         self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int
     ) -> QueuedPipeline:
-        """Add a pipeline, and run what does not wait for a :class:`Due`.
+        """Add a pipeline, and run its stages up to the first :class:`Due`.
 
-        Every rank of the groups must add the same, in the same order, at the same step.
+        Every rank of the groups must add the same pipelines, in the same order, at the same step.
 
         Args:
             chunks: as in :class:`Pipeline`.
             at_once: as in :class:`Pipeline`.
             due: number of :class:`Due` that all chunks yield.
-            steps: number of steps over which they are spread evenly.
+            steps: number of steps over which they are distributed evenly.
 
         """
         work = QueuedPipeline(chunks, at_once)
@@ -168,7 +168,7 @@ class OverlapQueue:
         """Advance as planned for the next step. All ranks must count the same steps.
 
         Raises:
-            PeerError: a collective failed or ran out of time; names the missing ranks.
+            PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
         if self._waiting:
@@ -179,7 +179,7 @@ class OverlapQueue:
         """Finish all pipelines up to ``last``; None finishes all.
 
         Raises:
-            PeerError: a collective failed or ran out of time; names the missing ranks.
+            PeerError: a collective failed or timed out. The error names the missing ranks.
 
         """
         while self._waiting and (last is None or last in self._waiting):
@@ -205,7 +205,7 @@ class OverlapQueue:
 
 
 def side_by_side(parts: Iterable[Stages]) -> Stages:
-    """Several chunks as one; all have the same number of stages."""
+    """Combine several chunks with the same number of stages into one."""
     running = list(parts)
     while running:
         awaited: list[Pending] = []

@@ -1,4 +1,4 @@
-"""Threads beside the main one, and the one in which a rank serves the others."""
+"""Background threads, and the server loop in which a rank serves the others."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning_hier.parameter_server.ports import Received, ServerPort
 from lightning_hier.parameter_server.watch import Watch
 
 RETRY_S = 0.05
-"""Seconds after which a handler sends again a reply that a full queue did not take."""
+"""Seconds after which a handler repeats a reply that a full queue has rejected."""
 
-# Longest wait for a message: the watch is polled at least this often.
+# Longest wait for a message, which is also the longest interval between polls of the watch.
 _LONGEST_WAIT_S = 0.1
 
 
 class Replies(Protocol):
-    """The part of a :class:`~lightning_hier.parameter_server.ports.ServerPort` for handlers."""
+    """The methods of a server port that handlers use."""
 
     def send(self, address: bytes, message: Message) -> bool:
         """Reply without waiting; return False if the peer is gone or its queue is full."""
@@ -32,7 +32,7 @@ class Replies(Protocol):
 
 
 def send_again(replies: Replies, address: bytes, message: Message) -> None:
-    """Answer a repeated request, unless the answer is still queued: it may be on a slow link."""
+    """Answer a repeated request, unless the answer is still queued, as on a slow link."""
     if not replies.is_sending(address, message.kind, message.block):
         replies.send(address, message)
 
@@ -40,43 +40,43 @@ def send_again(replies: Replies, address: bytes, message: Message) -> None:
 class Handler(Protocol):
     """Handles some kinds of messages in the server loop.
 
-    A handler does no I/O but sending, and gets the time as an argument, so that tests call it
-    message by message.
+    A handler does no I/O except sending, and receives the time as an argument, so that tests can
+    call it message by message.
     """
 
     kinds: frozenset[Kind]
-    """Kinds of messages that it handles; each kind has one handler."""
+    """Kinds of messages that it handles. Each kind has one handler."""
 
     def handle(self, received: Received, now: float) -> None:
-        """Handle a message; ``now`` is ``time.monotonic()`` in seconds."""
+        """Handle a message. ``now`` is ``time.monotonic()`` in seconds."""
 
     def deadline(self) -> float:
-        """Time at which to call :meth:`tick`; infinite: never."""
+        """Time at which to call :meth:`tick`, or infinity."""
 
     def tick(self, now: float) -> None:
         """Do the work that is due."""
 
     def peer_gone(self, rank: int, now: float) -> None:
-        """Note that a rank has been lost or has left; it will not come back."""
+        """Handle the loss or the departure of a rank, which will not return."""
 
 
 class BackgroundThread(ABC):
-    """Calls :meth:`_run_once` in a thread of its own until it is stopped or fails.
+    """Calls :meth:`_run_once` in a separate thread until it is stopped or fails.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
 
     """
 
     def __init__(self, name: str) -> None:
         self._stopping = threading.Event()
         self._failure: Exception | None = None
-        # A daemon thread, so that an error in the main thread never leaves a process behind.
+        # A daemon thread, so that the process ends after an error in the main thread.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
     def _run_once(self) -> None:
-        """Do one iteration; wait for at most a fraction of a second."""
+        """Do one iteration, which waits for at most a fraction of a second."""
 
     def _fail(self, error: Exception) -> None:
         """Store the error that ends the thread."""
@@ -90,7 +90,7 @@ class BackgroundThread(ABC):
         """Stop the thread and join it.
 
         Raises:
-            RuntimeError: it did not end within ``limit_s`` seconds.
+            RuntimeError: the thread did not end within ``limit_s`` seconds.
 
         """
         self._stopping.set()
@@ -100,7 +100,7 @@ class BackgroundThread(ABC):
             raise RuntimeError(f"the thread {self._thread.name} did not end within {limit_s:g} s")
 
     def check(self) -> None:
-        """Raise the error that has ended the thread in the calling thread."""
+        """Raise the error of the thread, if there is one, in the calling thread."""
         if self._failure is not None:
             raise self._failure
 
@@ -117,9 +117,9 @@ class ServerLoop(BackgroundThread):
     """Receives messages at a rank's server port and calls their handlers.
 
     Args:
-        port: used by this thread only, from :meth:`start` on.
-        watch: knows which ranks are gone.
-        handlers: of the messages.
+        port: port that only this thread uses from :meth:`start` on.
+        watch: detects lost ranks.
+        handlers: handlers of the messages.
 
     Attributes:
         lost: returns the ranks that have been lost, and why. From any thread.
@@ -145,7 +145,7 @@ class ServerLoop(BackgroundThread):
         self._by_kind |= {kind: handler for handler in handlers for kind in handler.kinds}
 
     def begin_shutdown(self) -> None:
-        """Training has ended: no rank takes over the blocks of ranks that leave from now on."""
+        """Record the end of training, so that shards of leaving ranks are not taken over."""
         self._shutting_down = True
 
     def _run_once(self) -> None:
@@ -154,7 +154,7 @@ class ServerLoop(BackgroundThread):
             wait_s = min(wait_s, handler.deadline() - now)
         received = self._port.receive(max(0.0, wait_s))
         now = time.monotonic()
-        # Before the message is handled: its sender may be a rank that the others have given up.
+        # Before the message is handled, because its sender may be lost to the other ranks.
         self._watch.poll(unread=received is not None)
         for rank in sorted(self.gone() - self._known_gone):
             self._known_gone.add(rank)

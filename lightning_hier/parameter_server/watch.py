@@ -55,7 +55,7 @@ class Watch:
         self._peers = {rank: _Peer(context, rank, socket) for rank, socket in sockets.items()}
 
     def lost(self) -> dict[int, str]:
-        """Ranks that have been lost, and why. From any thread."""
+        """Lost ranks, with reasons. Thread-safe."""
         with self._lock:
             return dict(self._lost)
 
@@ -65,7 +65,7 @@ class Watch:
             return set(self._left)
 
     def gone(self) -> set[int]:
-        """Ranks that have been lost or have left. From any thread."""
+        """Ranks that are lost or have left. Thread-safe."""
         with self._lock:
             return self._left | self._lost.keys()
 

@@ -63,7 +63,7 @@ def test_defaults_of_a_run_of_known_length() -> None:
     assert numbers == (
         "warmup_steps='auto' is 6, block_size='auto' is 3, since the run has 60 steps and 2 groups."
     )
-    assert "AdamW steps with a first beta of 0.5 in place of 0.9" in beta
+    assert "AdamW uses a first beta of 0.5 instead of 0.9" in beta
 
 
 _BMUF_GTC = partial(lh.BMUFGTCStrategy, group_size=1, dense_below=0)

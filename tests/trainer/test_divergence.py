@@ -60,7 +60,7 @@ def test_one_warning_names_ranks_step_and_what_was_not_finite(
     (said,), *others = (_said(own.warned) for own in results)
     assert others == [[], [], []]  # rank 0 alone warns
     assert said.startswith("At the synchronisation of models at the end of a block, after 6 steps,")
-    left_out = f"{group} was left out of the mean of the models: the local model of {ranks} holds"
+    left_out = f"{group} was excluded from the mean of the models: the local model of {ranks} holds"
     assert left_out in said
     assert f"({found}" in said
     assert "Such a group starts the next block from the global model" in said
@@ -69,14 +69,18 @@ def test_one_warning_names_ranks_step_and_what_was_not_finite(
 def test_several_groups_are_named_in_one_warning() -> None:
     strategy = partial(EXCLUDE, block_size=3)
     (said,) = _said(fit_on_ranks(4, strategy, partial(Breaks, 4, (0, 3), "loss"))[0].warned)
-    assert "group 0 (rank 0) and group 3 (rank 3) were left out" in said
+    assert "group 0 (rank 0) and group 3 (rank 3) were excluded" in said
     assert "the local model of ranks 0, 3 holds NaN" in said
 
 
 @pytest.mark.parametrize(
     ("strategy", "ranks", "message"),
     [
-        (partial(EXCLUDE, block_size=3), (0, 1), r"3 steps \(parameters.*no group is healthy"),
+        (
+            partial(EXCLUDE, block_size=3),
+            (0, 1),
+            r"3 steps \(parameters.*no group has a finite model",
+        ),
         (
             partial(EXCLUDE, block_size=3, warmup_steps=2),
             (1,),

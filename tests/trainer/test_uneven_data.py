@@ -247,14 +247,14 @@ def test_error_about_data_of_unknown_length_names_ranks_and_counts() -> None:
         assert "after 5 steps, with no batch left after 5 in this epoch" in error
         assert "ranks 0, 2 at the synchronisation of models at the end of a block" in error
         assert "end of a block after 8 steps" in error
-        assert "uneven_batches='join' has ranks that run out of batches wait" in error
+        assert "With uneven_batches='join', ranks that run out of batches join" in error
     assert len(set(errors)) == 1
 
 
 def test_rank_without_any_batch_is_named() -> None:
     errors = run_ranks(_streams, 2, (3, 0), 1, "join", 60.0, expect_failure=True)
     for error in errors:
-        assert "rank 1 had no batch in this epoch, and the others up to 3" in error
+        assert "rank 1 had no batch in this epoch, but the others up to 3" in error
 
 
 @pytest.mark.parametrize("uneven", [pytest.param("error", marks=pytest.mark.slow), "join"])

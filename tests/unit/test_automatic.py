@@ -70,7 +70,7 @@ def test_numbers_of_another_run_fill_what_is_automatic() -> None:
 
 
 def test_a_component_has_no_number_before_a_run() -> None:
-    with pytest.raises(RuntimeError, match="block_size='auto' gets its number"):
+    with pytest.raises(RuntimeError, match="block_size='auto' has no number"):
         _ = lh.ModelAveraging().steps
-    with pytest.raises(RuntimeError, match="density='auto' gets its number"):
+    with pytest.raises(RuntimeError, match="density='auto' has no number"):
         _ = lh.GTC().share

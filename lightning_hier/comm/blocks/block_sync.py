@@ -31,13 +31,13 @@ LocalMomentum = Literal["reset", "keep", "average"]
 
 
 class BlockSync(NamedArguments):
-    """Base of the settings ``HierarchicalStrategy(block_sync=...)``.
+    """Base class of the settings for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:
         block_size: tau, steps between two synchronisations of models, or ``"auto"``.
         across: ranks that exchange the model between groups.
-        across_dtype: data type of model updates between hosts.
-        overlap: whether the exchange overlaps with the training of the next block.
+        across_dtype: dtype of model updates between hosts.
+        overlap: whether the exchange overlaps with training of the next block.
 
     """
 
@@ -55,20 +55,22 @@ class BlockSync(NamedArguments):
 
         """
         if self.block_size == "auto":
-            raise RuntimeError("block_size='auto' gets its number when a run begins: resolved(...)")
+            raise RuntimeError(
+                "block_size='auto' has no number before the run starts: call resolved(...)"
+            )
         return self.block_size
 
     def resolved(self, run_steps: float, num_models: int) -> Self:
-        """Return the same settings with a number in the place of ``block_size="auto"``.
+        """Return the same settings with a number instead of ``block_size="auto"``.
 
         Args:
-            run_steps: steps of one optimizer in the run; infinity where that is not known.
+            run_steps: steps of one optimizer in the run, or infinity if unknown.
             num_models: averaged models.
 
         """
         if self.block_size != "auto":
             return self
-        settings: Any = self  # the base class has no fields of its own
+        settings: Any = self  # the base class has no fields
         made: Self = replace(settings, block_size=self.auto_block_size(run_steps, num_models))
         return made
 
@@ -79,7 +81,7 @@ class BlockSync(NamedArguments):
     def stepping(
         self, optimizer: Optimizer, num_models: int
     ) -> Callable[[], AbstractContextManager[None]]:
-        """What makes the context of each step of ``optimizer`` while blocks run."""
+        """Function that creates the context of each step of ``optimizer`` while blocks run."""
         return nullcontext
 
     @property
@@ -91,7 +93,7 @@ class BlockSync(NamedArguments):
         """Equations for ``num_models`` averaged models.
 
         Raises:
-            ValueError: the settings do not suit that number of models.
+            ValueError: the settings do not support this number of models.
 
         """
         raise NotImplementedError
@@ -118,20 +120,20 @@ class BlockSync(NamedArguments):
         """Treatment of the state of ``optimizer`` for ``parameters``.
 
         Args:
-            optimizer: the optimizer whose block it is.
-            parameters: those of the block.
-            across: the ranks at this position in all groups.
-            num_models: averaged models, at least two.
+            optimizer: optimizer of the block.
+            parameters: parameters of the block.
+            across: ranks at this position in all groups.
+            num_models: number of averaged models, at least two.
 
         """
         raise NotImplementedError
 
     def objection(self, optimizer: Optimizer) -> str | None:
-        """Reason why ``optimizer`` can't be combined with these settings, or None."""
+        """Reason why ``optimizer`` cannot be combined with these settings, or None."""
         return None
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """Warning before training with so many models, or None."""
+        """Warning before training with this number of models, or None."""
         return None
 
     def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
@@ -145,7 +147,7 @@ class BlockSync(NamedArguments):
 
 
 class LocalMomentumSync(BlockSync):
-    """Base of the settings with ``local_momentum``.
+    """Base class of the settings with ``local_momentum``.
 
     Attributes:
         local_momentum: as in :class:`ModelAveraging`.
@@ -165,19 +167,19 @@ class LocalMomentumSync(BlockSync):
         check_flag("overlap", self.overlap)
         if self.overlap and self.local_momentum == "average":
             raise ValueError(
-                "overlap=True can't be combined with local_momentum='average', got both: a mean "
-                "that comes a block late does not fit the momentum that is there by then. Pass "
-                "local_momentum='reset' or 'keep'."
+                "overlap=True can't be combined with local_momentum='average', got both: an "
+                "average that is one block late does not match the momentum of the local model. "
+                "Pass local_momentum='reset' or 'keep'."
             )
 
     def objection(self, optimizer: Optimizer) -> str | None:
-        """Only SGD and RMSprop have momentum to average."""
+        """Averaging needs the momentum of SGD or RMSprop."""
         if self.local_momentum != "average" or "momentum" in optimizer.defaults:
             return None
         return (
             "local_momentum='average' averages the momentum of SGD or RMSprop, got "
-            f"{type(optimizer).__name__}: for Adam and its relatives use BMUFAdam(...), for others "
-            "'reset' or 'keep', which leave their state as it is"
+            f"{type(optimizer).__name__}: use BMUFAdam(...) for Adam, AdamW, NAdam and RAdam, and "
+            "'reset' or 'keep' for other optimizers, whose state is then not changed"
         )
 
     def local_state(
@@ -187,7 +189,7 @@ class LocalMomentumSync(BlockSync):
         across: Channel,
         num_models: int,
     ) -> LocalState:
-        """As ``local_momentum`` says."""
+        """The treatment that ``local_momentum`` selects."""
         if self.local_momentum == "average":
             return AveragedMomentum(optimizer, parameters)
         return ResetMomentum(optimizer) if self.local_momentum == "reset" else LocalState()
@@ -198,24 +200,23 @@ class ModelAveraging(LocalMomentumSync):
     """Replace the models of the groups by their mean after every block (MA).
 
     Attributes:
-        block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the run's
-            steps, at most 50, and 50 where the length is not known.
-        local_momentum: ``"reset"`` truncates the momentum of the local SGD at the start of each
-            block (bmuf eq. 8), ``"keep"`` leaves each group its own, ``"average"`` averages it
-            with the models.
-        across: ``"leader"``: one rank of each group exchanges the model and broadcasts it inside;
-            ``"sharded"``: each rank of a group exchanges 1/P of it; ``"auto"`` chooses by the NICs
-            of the hosts.
-        across_dtype: data type of model updates between hosts: ``"same"`` as the parameters,
-            ``"bfloat16"``, or ``"int8"`` with a scale for each 512 elements. Rounding errors are
-            added to the next update (error feedback). Averaged buffers are not quantised.
-        overlap: whether the mean is computed while the next block is trained, evenly over its
-            steps. It is applied one block late, and the progress of that block is kept. The
-            equations are those of
-            :class:`~lightning_hier.comm.blocks.delay.Delay`.
+        block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the steps
+            of the run, at most 50, and 50 if the length is unknown.
+        local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
+            block (bmuf eq. 8), ``"keep"`` does not change it, ``"average"`` averages it with the
+            models.
+        across: ranks that exchange the model. ``"leader"``: one rank of each group, which
+            broadcasts the result in its group. ``"sharded"``: each rank of a group exchanges 1/P
+            of the model. ``"auto"`` chooses by the number of NICs of the hosts.
+        across_dtype: dtype of model updates between hosts: ``"same"`` as the parameters,
+            ``"bfloat16"``, or ``"int8"`` with one scale for 512 elements. Rounding errors are added
+            to the next update (error feedback). Averaged buffers are not quantised.
+        overlap: whether the mean is computed during the next block, distributed over its steps. It
+            is applied one block late, and the local update of that block is kept. The equations are
+            those of :class:`~lightning_hier.comm.blocks.delay.Delay`.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 
@@ -230,14 +231,14 @@ class ModelAveraging(LocalMomentumSync):
         self._check()
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """The mean of steps that Adam has normalised is shorter than each of them."""
+        """Advise BMUFAdam: the mean of normalised steps of Adam is shorter than each of them."""
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (
-            f"ModelAveraging with {type(optimizer).__name__} learns less in as many steps than "
-            "BMUFAdam(...), whose block momentum makes up for what averaging takes away."
+            f"ModelAveraging with {type(optimizer).__name__} learns less in the same number of "
+            "steps than BMUFAdam(...), whose block momentum compensates for the averaging."
         )
 
     def filter_for(self, num_models: int) -> BlockFilter:
-        """No block momentum, whatever the number of models."""
+        """No block momentum, for any number of models."""
         return BlockFilter(eta=0.0)

@@ -1,4 +1,4 @@
-"""Counts steps, ends blocks, and synchronises the models at their ends."""
+"""Counts steps, and synchronises the models at the ends of blocks."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import StepCount, Worker
 
-# Steps between two checks of all ranks where blocks have not begun or there are none.
+# Steps between two checks of all ranks during the warm-up and without blocks.
 _CHECK_EVERY = 50
 
 
 class BlockSynchroniser:
     """Runs the blocks of all optimizers of one rank.
 
-    A step is one call of ``optimizer_step`` of one optimizer. Every rank counts calls, not updates,
-    so a step that loss scaling skips on one rank does not put ranks out of step.
+    A step is one call of ``optimizer_step`` of one optimizer. Every rank counts calls and not
+    updates, so that ranks stay in step if loss scaling skips an update on one of them.
 
     Args:
-        module: the model. Only its trainable parameters and its buffers are used.
-        optimizers: each has its own block.
-        config: settings; None synchronises no models, but still checks that all ranks are in step.
+        module: model. Only its trainable parameters and its buffers are used.
+        optimizers: optimizers of the module. Each has its own block.
+        config: settings. None: models are not synchronised, but ranks are checked to be in step.
         communicators: channels of this rank.
         worker: step counts of this rank.
-        models: local models that this rank trains in turns; None is one.
+        models: local models that this rank trains in turn; None is one.
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
-        on_nonfinite: effect of groups whose models are not finite.
+        on_nonfinite: action for groups whose models are not finite.
 
     Attributes:
         placement: division of the model among the ranks of a group.
-        blocks: one for each optimizer; None before the first step after the warm-up.
+        blocks: one block for each optimizer. None before the first step after the warm-up.
         trained: tensors that are synchronised.
         local: values of this rank's local model.
         health: exchange of health reports before every synchronisation.
         evaluation: swaps the global model into the module and back.
         log: metrics of the synchronisations.
-        on_warm: called when the warm-up ends.
-        on_block: called after each synchronisation at a block's end, with its report.
+        on_warm: function that is called when the warm-up ends.
+        on_block: function that is called with the report of each synchronisation at the end of a
+            block.
 
     Raises:
-        ValueError: the settings do not suit the number of groups.
+        ValueError: the settings do not support the number of groups.
 
     """
 
@@ -95,7 +96,7 @@ class BlockSynchroniser:
             local=self.local,
             health=self.health,
             log=self.log,
-            # Between the warm-up and the first step: the blocks that this step would begin.
+            # Between the warm-up and the first step: the blocks that this step will start.
             blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
         )
         self.on_warm: Callable[[], None] = lambda: None
@@ -103,11 +104,11 @@ class BlockSynchroniser:
 
     @property
     def warming(self) -> bool:
-        """Whether some optimizer has warm-up steps left."""
+        """Whether any optimizer is in its warm-up."""
         return any(count.total < self._warmup_steps for count in self._worker.steps)
 
     def before_step(self) -> None:
-        """Prepare for a step of any optimizer; the first after the warm-up begins the blocks."""
+        """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
         self.health.batches = -1
         if not self.warming:
             self._begin_blocks()
@@ -129,7 +130,7 @@ class BlockSynchroniser:
         count.total += 1
         count.in_block += 1
         self._communicators.route.in_flight.step()
-        # More than a block, where a run continues with a smaller block_size.
+        # Above the block size if a run resumes with a smaller block_size.
         if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
             point = SyncPoint.CHECK if self.blocks is None else SyncPoint.BLOCK
             with self._communicators.progress.at(point.text):
@@ -161,13 +162,13 @@ class BlockSynchroniser:
         self.on_block(report)
 
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
-        """Begin blocks with the present model, after ``trainable`` were trained in an older run."""
+        """Start blocks with the current model, whose ``trainable`` were trained in an older run."""
         self.trained.parameters |= set(trainable)
         self.blocks = self._new_blocks()
         return self.blocks or ()
 
     def rewind(self) -> None:
-        """Drop blocks and saved values, before an older state is loaded."""
+        """Discard blocks and saved values before an older state is loaded."""
         self._communicators.route.in_flight.finish()
         self.blocks = None
         self._models.forget()
@@ -175,11 +176,11 @@ class BlockSynchroniser:
         self.log.reports.clear()
 
     def admit_trainable(self) -> None:
-        """Add parameters that have been unfrozen since the last call.
+        """Add parameters that were unfrozen since the last call.
 
-        A parameter that has been trainable once stays in the global model. A collective of the
-        ranks that average gradients, as long as some parameters have never been trainable. Ranks
-        with different ones raise an error, the other groups at their next health report.
+        A parameter that was trainable once stays in the global model. It is a collective of the
+        ranks that average gradients, as long as some parameters have never been trainable. If ranks
+        have different parameters, they raise an error, and other groups at the next health report.
         """
         if self.trained.all_admitted:
             return
@@ -203,7 +204,7 @@ class BlockSynchroniser:
                 self.health.check(SyncPoint.CHECK, optimizer)
 
     def _end_warm_up(self) -> None:
-        """Make the groups' models equal to the last bit, buffers included."""
+        """Make the groups' models equal bit for bit, including buffers."""
         with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
             carried = [t for block in self._new_blocks() or [] for t in block.local_state.carried]
             self.health.check(SyncPoint.CHECK, carried=carried)

@@ -44,7 +44,7 @@ class BlockMomentum(BlockSync):
         across_dtype: as in :class:`ModelAveraging`.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 
@@ -102,7 +102,7 @@ class BMUF(BlockMomentum, LocalMomentumSync):
             the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 

@@ -1,4 +1,4 @@
-"""Settings of BMUF for Adam and its relatives."""
+"""Settings of BMUF for Adam, AdamW, NAdam and RAdam."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class BMUFAdam(BlockMomentum):
         v_init = the same with beta2 and v
         k     <- k + eta * rho_n                      step count of the bias correction
 
-    That is derived for Nesterov block momentum with ``block_lr=1``, where a block starts
-    ``eta * Delta_n`` after the mean model. With ``nesterov=False`` or another ``block_lr`` the
-    same correction is applied, as the paper says for the former; for the latter nobody has derived
-    it. ``docs/algorithms.md`` has what follows for NAdam and RAdam.
+    This is derived for Nesterov block momentum with ``block_lr=1``, for which a block starts
+    ``eta * Delta_n`` after the mean model. The same correction is applied with ``nesterov=False``,
+    as in the paper, and with another ``block_lr``, for which there is no derivation. For NAdam and
+    RAdam see ``docs/algorithms.md``.
 
-    The look-ahead and the moments that follow it act as momentum between blocks. The paper
-    therefore advises a first beta of 0.5 for the local optimizer (2.2, last paragraph), and
-    ``local_beta1="auto"`` steps with it while blocks run. The optimizer's ``param_groups`` hold the
-    user's value outside the step, so schedulers and checkpoints see that one.
+    The look-ahead and the extrapolated moments act as momentum between blocks. The paper therefore
+    advises a first beta of 0.5 for the local optimizer (2.2, last paragraph), which
+    ``local_beta1="auto"`` uses while blocks run. Outside of steps, ``param_groups`` of the
+    optimizer contain the user's value, so schedulers and checkpoints use that.
 
     Attributes:
         block_size: tau, steps between two synchronisations, or ``"auto"``: as in
@@ -60,15 +60,15 @@ class BMUFAdam(BlockMomentum):
         nesterov: as in :class:`BMUF`.
         moments: ``"corrected"`` as above, or ``"average"``: ``m_init = mbar``, ``v_init = vbar``
             and k unchanged (eq. 13), the paper's baseline.
-        local_beta1: first beta with which the local optimizer steps while blocks run and there is
-            more than one group: ``"auto"`` (at most 0.5), a number in [0, 1) (at most that), or
-            ``"keep"`` (the optimizer's own).
+        local_beta1: largest first beta of the local optimizer while blocks run and there are
+            several groups: ``"auto"`` (0.5), a number in [0, 1), or ``"keep"`` (no limit).
         across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`; moments are sent as ``"bfloat16"`` if updates
-            are quantised, since second moments span too many orders of magnitude for ``"int8"``.
+        across_dtype: as in :class:`ModelAveraging`. If updates are quantised, moments are sent as
+            ``"bfloat16"``, because second moments span too many orders of magnitude for
+            ``"int8"``.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 
@@ -77,7 +77,7 @@ class BMUFAdam(BlockMomentum):
 
     @property
     def averages_state(self) -> bool:
-        """Moments are."""
+        """Whether state is averaged: moments are."""
         return True
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class BMUFAdam(BlockMomentum):
 
     @property
     def largest_beta1(self) -> float:
-        """The largest first beta with which a local optimizer steps while blocks run."""
+        """Largest first beta of a local optimizer while blocks run."""
         if self.local_beta1 == "auto":
             return _ADVISED_BETA1
         return 1.0 if self.local_beta1 == "keep" else self.local_beta1
@@ -107,7 +107,7 @@ class BMUFAdam(BlockMomentum):
     def stepping(
         self, optimizer: Optimizer, num_models: int
     ) -> Callable[[], AbstractContextManager[None]]:
-        """``local_beta1`` in the place of larger first betas."""
+        """Context that limits first betas to ``local_beta1``."""
         if num_models == 1 or self.local_beta1 == "keep":
             return nullcontext
         return partial(_lower_beta1, optimizer, self.largest_beta1)
@@ -119,7 +119,7 @@ class BMUFAdam(BlockMomentum):
         across: Channel,
         num_models: int,
     ) -> LocalState:
-        """Moments, averaged with the model."""
+        """Treatment of the moments, which are averaged with the model."""
         return AdamMoments(
             optimizer,
             parameters,
@@ -130,46 +130,46 @@ class BMUFAdam(BlockMomentum):
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:
-        """Only Adam, AdamW, NAdam and RAdam, and none of them with amsgrad."""
+        """Reject optimizers other than Adam, AdamW, NAdam and RAdam, and amsgrad."""
         if not isinstance(optimizer, SUPPORTED):
             return (
-                f"BMUFAdam moves the moments of Adam, got {type(optimizer).__name__}: use Adam, "
-                "AdamW, NAdam or RAdam, or BMUF(...), which works with every optimizer"
+                f"BMUFAdam needs an optimizer with Adam's moments, got {type(optimizer).__name__}: "
+                "use Adam, AdamW, NAdam or RAdam, or BMUF(...), which supports every optimizer"
             )
         if any(group.get("amsgrad") for group in optimizer.param_groups):
             return (
-                "BMUFAdam can't be combined with amsgrad=True: the largest second moment that each "
-                "worker has seen neither averages nor follows the look-ahead. Leave out amsgrad."
+                "BMUFAdam can't be combined with amsgrad=True: the maximum of second moments can "
+                "neither be averaged nor extrapolated to the look-ahead. Leave out amsgrad."
             )
         return None
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """What to warn of once before training, or None."""
+        """Warning before training, or None."""
         largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
         largest = min(largest, self.largest_beta1)
         if largest <= _ADVISED_BETA1 or num_models <= _MANY_MODELS:
             return None
         return (
             f"beta1={largest:g} with {num_models} averaged models: moments are replaced at every "
-            "block, and with a large beta1 gradients that come late in a block then count for "
-            f"less. Leave local_beta1 at 'auto', or pass betas=({_ADVISED_BETA1:g}, 0.999)."
+            "block, and with a large beta1 the last gradients of a block have less weight. Leave "
+            f"local_beta1 at 'auto', or pass betas=({_ADVISED_BETA1:g}, 0.999)."
         )
 
     @override
     def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """The first beta, where it is lowered."""
+        """Message about a reduced first beta, or None."""
         largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
         if self.local_beta1 != "auto" or num_models == 1 or largest <= _ADVISED_BETA1:
             return None
         return (
-            f"local_beta1='auto': {type(optimizer).__name__} steps with a first beta of "
-            f"{_ADVISED_BETA1:g} in place of {largest:g} while blocks run ('keep' leaves it)"
+            f"local_beta1='auto': {type(optimizer).__name__} uses a first beta of "
+            f"{_ADVISED_BETA1:g} instead of {largest:g} while blocks run ('keep' disables this)"
         )
 
 
 @contextmanager
 def _lower_beta1(optimizer: Optimizer, largest: float) -> Iterator[None]:
-    """Have an optimizer step with a first beta of at most ``largest``."""
+    """Make an optimizer step with a first beta of at most ``largest``."""
     lowered = [group for group in optimizer.param_groups if group["betas"][0] > largest]
     own = [group["betas"] for group in lowered]
     for group, (_, beta2) in zip(lowered, own, strict=True):

@@ -1,4 +1,4 @@
-"""The global model in the module during evaluation, and the local model afterwards."""
+"""Evaluation: the module contains the global model, and the local model afterwards."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Evaluation:
         models: local models of this rank.
         local: values of the local model.
         health: exchange of health reports.
-        log: gets the groups that the end of training leaves out.
-        blocks: returns one block for each optimizer, or None during the warm-up and where no models
+        log: records the groups that are excluded at the end of training.
+        blocks: returns one block for each optimizer, or None during the warm-up and if no models
             are synchronised.
 
     Attributes:
@@ -58,14 +58,14 @@ class Evaluation:
 
     @property
     def active(self) -> bool:
-        """Whether the module holds the global model and the local one is saved."""
+        """Whether the module contains the global model and the local model is saved."""
         return self._local.saved.used
 
     def swap_in_global_model(self) -> None:
         """Save the local model and write the global one into the module, in place.
 
-        A collective of the world. Does nothing if the module holds the global model already. After
-        :meth:`keep_module` it averages the buffers.
+        A collective of the world. Does nothing if the module already contains the global model.
+        After :meth:`keep_module`, it averages the buffers.
         """
         buffers = self._models.buffers
         buffers.reclaim()
@@ -76,12 +76,12 @@ class Evaluation:
             self._write_global_model(SyncPoint.EVALUATION)
 
     def swap_back(self) -> None:
-        """Restore the local model, bit for bit. Does nothing if it is in the module already.
+        """Restore the local model, bit for bit. Does nothing if it is already in the module.
 
-        Buffers keep what hooks have written.
+        Buffers keep values that hooks have written.
 
         Raises:
-            RuntimeError: a hook has written into a trained parameter.
+            RuntimeError: a hook has written to a trained parameter.
 
         """
         if not self.active or self._ended or self.keeps_module:
@@ -92,7 +92,7 @@ class Evaluation:
     def end_training(self) -> None:
         """Synchronise the last, short blocks and leave the global model in the module.
 
-        A collective of the world. The local model stays saved for a checkpoint after training.
+        A collective of the world. The local model remains saved for a checkpoint after training.
         """
         if self.keeps_module:
             self.swap_in_global_model()
@@ -102,29 +102,29 @@ class Evaluation:
         self._ended = True
 
     def keep_module(self) -> None:
-        """Keep the weights that a callback has put into the module; only buffers still change."""
+        """Keep the weights that a callback has put into the module. Only buffers still change."""
         self._local.saved.keep_all()
         self.keeps_module = True
 
     def forget(self) -> None:
-        """Drop the saved local model, before an older state is loaded."""
+        """Discard the saved local model before an older state is loaded."""
         self._local.saved.forget()
         self._ended = self.keeps_module = False
 
-    @torch.inference_mode(False)  # optimizer state that is created here is trained with later
+    @torch.inference_mode(False)  # optimizer state that is created here is used in training
     @torch.no_grad()
     def _write_global_model(self, point: SyncPoint) -> None:
         buffers = self._models.buffers
         buffers.reclaim()
         blocks = self._blocks() or ()
         own = [tensor for block in blocks for tensor in block.members.tensors]
-        # After the end of training hooks may write anything.
+        # After the end of training, hooks may write to any tensor.
         saved = self._local.saved.overwriting(
             own or buffers.tensors, watch=point != SyncPoint.TRAINING_END
         )
         progress = self._communicators.progress.at(self._health.describe(point))
         with saved, self._models.opened(needed=bool(blocks)), progress:
-            # Steps of other ranks may wait for this rank's part of an overlapped synchronisation.
+            # Steps of other ranks may wait for this rank's part of an overlapped exchange.
             self._communicators.route.in_flight.finish()
             if not blocks:
                 self._health.check(point)

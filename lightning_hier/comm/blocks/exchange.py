@@ -1,4 +1,4 @@
-"""Means over the groups of the shard of a fragment: exact, or quantised with error feedback."""
+"""Averages the shard of a fragment over the groups: exact, or quantised with error feedback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages, side_by_side
 
 AcrossDtype = Literal["same", "bfloat16", "int8"]
-"""Data type of model updates between groups; ``"same"`` is that of the parameters."""
+"""Dtype of model updates between groups. ``"same"`` is the dtype of the parameters."""
 
 _KIND = "models"
 _ON_HOST = "models_on_host"
@@ -26,7 +26,7 @@ _STAGES = 6
 
 
 def make_codec(across_dtype: AcrossDtype, dtype: torch.dtype) -> Codec | None:
-    """Codec for parameters of ``dtype``; None where they are exchanged without quantisation."""
+    """Codec for parameters of ``dtype``; None if they are exchanged without quantisation."""
     if not dtype.is_floating_point:
         return None
     return {"same": None, "bfloat16": BFloat16Codec(), "int8": Int8Codec()}[across_dtype]
@@ -38,11 +38,11 @@ class Exchange:
     Methods that return stages are collectives of the ranks that average.
 
     Args:
-        shard: of this rank.
-        codec: of updates of parameters; None exchanges them without quantisation.
+        shard: shard of this rank.
+        codec: codec of updates of parameters; None exchanges them without quantisation.
         route: process groups of the ranks that average.
-        delayed: whether the mean of the parameters is delayed, and so no part of one collective
-            with that of the buffers.
+        delayed: whether the mean of the parameters is delayed, so that it cannot share a collective
+            with the buffers.
 
     """
 
@@ -70,14 +70,14 @@ class Exchange:
         """Average all tensors of a chunk.
 
         Args:
-            chunk: of the shard.
+            chunk: chunk of the shard.
             participation: groups that take part.
             keep: whether the error feedback is updated.
             carried: whether the state of local optimizers is averaged too.
 
         """
         if self._codec is None and not self._delayed:
-            # One collective for everything that is not quantised.
+            # One collective for all values that are not quantised.
             end = self._shard.carried.stop if carried else self._shard.carried.start
             return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), participation)
         place = chunk.parameters
@@ -97,8 +97,8 @@ class Exchange:
         """Average values of parameters, in place.
 
         Args:
-            piece: the values.
-            place: their range in the shard.
+            piece: values to average.
+            place: range of the values in the shard.
             participation: groups that take part.
             keep: whether the error feedback is updated.
 
@@ -128,9 +128,9 @@ class Exchange:
 def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
     """Sum ``piece`` over the groups, in place. A collective of the ranks that average.
 
-    A sum has the same stages on every rank, exact or quantised: one inside each host, two between
-    hosts, one inside each host. An inter-host collective is awaited one round later than possible,
-    so that the link always has the next chunk to transfer.
+    An exact and a quantised sum have the same stages on every rank: one inside each host, two
+    between hosts, one inside each host. An inter-host collective is awaited one round later than
+    necessary, so that the link always has another chunk to transfer.
 
     Args:
         piece: 1-D.
@@ -142,7 +142,7 @@ def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
         return
     yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
     sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
-    # The empty stages are those in which a quantised sum communicates.
+    # Empty stages correspond to those in which a quantised sum communicates.
     yield []
     yield Due(sent)
     yield []
@@ -160,16 +160,16 @@ def quantised_sum(
 ) -> Stages:
     """Sum ``piece`` over the groups, in place, quantised. Stages as in :func:`exact_sum`.
 
-    A reduce-scatter by an all-to-all and an all-gather: every host sums an equal shard of the
-    chunk and sends the sum to the others. Both steps round and keep their error. The result has
-    the same bits in all groups.
+    It is a reduce-scatter (by an all-to-all) and an all-gather: every host sums an equal shard of
+    the chunk and sends the sum to the others. Both steps round, with error feedback. The result is
+    bit for bit the same in all groups.
 
     Args:
         piece: 1-D.
         route: process groups of the ranks that average.
         codec: encodes what is sent.
         feedback: errors of earlier sums of the chunk. They are added, and replaced by the errors of
-            this sum. None starts at zero and keeps nothing.
+            this sum. None: errors start at zero and are discarded.
         weight: factor of every summand.
 
     """
@@ -210,7 +210,7 @@ def _quantised_between(
     second = between.all_gather(received.view(-1), sent[0], _KIND)
     yield []
     yield Due([second])
-    # Full shards of the errors' dtype are decoded in place; others need a buffer.
+    # Complete shards with the dtype of the errors are decoded in place. Others need a buffer.
     in_place = piece.dtype == feedback.sums.dtype
     length = 0 if in_place and len(piece) % each == 0 else each
     buffer = torch.empty(length, dtype=feedback.sums.dtype, device=piece.device)
@@ -228,6 +228,6 @@ def _no_stages() -> Stages:
 
 
 def _weigh_(piece: Tensor, participation: Participation) -> Tensor:
-    """Make ``piece`` this group's summand of the mean over the healthy groups, in place."""
-    # A product with zero would keep NaN.
+    """Scale ``piece`` to this group's term of the mean over participating groups, in place."""
+    # Set to zero instead of multiplied by zero, because the product with NaN is NaN.
     return piece.div_(participation.healthy) if participation.takes_part else piece.zero_()

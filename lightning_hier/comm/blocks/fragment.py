@@ -21,23 +21,23 @@ from lightning_hier.comm.stages import Stages
 
 
 class Fragment:
-    """Parameters of one dtype, with buffers that are averaged and state of the local optimizer.
+    """Parameters of one dtype, with averaged buffers and state of the local optimizer.
 
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
-    optimizer state of the block's start only for its shard of that.
+    optimizer state at the start of the block only for its shard of that state.
 
     A synchronisation calls :meth:`read`, :meth:`begin`, :meth:`synchronise` for each chunk, and
     :meth:`finish`.
 
     Args:
-        shard: of this rank; the transfer buffer holds the present values.
-        exchange: of the shard.
-        outer: step from the mean of the groups to the next W.
-        local_state: of the local optimizer.
-        delay: of the mean; None applies it at once.
+        shard: shard of this rank; the transfer buffer holds the current values.
+        exchange: exchange of the shard.
+        outer: outer step, which computes the next W from the mean of the groups.
+        local_state: state of the local optimizer.
+        delay: delay of the mean; None applies it at once.
 
     Attributes:
-        dtype: of all tensors.
+        dtype: dtype of all tensors.
         chunks: ranges of the shard that :meth:`synchronise` and :meth:`write_global` process.
         is_all: whether this rank exchanges every element of its group.
 
@@ -60,17 +60,17 @@ class Fragment:
         self.chunks = shard.chunks
         self.is_all = shard.is_all
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
-        # Of the mean that is applied now, and of the models that are averaged now: the same unless
-        # there is a delay.
+        # Norms of the mean that is applied now, and of the models that are averaged now. They
+        # differ only with a delay.
         self._applied = self._averaged = Norms(0.0)
 
     def read(self, *, add: bool = False) -> ModelHealth:
         """Copy this rank's shard of the local model and state into the transfer buffer.
 
-        Where updates are exchanged, the buffer gets the local update instead of the model.
+        If updates are exchanged, the buffer gets the local update instead of the model.
 
         Args:
-            add: whether to add to the buffer, which holds another local model of this rank.
+            add: whether to add to the buffer, which contains another local model of this rank.
 
         """
         source, squares = self._delay or self._outer, [0.0, 0.0, 0.0]
@@ -95,7 +95,7 @@ class Fragment:
     def synchronise(self, chunk: Chunk, participation: Participation) -> Stages:
         """Average a chunk, take the outer step, and write the start model of the next block.
 
-        The tensors and the averaged optimizer state get it in place. Collectives of the world.
+        Tensors and averaged optimizer state are written in place. Collectives of the world.
         """
         values, place = self._shard.values, chunk.parameters
         if self._delay is None:
@@ -117,7 +117,7 @@ class Fragment:
         self._shard.write_chunk(chunk)
 
     def finish(self, participation: Participation) -> Norms:
-        """Start the mean in flight where there is a delay; norms of the mean that was applied."""
+        """Start the delayed mean, if there is one. Returns norms of the mean that was applied."""
         self._shard.write_scattered()
         if self._delay is not None:
             exchange, in_flight = self._exchange, self._delay.in_flight
@@ -144,13 +144,13 @@ class Fragment:
     def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.
 
-        Collectives of the world, after all work in flight. The state of the fragment stays as it
-        is. :meth:`finish_global` follows.
+        Collectives of the world, after all work in flight. The state of the fragment does not
+        change. :meth:`finish_global` must follow.
 
         Args:
             chunk: one of :attr:`chunks`.
             participation: groups that take part.
-            pending: whether to write the W that would result if the block ended here.
+            pending: whether to write the W that would result if the block ended now.
 
         """
         place = chunk.parameters
@@ -189,9 +189,9 @@ class Fragment:
         return {**self._outer.vectors, **(self._delay.vectors if self._delay else {})}
 
     def continue_(self, older: Fragment) -> None:
-        """Take over the state of a fragment of fewer tensors. A collective of the group.
+        """Copy the state of a fragment with fewer tensors. A collective of the group.
 
-        Values of new tensors stay as they are. Error feedback is dropped.
+        Values of new tensors do not change. Error feedback is discarded.
         """
         own, old = self._shard, older._shard
         for name, vector in older._vectors().items():
@@ -203,7 +203,7 @@ class Fragment:
             self._delay.norms = older._delay.norms
 
     def state(self) -> dict[str, Any]:
-        """This rank's shard of the state and its position; the tensors are not copied."""
+        """This rank's shard of the state and its position, without copying tensors."""
         return {
             "dtype": str(self.dtype),
             "elements": self._shard.elements,
@@ -225,15 +225,15 @@ class Fragment:
             self._delay.load(state)
 
     def load_local(self, state: Mapping[str, Any]) -> None:
-        """Load the state of the local model in the module, where a rank has several."""
+        """Load the state of the local model in the module, if a rank has several."""
         if self._delay is not None:
             self._delay.load_local(state)
 
     def restart(self, whole: Mapping[str, Tensor]) -> None:
-        """Begin a block from the vectors of a world with other shards.
+        """Start a block from the vectors of a world with other shards.
 
-        Parameters get the start model. Buffers get those of the rank whose shard holds them. A
-        collective of the group.
+        Parameters get the start model. Buffers get the values of the rank whose shard contains
+        them. A collective of the group.
 
         Args:
             whole: W as ``"global_model"``, and state of the outer step, of all parameters, flat.

@@ -1,4 +1,4 @@
-"""Health of local models: NaN and inf never reach the global model or its update."""
+"""Health of local models. It keeps NaN and inf out of the global model and its update."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.tiers import RankLayout
 
 OnNonfinite = Literal["error", "exclude"]
-"""Effect of a group whose model is not finite: it ends training, or is left out of the mean."""
+"""Action for a group whose model is not finite: an error, or exclusion from the mean."""
 
-_ADVICE = (
-    "Lower the learning rate, clip gradients (gradient_clip_val), or look for bad batches there."
-)
+_ADVICE = "Lower the learning rate, clip gradients (gradient_clip_val), or check the batches there."
 
 
 class NonFiniteModelError(RuntimeError):
-    """A local model holds NaN or inf and must not enter the global model."""
+    """A local model contains NaN or inf and must not enter the global model."""
 
 
 class Nonfinite(IntFlag):
-    """Parts of a local model that hold NaN or inf; UNFIT: a buffer can't be averaged, which
+    """Parts of a local model that hold NaN or inf; UNFIT: a buffer cannot be averaged, which
     ``ModuleBuffers`` reports.
     """
 
@@ -38,7 +36,7 @@ class Nonfinite(IntFlag):
 
     @property
     def text(self) -> str:
-        """Names for messages."""
+        """Names in messages."""
         words = {
             Nonfinite.PARAMETERS: "parameters",
             Nonfinite.BUFFERS: "averaged buffers",
@@ -58,7 +56,7 @@ class SyncPoint(IntEnum):
 
     @property
     def text(self) -> str:
-        """Name for messages."""
+        """Name in messages."""
         return {
             SyncPoint.BLOCK: "the synchronisation of models at the end of a block",
             SyncPoint.EVALUATION: (
@@ -85,7 +83,7 @@ class ModelHealth:
 
     @classmethod
     def of_squares(cls, parameters: float, buffers: float, optimizer: float) -> ModelHealth:
-        """From sums of squares, which are NaN or inf if a value is."""
+        """Create it from sums of squares, which are NaN or inf if a value is."""
         finite = map(math.isfinite, (parameters, buffers, optimizer))
         return cls(parameters + buffers, _flags(finite))
 
@@ -93,28 +91,28 @@ class ModelHealth:
     def of_tensors(
         cls, parameters: Iterable[Tensor], buffers: Iterable[Tensor], optimizer: Iterable[Tensor]
     ) -> ModelHealth:
-        """From all values, without their squares."""
+        """Create it from all values, without sums of squares."""
         kinds = (parameters, buffers, optimizer)
         return cls(nonfinite=_flags(all(all_finite(t.detach()) for t in own) for own in kinds))
 
     def __add__(self, other: ModelHealth) -> ModelHealth:
-        """Health of both."""
+        """Combined health of both."""
         return ModelHealth(self.squares + other.squares, self.nonfinite | other.nonfinite)
 
 
 @dataclass(frozen=True)
 class HealthReport:
-    """State of one rank at a synchronisation; all ranks exchange it before any model.
+    """State of a rank at a synchronisation, which all ranks exchange before any model.
 
     Attributes:
         point: a :class:`SyncPoint`.
-        optimizer: index of the optimizer whose block ends; -1 for all optimizers.
-        steps: steps of that optimizer, or of all, since the start.
+        optimizer: index of the optimizer whose block ends, or -1 for all optimizers.
+        steps: steps of this optimizer, or of all optimizers, since the start.
         squares: as in :class:`ModelHealth`.
         terminate: whether this rank has received SIGTERM.
         nonfinite: as in :class:`ModelHealth`.
-        batches: number of batches of this epoch if none is left, else -1.
-        digest: of the synchronised parameters.
+        batches: number of batches of this epoch if none is left, otherwise -1.
+        digest: digest of the synchronised parameters.
 
     """
 
@@ -130,14 +128,14 @@ class HealthReport:
 
 @dataclass(frozen=True)
 class Participation:
-    """Groups that take part in a mean; the same on all ranks before any model is sent.
+    """Groups that take part in a mean. All ranks agree on them before any model is sent.
 
     Attributes:
-        squares: sum over the healthy groups of the squares of their models.
-        healthy: number of models that are averaged, at least one.
-        excluded: numbers of the groups that are left out.
-        takes_part: whether this rank's group is healthy.
-        first: number of the first healthy group.
+        squares: sum over the participating groups of the squares of their models.
+        healthy: number of averaged models, at least one.
+        excluded: numbers of the excluded groups.
+        takes_part: whether this rank's group takes part.
+        first: number of the first participating group.
 
     """
 
@@ -156,19 +154,19 @@ def decide_participation(
     *,
     models_per_rank: int = 1,
 ) -> Participation:
-    """Find the groups whose models are averaged. The same on every rank; no communication.
+    """Find the groups whose models are averaged. Equal on every rank. Does not communicate.
 
-    A group is left out as a whole, since its ranks train one model.
+    A group is excluded as a whole, because its ranks train one model.
 
     Args:
-        reports: of all ranks.
+        reports: reports of all ranks.
         layout: groups of the ranks.
-        rank: this one.
-        on_nonfinite: whether groups may be left out.
+        rank: number of this rank.
+        on_nonfinite: whether groups may be excluded.
         models_per_rank: models of different groups on each rank.
 
     Raises:
-        NonFiniteModelError: a group must not be left out, or none remains.
+        NonFiniteModelError: a group must not be excluded, or none remains.
 
     """
     size, groups = layout.sizes
@@ -177,10 +175,10 @@ def decide_participation(
     if excluded and on_nonfinite == "error":
         raise NonFiniteModelError(
             f"{_finding(reports)}; it was kept out of the global model. {_ADVICE} "
-            "on_nonfinite='exclude' continues with the groups that are healthy."
+            "on_nonfinite='exclude' continues with the groups whose models are finite."
         )
     if not healthy:
-        raise NonFiniteModelError(f"{_finding(reports)}: no group is healthy. {_ADVICE}")
+        raise NonFiniteModelError(f"{_finding(reports)}: no group has a finite model. {_ADVICE}")
     included = [own for number, own in enumerate(reports) if number // size not in excluded]
     return Participation(
         sum(own.squares for own in included),
@@ -192,10 +190,10 @@ def decide_participation(
 
 
 def require_finite(reports: Sequence[HealthReport]) -> None:
-    """Check the model where all ranks train one. The same on every rank; no communication.
+    """Check the single model that all ranks train. Does not communicate.
 
     Raises:
-        NonFiniteModelError: it is not finite.
+        NonFiniteModelError: on every rank, if the model is not finite.
 
     """
     if _nonfinite_ranks(reports):
@@ -205,7 +203,7 @@ def require_finite(reports: Sequence[HealthReport]) -> None:
 def exclusion_warning(
     reports: Sequence[HealthReport], layout: RankLayout, participation: Participation
 ) -> str:
-    """Warning that groups are left out of a mean."""
+    """Warning about groups that are excluded from a mean."""
     point = SyncPoint(reports[0].point)
     groups = " and ".join(
         f"group {group} (rank{'s' * (layout.sizes[0] > 1)} "
@@ -213,15 +211,15 @@ def exclusion_warning(
         for group in participation.excluded
     )
     consequence = (
-        " Such a group starts the next block from the global model, its optimizer and residuals "
-        "anew."
+        " Such a group starts the next block from the global model, with new optimizer state and "
+        "residuals."
         if point == SyncPoint.BLOCK
         else ""
     )
     left = "were" if len(participation.excluded) > 1 else "was"
     return (
-        f"At {point.text}, after {reports[0].steps} steps, {groups} {left} left out of the mean of "
-        f"the models: {_finding(reports)}.{consequence}"
+        f"At {point.text}, after {reports[0].steps} steps, {groups} {left} excluded from the mean "
+        f"of the models: {_finding(reports)}.{consequence}"
     )
 
 

@@ -33,18 +33,18 @@ from lightning_hier.comm.worker import Worker
 
 
 class HealthExchange:
-    """Sends this rank's health report to all ranks and checks those of all.
+    """Exchanges the health reports of all ranks, and checks them.
 
     Args:
         communicators: channels of this rank.
         worker: step counts of this rank.
-        on_nonfinite: effect of groups whose models are not finite.
+        on_nonfinite: action for groups whose models are not finite.
         trained: tensors of the module. Ranks that train different parameters, and buffers that
-            can't be averaged, are an error.
+            cannot be averaged, are an error.
 
     Attributes:
-        signalled: whether some rank has reported a signal.
-        batches: number of batches of this epoch if this rank has none left, else -1.
+        signalled: whether any rank has reported a signal.
+        batches: number of batches of this epoch if this rank has none left, otherwise -1.
 
     """
 
@@ -68,14 +68,14 @@ class HealthExchange:
         self._terminate = True
 
     def take_signal(self) -> bool:
-        """Whether some rank has reported a signal since the last call."""
+        """Whether any rank has reported a signal since the last call."""
         signalled = self.signalled
         if signalled:
             self._terminate = self.signalled = False
         return signalled
 
     def describe(self, point: SyncPoint) -> str:
-        """Position of this rank for messages."""
+        """Position of this rank in messages."""
         out = self.batches
         return f"{point.text}, with no batch left after {out}" if out >= 0 else point.text
 
@@ -102,14 +102,14 @@ class HealthExchange:
         return participation
 
     def check(self, point: SyncPoint, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:
-        """Check that all ranks are in step and the model that all of them train is finite.
+        """Check that all ranks are in step, and that the single model that they train is finite.
 
-        A collective of the world. Of buffers and state only those of rank 0 are checked, since all
-        ranks get them.
+        A collective of the world. Only buffers and state of rank 0 are checked, because all ranks
+        get them.
 
         Args:
-            point: the synchronisation.
-            optimizer: whose step it is; -1 for all.
+            point: kind of the synchronisation.
+            optimizer: index of the optimizer, or -1 for all.
             carried: state of local optimizers that all ranks get.
 
         Raises:
@@ -123,10 +123,11 @@ class HealthExchange:
         require_finite(self._exchange(point, optimizer, health))
 
     def check_in_step(self, point: SyncPoint) -> None:
-        """Check that all ranks are in step, whatever their models. A collective of the world.
+        """Check that all ranks are in step, without checking models. A collective of the world.
 
         Raises:
-            OutOfStepError: on every rank, if they are not, or synchronise different parameters.
+            OutOfStepError: on every rank, if they are not in step, or synchronise different
+                parameters.
 
         """
         with self._communicators.progress.at(point.text):
@@ -145,7 +146,7 @@ class HealthExchange:
         """Exchange reports after this rank's last batch. A collective of the world.
 
         Returns:
-            A report of the ranks that have batches left, None if there are none.
+            A report of a rank that has batches left, or None if there are none.
 
         Raises:
             OutOfStepError: on every rank, if those ranks are not at the end of a block.
@@ -159,7 +160,7 @@ class HealthExchange:
     ) -> list[HealthReport]:
         reports = self._reports(point, optimizer, health)
         if len(require_common_point(reports)) < len(reports):
-            # Ranks without batches learn from the first exchange where the others are, and take
+            # Ranks without batches learn the point of the others from the first exchange, and take
             # part in the second one with the health of their models.
             reports = self._reports(point, optimizer, health)
             require_common_point(reports)
@@ -193,9 +194,9 @@ class HealthExchange:
         return reports
 
     def _raise_different_parameters(self, digests: Sequence[int]) -> None:
-        """Name the parameters that differ. A collective of the world."""
+        """Raise an error that names the parameters that differ. A collective of the world."""
         rank = self._communicators.world.position
-        # Of the ranks with the same digest the first one sends its parameters.
+        # The first of the ranks with the same digest sends its parameters.
         own = self._trained.kinds if digests.index(digests[rank]) == rank else None
         kinds = gather_json(own, self._communicators.device)
         raise OutOfStepError(different_parameters([kinds[digests.index(own)] for own in digests]))

@@ -14,18 +14,18 @@ from lightning_hier.comm.worker import Worker
 
 
 class Joining:
-    """Joins the synchronisations of other ranks between this rank's last batch and that of all.
+    """Joins the synchronisations of other ranks until no rank has batches left.
 
-    The rank takes part with its model as it is: at the first synchronisation a model with a few
-    steps of the block, later the start model, whose update is zero. Its weight in the mean is that
-    of every model, so that every mini-batch of the epoch has the same weight (C of bmuf eq. 10). It
-    counts the steps of the other ranks, so later blocks end on all ranks together.
+    The rank takes part with an unchanged model: at the first synchronisation a model with the first
+    steps of the block, later the start model, whose update is zero. All models have the same weight
+    in the mean, so that every mini-batch of the epoch has the same weight (C of bmuf eq. 10). The
+    rank counts the steps of the other ranks, so later blocks end on all ranks together.
 
     Args:
         communicators: channels of this rank.
         worker: step counts of this rank.
         health: exchange of health reports.
-        synchronise: ends the block of an optimizer; a collective of the world.
+        synchronise: function that ends the block of an optimizer. A collective of the world.
 
     """
 
@@ -45,7 +45,7 @@ class Joining:
         """Join until no rank has batches left. Every rank must call it at the end of its batches.
 
         Returns:
-            Whether no rank has batches left; False if a rank has reported a signal.
+            True if no rank has batches left, False if a rank has reported a signal.
 
         Raises:
             OutOfStepError: on every rank, if another rank reaches a synchronisation that is not the
@@ -55,7 +55,7 @@ class Joining:
         while not self._health.signalled:
             place = f"{SyncPoint.OUT_OF_DATA.text}, after {self._health.batches}"
             with self._communicators.progress.at(place):
-                # Steps of other ranks may wait for this rank's part of an overlapped mean.
+                # Steps of other ranks may wait for this rank's part of an overlapped exchange.
                 self._communicators.route.in_flight.finish()
                 others = self._health.report_out_of_data()
                 if others is None:
@@ -66,7 +66,7 @@ class Joining:
         return False
 
     def _adopt_highest_counts(self) -> None:
-        """Count the steps of the rank that has taken most, also since the last synchronisation."""
+        """Set the step counts to those of the rank with the most steps."""
         counts, world = self._worker.steps, self._communicators.world
         own = torch.tensor(
             [self._health.batches, *(count.total for count in counts)],
@@ -78,8 +78,9 @@ class Joining:
         idle = [rank for rank, number in enumerate(batches) if number == 0]
         if 0 < len(idle) < world.size:
             raise OutOfStepError(
-                f"rank{'s' * (len(idle) > 1)} {span(idle)} had no batch in this epoch, and the "
-                f"others up to {max(batches)}: even with uneven_batches='join' every rank needs one"
+                f"rank{'s' * (len(idle) > 1)} {span(idle)} had no batch in this epoch, but the "
+                f"others up to {max(batches)}: every rank needs at least one batch, also with "
+                "uneven_batches='join'"
             )
         for count, total in zip(counts, map(max, totals), strict=True):
             count.in_block += total - count.total

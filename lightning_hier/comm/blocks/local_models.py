@@ -1,4 +1,4 @@
-"""The local models that one rank trains in turns, each with the state of its own optimizers."""
+"""Local models that a rank trains in turn, each with its own optimizer state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_hier.comm.blocks.saved_optimizer import GroupChanges, SavedOptimi
 
 @dataclass
 class _SavedModel:
-    """Storages of a local model that is not in the module."""
+    """Storage of a local model that is not in the module."""
 
     values: dict[Tensor, Tensor]
     gradients: dict[Parameter, Tensor | None]
@@ -27,23 +27,23 @@ class _SavedModel:
 class LocalModels:
     """Local models of one rank. One of them is in the module, the others are saved.
 
-    A swap makes the same tensors, and those of the same optimizers' state, refer to other storage.
-    Nothing is copied, and references to a parameter, a buffer or a tensor of an optimizer's state
-    stay valid. A model takes the memory of its trainable parameters and buffers, of its optimizers'
-    state, and, while gradients are accumulated, of its gradients.
+    A swap makes the same tensors, including those of optimizer state, refer to other storage.
+    Nothing is copied, and references to a parameter, a buffer or a tensor of optimizer state remain
+    valid. A model needs the memory of its trainable parameters and buffers, of its optimizer state,
+    and, while gradients are accumulated, of its gradients.
 
-    Changes of an optimizer's group settings in a model's turn (step counts) belong to that model;
-    changes between turns (learning rates of schedulers) apply to all.
+    Changes of an optimizer's group settings during a model's turn (step counts) belong to this
+    model. Changes between turns (learning rates of schedulers) apply to all models.
 
     Args:
-        module: being trained; frozen parameters are the same in all models.
-        optimizers: of the module.
-        number: of models.
+        module: module that is trained. All models share frozen parameters.
+        optimizers: optimizers of the module.
+        number: number of models.
 
     Attributes:
-        number: of models.
+        number: number of models.
         current: index of the model in the module.
-        buffers: of the module.
+        buffers: buffers of the module.
 
     """
 
@@ -60,12 +60,12 @@ class LocalModels:
 
     @property
     def present(self) -> int:
-        """Number of models at present: one, until :meth:`open`."""
+        """Current number of models: one, until :meth:`open`."""
         return 1 + len(self._saved)
 
     @property
     def parameters(self) -> Collection[Parameter]:
-        """Parameters of which every model has its own, after :meth:`open`."""
+        """Parameters that every model has separately after :meth:`open`."""
         return self._parameters
 
     @property
@@ -74,13 +74,13 @@ class LocalModels:
         return self.current == len(self._saved)
 
     def open(self) -> None:
-        """Create the other models and their optimizers' state as copies of that in the module.
+        """Create the other models and their optimizer state as copies of those in the module.
 
         Does nothing if they exist.
         """
         if self.number == 1 or self._saved:
             return
-        # Modules with several optimizers freeze some of them for a while.
+        # Modules with several optimizers freeze some parameters temporarily.
         self._parameters = {own: None for own in self._module.parameters() if own.requires_grad}
         for other in range(self.number):
             if other != self.current:
@@ -89,7 +89,7 @@ class LocalModels:
 
     @contextmanager
     def opened(self, *, needed: bool = True) -> Iterator[None]:
-        """Open the models for the body, if ``needed``; drop them again if they did not exist."""
+        """Open the models for the body if ``needed``, and discard them if they did not exist."""
         existed = bool(self._saved)
         if needed:
             self.open()
@@ -100,7 +100,7 @@ class LocalModels:
                 self.forget()
 
     def forget(self) -> None:
-        """Drop all models but the one in the module."""
+        """Discard all models except the one in the module."""
         self._saved.clear()
         self.current = 0
 
@@ -113,9 +113,9 @@ class LocalModels:
         self.current = number
 
     def each(self) -> Iterator[int]:
-        """Swap every model into the module in turn and yield its index; at the end as before.
+        """Swap every model into the module in turn, and yield its index. Restores the current one.
 
-        Yields the present one alone before :meth:`open`.
+        Before :meth:`open`, it yields only the current one.
         """
         if not self._saved:
             yield self.current
@@ -135,7 +135,7 @@ class LocalModels:
                 self._note_groups()
 
     def others(self) -> Iterator[int]:
-        """As :meth:`each`, without the present one."""
+        """As :meth:`each`, without the current model."""
         before = self.current
         return (number for number in self.each() if number != before)
 
@@ -166,11 +166,11 @@ class LocalModels:
 
 
 def _cloned(saved: _SavedModel) -> _SavedModel:
-    """The same values in storage of their own, with the same layout."""
+    """The same values in separate storage with the same layout."""
     memory: dict[int, torch.UntypedStorage] = {}
 
     def clone(data: Tensor) -> Tensor:
-        # Tensors that share a storage share its copy, as cuDNN wants the weights of an LSTM.
+        # Tensors that share a storage share its copy, as cuDNN needs for the weights of an LSTM.
         storage = data.untyped_storage()
         place = storage.data_ptr()
         if place not in memory:

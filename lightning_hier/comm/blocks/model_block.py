@@ -32,12 +32,13 @@ Counts = Mapping[Parameter, list[float]]
 class ModelBlock:
     """Global model and update of one optimizer's tensors.
 
-    The parameters must be whole on every rank of a group. Methods are collectives of the world
-    unless they say otherwise: every rank must call them at the same step.
+    Every rank of a group must hold all parameters. Unless stated otherwise, methods are collectives
+    of the world: every rank must call them at the same step.
 
     Args:
-        members: tensors of the block; their present values, the same on all ranks, start it.
-        optimizer: of these tensors.
+        members: tensors of the block. Their current values, equal on all ranks, are the start
+            model.
+        optimizer: optimizer of these tensors.
         config: settings of block synchronisation.
         placement: division of the model among the ranks of a group.
         communicators: channels of this rank.
@@ -45,8 +46,9 @@ class ModelBlock:
 
     Attributes:
         members: see above.
-        stepping: makes the context of each step of the optimizer; communicates nothing.
-        local_state: of the optimizer, averaged with the model where the settings say so.
+        stepping: creates the context of each step of the optimizer. Does not communicate.
+        local_state: state of the optimizer, which is averaged with the model if the settings say
+            so.
 
     """
 
@@ -68,7 +70,7 @@ class ModelBlock:
         self._communicators = communicators
         number = communicators.models
         self.stepping = config.stepping(optimizer, number)
-        # A single model is not averaged: its optimizer stays as it is and nothing is quantised.
+        # A single model is not averaged: its optimizer is not changed and nothing is quantised.
         self.local_state = (
             config.local_state(optimizer, members.parameters, communicators.across, number)
             if number > 1
@@ -84,7 +86,7 @@ class ModelBlock:
     def _fragment(
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
     ) -> Fragment:
-        """The fragment of all tensors of one dtype."""
+        """Create the fragment of all tensors of one dtype."""
         config, route, number = self._config, self._communicators.route, self._communicators.models
         dtype = [*parameters, *buffers, *carried][0].dtype
         codec = make_codec(config.across_dtype, dtype) if number > 1 else None
@@ -100,7 +102,7 @@ class ModelBlock:
         return Fragment(shard, exchange, outer, self.local_state, delay)
 
     def state(self) -> list[dict[str, Any]]:
-        """This rank's shard of each fragment; the tensors are not copied."""
+        """This rank's shard of each fragment, without copying tensors."""
         return [fragment.state() for fragment in self._fragments]
 
     def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
@@ -116,14 +118,14 @@ class ModelBlock:
 
     @torch.no_grad()
     def restart(self, vectors: Sequence[Mapping[str, Tensor]], counts: Counts) -> None:
-        """Begin a block from a run of other groups.
+        """Start a block from a run of other groups.
 
         A collective of the group.
 
         Args:
-            vectors: for each fragment in the order of :meth:`state` the vectors of its outer step,
-                whole and flat.
-            counts: of the local state.
+            vectors: complete, flat vectors of the outer step of each fragment, in the order of
+                :meth:`state`.
+            counts: counts of the local state.
 
         """
         for fragment, whole in zip(self._fragments, vectors, strict=True):
@@ -131,7 +133,7 @@ class ModelBlock:
         self.local_state.go_on(counts)
 
     def read(self) -> ModelHealth:
-        """Copy this rank's shard into the transfer buffers; returns the whole model's health.
+        """Copy this rank's shard into the transfer buffers. Returns the health of the whole model.
 
         A collective of the group. All ranks exchange their health before one of the next methods.
         """
@@ -143,7 +145,8 @@ class ModelBlock:
                 health += fragment.read(add=turn > 0)
             self.local_state.note(first=turn == 0)
         if not all(fragment.is_all for fragment in self._fragments):
-            # Other shards are overwritten, but what this rank computed from them is not.
+            # Other shards will be overwritten, but not the values that this rank computed from
+            # them.
             own = self.members
             carried = self.local_state.carried
             health += ModelHealth.of_tensors(own.parameters, own.float_buffers, carried)
@@ -153,7 +156,7 @@ class ModelBlock:
         """Average the models of all groups and start the next block from the result, in place.
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first healthy group. A group that is left out gets the same, and fresh optimizer state.
+        first participating group. An excluded group gets the same, and new optimizer state.
 
         Args:
             participation: groups whose models are averaged, after :meth:`read`.
@@ -178,15 +181,15 @@ class ModelBlock:
         return BlockReport.of(norms, participation, self._communicators)
 
     def write_global_model(self, participation: Participation, *, pending: bool) -> None:
-        """Write the global model W into the tensors, in place; W and Delta stay as they are.
+        """Write the global model W into the tensors, in place. W and Delta do not change.
 
         A collective of the world, after all work in flight.
 
         Args:
             participation: as in :meth:`synchronise`.
-            pending: whether steps were taken since the last synchronisation. W is then the one
-                that would result if the block ended here. Buffers also change in validation, so
-                they are averaged in any case.
+            pending: whether steps were made since the last synchronisation. W is then the model
+                that would result if the block ended now. Buffers are always averaged, because they
+                may change in validation.
 
         """
         self._communicators.route.in_flight.finish()
@@ -201,9 +204,9 @@ class ModelBlock:
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
-        """The same block with more members, whose present values are their global ones.
+        """The same block with more members, whose current values are their global ones.
 
-        Error feedback is dropped. A collective of the group.
+        Error feedback is discarded. A collective of the group.
 
         Raises:
             ValueError: this rank has several local models.
@@ -212,8 +215,8 @@ class ModelBlock:
         if self._models.number > 1:
             raise ValueError(
                 f"virtual_workers={self._models.number} can't be combined with unfreezing "
-                "parameters while training: have them trainable from the start, or start a rank "
-                "for each worker"
+                "parameters during training: make them trainable from the start, or start one rank "
+                "per worker"
             )
         self._communicators.route.in_flight.finish()
         block = ModelBlock(
@@ -232,7 +235,7 @@ class ModelBlock:
         return block
 
     def _keep_local_updates(self) -> list[Tensor]:
-        """Keep each local model's update; the other buffers of the first model of several."""
+        """Keep the update of each local model, and the other buffers of the first model."""
         first: list[Tensor] = []
         if self._models.number == 1:
             return first
@@ -244,7 +247,7 @@ class ModelBlock:
         return first
 
     def _begin_next_block(self, participation: Participation) -> None:
-        """Give all local models of this rank the result, and their optimizers their state."""
+        """Write the result into all local models of this rank, and their optimizer state."""
         result = self._models.current
         equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
         for model in self._models.each():
@@ -258,7 +261,7 @@ class ModelBlock:
             self.local_state.finish()
 
     def _broadcast_other_buffers(self, participation: Participation) -> None:
-        """Give all ranks those of the first healthy group's first rank."""
+        """Copy the other buffers of the first participating group's first rank to all ranks."""
         world, layout = self._communicators.world, self._communicators.layout
         source = participation.first * layout.sizes[0]
         broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)

@@ -1,4 +1,4 @@
-"""Errors of ranks that come to different synchronisations, or synchronise different parameters."""
+"""Errors of ranks that reach different synchronisations, or train different parameters."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 
 from lightning_hier.comm.blocks.health import HealthReport, SyncPoint, span
 
-# Parameters that are named in an error.
+# Maximum number of parameters that an error names.
 _MOST_NAMES = 5
 
 
 class OutOfStepError(RuntimeError):
-    """Ranks came to different synchronisations, or synchronise different parameters."""
+    """Ranks reached different synchronisations, or synchronise different parameters."""
 
 
 def require_common_point(reports: Sequence[HealthReport]) -> list[HealthReport]:
-    """Reports of the ranks that have batches left in this epoch, all at one point.
+    """Reports of the ranks that have batches left in this epoch, which must be at one point.
 
     Raises:
-        OutOfStepError: they are at different points, or, while other ranks have no batches left,
-            not at the end of a block.
+        OutOfStepError: they are at different points, or not at the end of a block while other ranks
+            have no batches left.
 
     """
     active = [report for report in reports if report.point != SyncPoint.OUT_OF_DATA]
@@ -43,12 +43,12 @@ def _positions(reports: Sequence[HealthReport]) -> str:
     )
     if any(report.point == SyncPoint.OUT_OF_DATA for report in reports):
         return (
-            "some ranks wait at the end of their batches, and others come to something else than "
-            f"a synchronisation of models: {positions}. With uneven_batches='join' validate and "
-            "save at the ends of epochs, and end training there."
+            "some ranks wait at the end of their batches, but others are not at a synchronisation "
+            f"of models: {positions}. With uneven_batches='join', validate and save at the ends of "
+            "epochs, and end training there."
         )
     way_out = (
-        " uneven_batches='join' has ranks that run out of batches wait for the others."
+        " With uneven_batches='join', ranks that run out of batches join the others."
         if len({report.batches >= 0 for report in reports}) > 1
         else ""
     )
@@ -60,10 +60,10 @@ def _positions(reports: Sequence[HealthReport]) -> str:
 
 
 def different_parameters(entries: Sequence[Mapping[str, str]]) -> str:
-    """Message about parameters that some ranks train otherwise than others.
+    """Message about parameters that ranks train differently.
 
     Args:
-        entries: of each rank, the kind of each trained parameter by name.
+        entries: kind of each trained parameter by name, for each rank.
 
     """
     names = dict.fromkeys(name for own in entries for name in own)

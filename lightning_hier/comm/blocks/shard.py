@@ -1,4 +1,4 @@
-"""A rank's shard of the flat tensors of a fragment, and the transfer buffer."""
+"""Shard of a rank in the flat tensors of a fragment, and the transfer buffer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.channel import Pending
 from lightning_hier.comm.flat import FlatView
 
-# Elements of one chunk: the network transfers some while others are computed, and each is long
-# enough to be worth a message. Quantised chunks are twice as long, since the fixed cost of a chunk
-# counts for more there.
+# Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
+# for the overhead of a message. Quantised chunks are twice as long, because their messages are
+# shorter.
 CHUNK = 1 << 19
 
-# Elements read at a time: the next operation finds them in the cache.
+# Elements that are read at a time, so that the next operation finds them in the cache.
 _PIECE = 1 << 17
 
 
@@ -49,23 +49,23 @@ class Shard:
 
     Args:
         parameters: tensors of one dtype.
-        buffers: likewise.
-        carried: likewise.
+        buffers: averaged buffers of the same dtype.
+        carried: averaged optimizer state of the same dtype.
         placement: division among the ranks of the group.
         quantised: whether updates are quantised.
 
     Attributes:
-        chunk: elements of one chunk.
-        chunks: of the whole fragment, each a range of every rank's shard.
+        chunk: number of elements in a chunk.
+        chunks: chunks of the fragment. Each is a range of every rank's shard.
         values: this rank's shard of the transfer buffer.
-        start: its position in the flat tensors.
+        start: position of the shard in the flat tensors.
         is_all: whether this rank exchanges every element.
         elements: number of elements of all parameters.
         parameters: range of the parameters in the shard.
         buffers: range of the buffers.
         carried: range of the optimizer state.
-        carried_start: position of this rank's optimizer state in all of it.
-        has_buffers: whether there are any, on any rank.
+        carried_start: position of this rank's optimizer state in the whole state.
+        has_buffers: whether the fragment has buffers, on any rank.
 
     """
 
@@ -106,7 +106,7 @@ class Shard:
         self._pieces = self._ranges(self.values.numel(), self._piece)
 
     def read(self) -> Tensor:
-        """Copy this rank's shard of the tensors into the transfer buffer; returns it."""
+        """Copy this rank's shard of the tensors into the transfer buffer, and return it."""
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
 
@@ -148,7 +148,8 @@ class Shard:
     def distribute(self, start: int, stop: int) -> Sequence[Pending]:
         """All-gather, or broadcast, elements ``start`` to ``stop`` of every shard in the group.
 
-        A collective of the group; afterwards the transfer buffers of its ranks hold the same bits.
+        A collective of the group. Afterwards the transfer buffers of its ranks are equal bit for
+        bit.
         """
         group = self._placement.group
         if group.size == 1:
@@ -168,7 +169,7 @@ class Shard:
 
         Args:
             chunk: one of :attr:`chunks`, after :meth:`distribute`.
-            carried: whether the state of the local optimizer is written too.
+            carried: whether to write the state of the local optimizer as well.
 
         """
         view = self._view if carried else self._model
@@ -194,7 +195,7 @@ class Shard:
         return self._by_tensor()
 
     def fill_(self, vector: Tensor, kind: slice, whole: Mapping[Tensor, Tensor]) -> None:
-        """Set the elements of a vector of which ``whole`` has the tensors, in place."""
+        """Set the elements of a vector from the tensors in ``whole``, in place."""
         self.values[kind].copy_(vector)
         for tensor, values in self._by_tensor().items():
             if tensor in whole:

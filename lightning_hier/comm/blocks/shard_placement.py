@@ -1,4 +1,4 @@
-"""Which rank of a group exchanges which shard of a flat vector with the other groups."""
+"""Assignment of the shards of a flat vector to the ranks of a group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShardPlacement:
     """Division of a flat model among the ranks of a group.
 
     Args:
-        group: the ranks.
+        group: ranks of the group.
         sharded: whether every rank exchanges an equal shard. Otherwise the first rank, the leader,
             exchanges the whole model (two_tiered_bmuf_gtc 2.3).
 
@@ -33,7 +33,7 @@ class ShardPlacement:
         self.sharded = sharded
 
     def shard(self, numel: int) -> slice:
-        """Elements that this rank exchanges; the last ranks may have fewer or none."""
+        """Elements that this rank exchanges. The last ranks may have fewer or none."""
         if not self.sharded:
             return slice(0, numel if self.group.position == 0 else 0)
         each = self.longest(numel)
@@ -41,7 +41,7 @@ class ShardPlacement:
         return slice(start, min(start + each, numel))
 
     def padded(self, numel: int) -> int:
-        """Length of the transfer buffer: an all-gather needs shards of equal length."""
+        """Length of the transfer buffer. An all-gather needs shards of equal length."""
         return self.longest(numel) * self.group.size if self.sharded else numel
 
     def longest(self, numel: int) -> int:
@@ -57,15 +57,14 @@ class ShardPlacement:
 def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:
     """Placement for a setting.
 
-    ``"auto"`` is sharded if all ranks of a group can send at the same time: all groups are on one
-    host, or each rank has a NIC. Ranks that share a NIC are faster with a leader, which sends each
-    element once.
+    ``"auto"`` is sharded if all ranks of a group can send at the same time, that is, if all groups
+    are on one host or each rank has a NIC. If ranks share a NIC, a leader is faster, because it
+    sends each element once.
 
     Args:
-        across: the setting.
-        group: the ranks of this group.
-        nics: the smallest number of NICs of any host, the same on all ranks; None if one host runs
-            all ranks.
+        across: setting of the user.
+        group: ranks of this group.
+        nics: smallest number of NICs of any host, equal on all ranks. None: there is one host.
 
     """
     can_send_together = nics is None or nics >= group.size
@@ -89,7 +88,7 @@ def count_nics(root: Path = Path("/sys/class")) -> int:
     infiniband = [
         port for port in root.glob("infiniband/*/ports/*") if "ACTIVE" in _text(port / "state")
     ]
-    # With IP over InfiniBand a port is also one of the network interfaces.
+    # With IP over InfiniBand, a port is also a network interface, and must not be counted twice.
     return max(len(ethernet), len(infiniband), 1)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a module that are synchronised, divided among the optimizers' blocks."""
+"""Synchronised tensors of a module, divided among the blocks of its optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_hier.comm.blocks.health import ModelHealth
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.broadcast import is_averaged, is_direction
 
-# Whole numbers up to 2**53 are exact in the double precision of health reports.
+# Integers up to 2**53 are exact in the double precision of health reports.
 _DIGEST_BYTES = 6
 
 
@@ -24,11 +24,11 @@ class Members:
     """Tensors that one block synchronises.
 
     Attributes:
-        parameters: trainable parameters; the block filter applies to them.
-        float_buffers: floating-point buffers such as BatchNorm statistics; they are averaged.
-            Block momentum would be wrong: its look-ahead can make a variance negative.
-        other_buffers: integer and boolean buffers, and those without a mean; equal to those of the
-            first healthy group.
+        parameters: trainable parameters, to which the outer step applies.
+        float_buffers: floating-point buffers such as BatchNorm statistics. They are averaged
+            without block momentum, whose look-ahead could make a variance negative.
+        other_buffers: integer and boolean buffers, and those without a mean. They are those of the
+            first participating group.
 
     """
 
@@ -38,7 +38,7 @@ class Members:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """Parameters and buffers."""
         return [*self.parameters, *self.float_buffers, *self.other_buffers]
 
 
@@ -51,15 +51,15 @@ def divide(
 ) -> list[Members]:
     """Assign every trainable parameter and every buffer to exactly one optimizer's block.
 
-    A parameter belongs to the first optimizer that holds it. Buffers, and trainable parameters
-    that no optimizer holds, belong to the first optimizer. Tied weights count once. The order is
+    A parameter belongs to the first optimizer that contains it. Buffers, and trainable parameters
+    without an optimizer, belong to the first optimizer. Tied weights count once. The order is
     that of the module, so it is the same on all ranks.
 
     Args:
-        module: being trained.
-        optimizers: of the module.
-        trainable: parameters. ``requires_grad`` would not do, since modules with several optimizers
-            switch it off and on during training.
+        module: module that is trained.
+        optimizers: optimizers of the module.
+        trainable: trainable parameters. ``requires_grad`` cannot be used, because modules with
+            several optimizers change it during training.
         buffers: names of the buffers. Those that a module creates in its first forward pass may
             differ between ranks and are not synchronised, as in DDP.
         not_averaged: names of floating-point buffers that are kept equal instead.
@@ -87,22 +87,23 @@ def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
 class TrainedTensors:
     """Parameters that are or have been trainable, and buffers.
 
-    A buffer that holds NaN or inf before training has no mean: the mask of an attention, or a
-    minimum without values. It is kept equal, and does not make a model unhealthy. The same holds
-    for the vectors of ``spectral_norm``, since the mean of unit vectors is shorter.
+    A buffer that contains NaN or inf before training, such as an attention mask, has no mean. It is
+    kept equal on all ranks, and is not part of the health check. The same holds for the vectors of
+    ``spectral_norm``, because the mean of unit vectors is shorter.
 
     Args:
-        module: the same on all ranks; its present trainable parameters are taken.
-        optimizers: of the module.
-        buffers: of the module.
+        module: module, equal on all ranks. Its current trainable parameters are used.
+        optimizers: optimizers of the module.
+        buffers: buffers of the module.
 
     Attributes:
-        parameters: those that are or have been trainable.
-        buffers: of the module.
-        kept_equal: names of floating-point buffers that have no mean. A resumed run uses those of
-            the saved run.
-        kinds: shape, dtype and optimizer of each of the parameters by name.
-        digest: of ``kinds``, part of every health report: all ranks must train the same.
+        parameters: parameters that are or were trainable.
+        buffers: buffers of the module.
+        kept_equal: names of floating-point buffers without a mean. A resumed run uses those of the
+            saved run.
+        kinds: shape, dtype and optimizer of each parameter, by name.
+        digest: digest of ``kinds`` in every health report, because all ranks must train the same
+            parameters.
 
     """
 
@@ -116,7 +117,7 @@ class TrainedTensors:
         self.kept_equal: Collection[str] = {
             name
             for buffer, name in buffers.names.items()
-            # torch has no isfinite for 8-bit floats, which have no mean anyway.
+            # torch has no isfinite for 8-bit floats, which are not averaged in any case.
             if is_averaged(buffer) and (not buffer.isfinite().all() or is_direction(name, buffer))
         }
         self.kinds: dict[str, str] = {}
@@ -124,11 +125,11 @@ class TrainedTensors:
         self.note()
 
     def note(self) -> None:
-        """Compute kinds and digest of the present parameters. Communicates nothing."""
+        """Compute kinds and digest of the current parameters. Does not communicate."""
         names = {own: name for name, own in self._module.named_parameters()}
         self.kinds = {}
         for index, members in enumerate(self.members()):
-            # Parameters of an optimizer have state that may be averaged too.
+            # The optimizer is included, because its state may be averaged.
             held = set(optimizer_parameters(self._optimizers[index]))
             for own in members.parameters:
                 holder = f"optimizer {index}" if own in held else "no optimizer"
@@ -138,7 +139,7 @@ class TrainedTensors:
         self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
 
     def tensors(self, *, also_frozen: bool = False) -> list[Tensor]:
-        """Trained, or all, parameters, and all buffers."""
+        """Trained (or all) parameters, and all buffers."""
         self.buffers.reclaim()
         parameters = self._module.parameters()
         own = [one for one in parameters if also_frozen or one in self.parameters]
@@ -151,11 +152,11 @@ class TrainedTensors:
 
     @property
     def all_admitted(self) -> bool:
-        """Whether every parameter of the module is or has been trainable."""
+        """Whether every parameter of the module is or was trainable."""
         return all(own in self.parameters for own in self._module.parameters())
 
     def admit(self) -> bool:
-        """Add parameters that have become trainable; returns whether there are any."""
+        """Add parameters that have become trainable. Returns whether there are any."""
         new = {p for p in self._module.parameters() if p.requires_grad} - self.parameters
         if new:
             self.parameters |= new
@@ -169,10 +170,10 @@ class TrainedTensors:
         )
 
     def health(self, *, averaged: bool, carried: Sequence[Tensor] = ()) -> ModelHealth:
-        """Health of the model where all ranks train one.
+        """Health of the single model that all ranks train.
 
         Args:
-            averaged: whether to check floating-point buffers too.
+            averaged: whether to check floating-point buffers as well.
             carried: state of local optimizers to check.
 
         """

@@ -1,4 +1,4 @@
-"""Settings for the gradients inside a group, at every step."""
+"""Settings of the gradient synchronisation inside a group, at every step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class GradientSync(NamedArguments):
     """Base class of the settings for ``HierarchicalStrategy(gradient_sync=...)``."""
 
     def resolved(self, run_steps: float) -> Self:
-        """The same with a number for each ``"auto"`` that depends on the length of the run.
+        """Return the same settings with a number instead of each ``"auto"``.
 
         Args:
-            run_steps: steps of one optimizer in the run; infinity where the length is unknown.
+            run_steps: steps of one optimizer in the run, or infinity if unknown.
 
         """
         return self
@@ -50,27 +50,28 @@ class AllReduce(GradientSync):
 class GTC(GradientSync):
     """Gradient threshold compression inside a group (two_tiered_bmuf_gtc 2.1).
 
-    Every worker adds its gradient g to its residual r, sends +T or -T for each element of r beyond
-    the threshold T, subtracts what it sent, and uses the mean of what all workers sent::
+    Every worker adds its gradient g to its residual r, sends +T or -T for each element of r that
+    exceeds the threshold T, subtracts the sent values, and uses their mean over all workers::
 
         r <- r + g;   sent = T sign(r) where |r| > T, else 0;   r <- r - sent
         gradient = mean over the group of sent
 
-    A residual also accumulates gradients that are discarded: with several optimizers, use
+    A residual also includes gradients that are discarded. With several optimizers, use
     ``toggle_optimizer``, so that a backward pass computes gradients for one of them only.
 
     Attributes:
-        threshold: T in units of the gradient (of the mean loss, after unscaling under fp16), or
-            ``"auto"``: one threshold for each parameter tensor, moved so that about ``density`` of
-            its elements is sent. The first step of a tensor is then averaged exactly and gives
-            the size of its gradients.
-        density: share of the elements to send under ``threshold="auto"``, in (0, 1), or ``"auto"``:
-            30 divided by the run's steps, from 0.01 to 0.1, and 0.01 where the length is unknown.
-        dense_below: tensors with fewer elements are averaged exactly; 0 compresses everything.
-            Tensors of more than 2**31 elements are averaged exactly too.
+        threshold: T in units of the gradient (of the mean loss, unscaled), or ``"auto"``: one
+            threshold for each parameter tensor, adjusted such that about ``density`` of its
+            elements are sent. The first step of a tensor is then averaged exactly, which gives the
+            magnitude of its gradients.
+        density: fraction of the elements to send with ``threshold="auto"``, in (0, 1), or
+            ``"auto"``: 30 divided by the steps of the run, from 0.01 to 0.1, and 0.01 if the length
+            is unknown.
+        dense_below: tensors with fewer elements are averaged exactly. 0 compresses all tensors.
+            Tensors of more than 2**31 elements are averaged exactly as well.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 
@@ -86,14 +87,14 @@ class GTC(GradientSync):
             )
         if self.density != "auto" and not (is_number(self.density) and 0.0 < self.density < 1.0):
             raise ValueError(
-                f"density must be 'auto' or lie between 0 and 1 (0.01 sends about 1% of the "
-                f"elements), got {self.density!r}; for uncompressed gradients use AllReduce()"
+                f"density must be 'auto' or between 0 and 1 (0.01 sends about 1% of the elements), "
+                f"got {self.density!r}; for uncompressed gradients use AllReduce()"
             )
         check_whole("dense_below", self.dense_below, least=0)
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the density depends on the length of the run. A fixed threshold has none."""
+        """Whether the density depends on the length of the run. Not for fixed thresholds."""
         return self.threshold == "auto" and self.density == "auto"
 
     @property
@@ -105,22 +106,24 @@ class GTC(GradientSync):
 
         """
         if self.density == "auto":
-            raise RuntimeError("density='auto' gets its number when a run begins: resolved(...)")
+            raise RuntimeError(
+                "density='auto' has no number before the run starts: call resolved(...)"
+            )
         return self.density
 
     def compresses(self, elements: int) -> bool:
-        """Whether a tensor of so many elements is compressed."""
+        """Whether a tensor of this number of elements is compressed."""
         return max(self.dense_below, 1) <= elements <= MOST_ELEMENTS
 
     @override
     def advice(self, optimizer: Optimizer) -> str | None:
-        """Adam divides by the size of a gradient, and GTC gives one size for a whole tensor."""
+        """Advise against Adam, which divides by magnitudes that GTC makes equal in a tensor."""
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (
             f"GTC with {type(optimizer).__name__}: in short runs of a transformer it learned less "
-            "than one worker alone (docs/reports/language_defaults.md). Leave gradients exact "
-            "inside groups, HierarchicalStrategy(block_sync=BMUFAdam(...)), or train with SGD."
+            "than a single worker (docs/reports/language_defaults.md). Use exact gradients inside "
+            "groups, HierarchicalStrategy(block_sync=BMUFAdam(...)), or train with SGD."
         )
 
     @override
@@ -130,16 +133,16 @@ class GTC(GradientSync):
 
 @dataclass(frozen=True)
 class CommHook(GradientSync):
-    """Any DDP communication hook inside a group.
+    """A DDP communication hook inside a group.
 
     Attributes:
-        hook: ``hook(state, bucket) -> Future[Tensor]`` as ``register_comm_hook`` takes it.
-        state: its state. ``None`` becomes the group's process group, which is the state of torch's
-            own hooks; a state with an attribute ``process_group`` that is None (``PowerSGDState``)
-            holds the group there while a fit runs, and None again after it. Otherwise such a hook
-            would communicate with the whole world.
-        bytes_per_element: bytes that the hook sends for each element of the gradient, for the
-            traffic counts (2.0 for fp16 compression); None counts the bytes of the gradient.
+        hook: ``hook(state, bucket) -> Future[Tensor]``, as for ``register_comm_hook``.
+        state: state of the hook. None is replaced by the process group of the group, which is the
+            state of torch's hooks. If the attribute ``process_group`` of a state (as of
+            ``PowerSGDState``) is None, it is set to this process group during a fit. Otherwise such
+            a hook would communicate with the world.
+        bytes_per_element: bytes that the hook sends per element of the gradient, for the traffic
+            counts (2.0 for fp16 compression). None counts the bytes of the gradient.
 
     """
 

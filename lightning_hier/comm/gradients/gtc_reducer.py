@@ -1,8 +1,8 @@
 """Gradient threshold compression as a reducer of buckets.
 
-Each bucket passes three stages. All run in the thread in which DDP calls the hook and in the order
-of the buckets: collectives that are started when others complete would run in different orders on
-different ranks.
+Each bucket passes through three stages. All run in the thread in which DDP calls the hook, in the
+order of the buckets. Collectives that were started when others complete would run in different
+orders on different ranks.
 
 encode
     Add the residuals, select elements, and start the exchange of their number.
@@ -16,7 +16,7 @@ them whether any gradient of the step was NaN or inf on any rank. Such a step le
 and thresholds unchanged and gives NaN on all ranks, so loss scaling skips it on all of them.
 
 Tensors that are not compressed are averaged exactly. If they have residuals of an earlier run with
-other settings, these are added once, in the first step that is finite.
+other settings, these are added once, in the first finite step.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from lightning_hier.comm.gradients.reducers import (
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import GradientMemory
 
-# Share of elements sent above which gradients are larger than a fixed threshold can send.
+# Fraction of sent elements above which gradients are too large for a fixed threshold.
 _SATURATED = 0.5
 
 
 @dataclass
 class _Exact:
-    """Tensors whose gradients are averaged exactly: their flat mean, and where it is written."""
+    """Tensors whose gradients are averaged exactly: flat mean, and its destination."""
 
     mean: Tensor
     places: Sequence[Tensor]
@@ -64,13 +64,13 @@ class _Bucket:
 
     Attributes:
         mean: gradients of the first worker of this rank, which become the mean.
-        scale: present factor of loss scaling.
+        scale: current factor of loss scaling.
         workers: number of workers of the group.
-        future: of the mean.
+        future: future of the mean.
         compressed: tensors that are compressed.
         exact: other tensors, and compressed ones in their first step.
         returned: residuals that have been added to exact gradients.
-        facts: of each worker of the group: whether a value is not finite, and a number for each
+        facts: for each worker of the group, whether a value is not finite, and a number for each
             compressed tensor.
         pending: exchange of the facts, then of the payload.
         failed: whether a value of any worker is not finite.
@@ -97,7 +97,7 @@ class GTCReducer(Reducer):
             gradient.
         config: thresholds.
         memories: residuals and thresholds of each worker of this rank.
-        grad_scale: returns the present factor of loss scaling. Residuals and thresholds are
+        grad_scale: returns the current factor of loss scaling. Residuals and thresholds are
             unscaled, so they stay valid when the factor changes.
 
     """
@@ -115,13 +115,13 @@ class GTCReducer(Reducer):
         self._memories = memories
         self._grad_scale = grad_scale
         self._open: list[_Bucket] = []
-        # Elements since the density was last logged.
+        # Counts of elements since the density was last logged.
         self._sent = self._elements = 0
         self._warned = False
 
     @override
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Encode this bucket, send the previous one, and finish all with the last one."""
+        """Encode this bucket and send the previous one. The last bucket finishes all of them."""
         alone = self.channel.size * len(bucket.buffers) == 1
         if alone and not self._memories[0].tensors:
             return finished(bucket.buffers[0])
@@ -139,7 +139,7 @@ class GTCReducer(Reducer):
 
     @override
     def metrics(self) -> dict[str, float]:
-        """Density since the last call and norm of the residuals, of the workers of this rank."""
+        """Density since the last call, and norm of the residuals, of this rank's workers."""
         norms = [memory.residual_norm() for memory in self._memories]
         found = {"hier/gtc/residual_norm": math.hypot(*norms)}
         if self._elements:
@@ -166,7 +166,7 @@ class GTCReducer(Reducer):
                 if parameter in memory.tensors and not missing:
                     flat.add_(memory.tensors[parameter].residual, alpha=begun.scale)
                     begun.returned.append((memory, parameter))
-        # The exact gradients of each worker, one after another.
+        # The exact gradients of each worker, one after the other.
         gradients = [torch.cat(own) for own in zip(*exact, strict=True)]
         for own_gradients in gradients if begun.scale != 1.0 else ():
             own_gradients.div_(begun.scale)
@@ -178,7 +178,7 @@ class GTCReducer(Reducer):
         return begun
 
     def _exchange_facts(self, bucket: _Bucket, *, finite: bool) -> None:
-        """Start to gather the facts of all workers: a row for each."""
+        """Start an all-gather of the facts of all workers, one row each."""
         workers = bucket.workers // self.channel.size
         columns = [[float(not finite)] * workers, *(tensor.facts for tensor in bucket.compressed)]
         rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(bucket.mean.device)
@@ -188,7 +188,7 @@ class GTCReducer(Reducer):
     def _average_exact(
         self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
     ) -> None:
-        """Start to average flat gradients of this rank's workers; ``places`` get the mean."""
+        """Start averaging flat gradients of this rank's workers. ``places`` get the mean."""
         if places:
             mean = mean_of_workers_(gradients, bucket.workers)
             pending = self.channel.all_reduce_(mean, "gradients")
@@ -211,12 +211,12 @@ class GTCReducer(Reducer):
         self._average_exact(bucket, gradients, [own for own, *_ in first])
 
     def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
-        """Start to gather the words or bitmaps of all workers: a row for each."""
+        """Start an all-gather of the words or bitmaps of all workers, one row each."""
         lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
         longest = max(map(sum, lengths), default=0)
         if not longest:
             return
-        # gloo gathers equal lengths only.
+        # Padded, because gloo gathers equal lengths only.
         workers = bucket.workers // self.channel.size
         rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
         payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
@@ -267,18 +267,18 @@ class GTCReducer(Reducer):
             self._warned = True
             warnings.warn(
                 f"GTC sends {tensor.sent_share:.0%} of a tensor at "
-                f"threshold={self._config.threshold:g}: each element can send only one threshold a "
-                "step, so the residual of larger gradients grows without limit. Raise the "
-                "threshold, or use threshold='auto'.",
+                f"threshold={self._config.threshold:g}: an element sends at most the threshold per "
+                "step, so residuals of larger gradients grow without limit. Raise the threshold, "
+                "or use threshold='auto'.",
                 stacklevel=2,
             )
 
 
 def _zero_nonfinite_(flats: Sequence[Tensor], absent: Sequence[bool]) -> None:
-    """Zero values that are not finite where a parameter has no gradient in this step.
+    """Set values that are not finite to zero if a parameter has no gradient in this step.
 
-    DDP's buckets hold ``.grad`` of such a parameter. With several optimizers it may be NaN from a
-    step that one of them skipped, and would make every following step fail as well.
+    DDP's buckets contain ``.grad`` of such a parameter. With several optimizers, it may be NaN from
+    a skipped step of one of them, and would make every following step fail as well.
     """
     for flat, missing in zip(flats, absent, strict=True):
         if missing and not bool(flat.isfinite().all()):

@@ -1,4 +1,4 @@
-"""One tensor in a step of gradient threshold compression, and its threshold for the next one."""
+"""A tensor in a step of gradient threshold compression, and its next threshold."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _SMALLEST_THRESHOLD = 1e-30
 
 @dataclass
 class CompressedTensor:
-    """A tensor of a bucket from its encoding to its mean.
+    """A tensor of a bucket, from encoding to mean.
 
     A tensor without a threshold is in its first step: its gradients are averaged exactly, and their
-    size gives the threshold.
+    magnitude gives the threshold.
 
     Attributes:
-        flats: its part of the bucket, of each worker of this rank: residual plus gradient.
+        flats: residual plus gradient of each worker of this rank, as its part of the bucket.
         memories: residual and threshold of each of these workers.
-        words: the elements that each of them sends; none in the first step.
-        facts: a number of each of them for the group: the count of its words, as ``-1 - count``
-            where it has no gradient for the tensor. In the first step the root mean square of its
-            gradient, negated where it has none.
+        words: elements that each of them sends. Empty in the first step.
+        facts: a number of each of them for the group: the number of words, or ``-1 - number`` if
+            the worker has no gradient for the tensor. In the first step, the root mean square of
+            its gradient, negated if it has none.
         finite: whether all values are finite.
         skipped: whether no worker of the group has a gradient.
-        counts: words of every worker of the group.
+        counts: number of words of every worker of the group.
         payloads: words or bitmap of every worker of the group.
 
     """
@@ -62,9 +62,10 @@ class CompressedTensor:
         Args:
             flats: gradient of each worker of this rank.
             memories: residual and threshold of each of them.
-            absent: for each of them, whether only other workers have a gradient. The values count
-                as in DDP: zeros, or the finite values of an earlier backward pass in ``.grad``.
-            scale: present factor of loss scaling.
+            absent: for each of them, whether only other workers have a gradient. Its values are
+                then used as in DDP: zeros, or the finite values of an earlier backward pass in
+                ``.grad``.
+            scale: current factor of loss scaling.
 
         """
         tensor = cls(flats, memories)
@@ -87,17 +88,17 @@ class CompressedTensor:
 
     @property
     def is_first_step(self) -> bool:
-        """Whether there is no threshold yet."""
+        """Whether the tensor has no threshold yet."""
         return self.memories[0].threshold is None
 
     @property
     def is_bitmap(self) -> bool:
-        """Whether bitmaps take fewer bytes than words; the counts are the same on all ranks."""
+        """Whether bitmaps need fewer bytes than words. Equal on all ranks, like the counts."""
         return max(self.counts) > bitmap_words(len(self.flats[0]))
 
     @property
     def sent_share(self) -> float:
-        """Share of the elements that the workers of the group send."""
+        """Fraction of the elements that the workers of the group send."""
         return sum(self.counts) / (len(self.flats[0]) * len(self.counts))
 
     def add_facts(self, facts: Tensor) -> None:
@@ -124,7 +125,7 @@ class CompressedTensor:
     def decode_(self, scale: float) -> None:
         """Update the residuals, and write the mean times ``scale`` for the first worker.
 
-        Not in the first step, unless no worker has a gradient.
+        Not used in the first step, unless no worker has a gradient.
         """
         if self.skipped:
             self.flats[0].zero_()
@@ -150,7 +151,7 @@ class CompressedTensor:
         """Set the threshold of the next step, the same on all workers of the group.
 
         Args:
-            density: the share of elements to send.
+            density: wanted fraction of sent elements.
 
         """
         before = self.memories[0].threshold

@@ -1,4 +1,4 @@
-"""The parameters that the backward passes of a step reach, and the order of their gradients.
+"""Parameters that the backward passes of a step reach, and the order of their gradients.
 
 DDP forms new buckets in this order after the first step. The rounding of a sum over three ranks or
 more depends on the position of an element in its bucket, so a resumed run must start with the
@@ -18,17 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 class ReachedParameters:
     """Records which parameters have received a gradient since the last reduction.
 
-    DDP fills the bucket of a parameter that a backward pass does not reach with its ``.grad``. In
-    manual optimisation this is often the gradient of an earlier step that another optimizer has
-    already used, so values do not show that a parameter is unused.
+    If a backward pass does not reach a parameter, DDP copies its ``.grad`` into the bucket. In
+    manual optimization, this is often the gradient of an earlier step that another optimizer has
+    already used, so the values do not show that the parameter is unused.
 
     Args:
-        parameters: to watch; they must require gradient.
-        every_step: whether to watch them in every step, and not only in the first one.
+        parameters: observed parameters, which must require gradients.
+        every_step: whether to observe them in every step, and not only in the first one.
 
     Attributes:
-        first_order: parameters in the order of their gradients in the first step; empty until it
-            has been reduced.
+        first_order: parameters in the order of their gradients in the first step. Empty until this
+            step has been reduced.
 
     """
 
@@ -36,17 +36,17 @@ class ReachedParameters:
         self.first_order: list[Parameter] = []
         self._every_step = every_step
         self._seen: dict[Parameter, None] = {}
-        # These hooks run before DDP's own, hence before a bucket can be complete.
+        # These hooks run before DDP's hooks, and therefore before a bucket can be complete.
         self._handles = [own.register_post_accumulate_grad_hook(self._note) for own in parameters]
 
     def missing_of(self, parameters: Iterable[Parameter]) -> set[Parameter]:
-        """Parameters without a gradient in this step, accumulation passes included."""
+        """Parameters without a gradient in this step, including accumulation passes."""
         if not self._every_step:
             return set()
         return {own for own in parameters if own not in self._seen}
 
     def end_step(self) -> None:
-        """All gradients of a step are complete."""
+        """Reset the record when all gradients of a step are complete."""
         if not self._handles:
             return
         if not self.first_order:
@@ -56,7 +56,7 @@ class ReachedParameters:
             self.remove()
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -64,36 +64,36 @@ class ReachedParameters:
 
     def _note(self, parameter: Tensor) -> None:
         assert isinstance(parameter, Parameter)
-        # Earlier passes only accumulate: the last one counts.
+        # Earlier passes only accumulate, so the order of the last one is used.
         self._seen.pop(parameter, None)
         self._seen[parameter] = None
 
 
 @torch.enable_grad()
 def reach(parameters: Iterable[Parameter]) -> None:
-    """Run the hooks of a backward pass that reaches ``parameters``; gradients become zero.
+    """Run the hooks of a backward pass that reaches ``parameters``. Gradients become zero.
 
-    By these hooks DDP records the parameters that a step has used. The record is lost where a step
-    is interrupted, and parameters that only the passes before it used would not be reduced.
+    DDP records the parameters of a step by these hooks. If a step is interrupted, the record is
+    lost, and parameters that only earlier passes have used would not be reduced.
     """
     ends = [own.reshape(-1)[:1] for own in parameters if own.requires_grad]
     torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
 
 
 def rehearse(model: DistributedDataParallel, order: Sequence[Parameter]) -> None:
-    """Let DDP form its buckets as after a step whose gradients came in ``order``.
+    """Make DDP form its buckets as after a step with gradients in this ``order``.
 
     The hook of ``model`` must not communicate during the call. Gradients are None afterwards. All
-    ranks of the group must call it: DDP synchronises the buckets at the next forward pass.
+    ranks of the group must call it, because DDP synchronises the buckets at the next forward pass.
 
     Args:
-        model: wrapped without ``find_unused_parameters``, not used yet, and on the CPU.
-        order: all its trainable parameters.
+        model: new DDP model on the CPU, without ``find_unused_parameters``.
+        order: all trainable parameters of the model.
 
     """
     chain = torch.zeros((), requires_grad=True)
     for parameter in reversed(order):
-        # The backward pass visits the latest node first.
+        # The backward pass visits the most recent node first.
         chain = chain + 0.0 * parameter.reshape(-1)[:1].sum().to(chain.dtype)
     model.reducer.prepare_for_backward([])
     chain.backward()

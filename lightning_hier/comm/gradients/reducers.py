@@ -52,14 +52,14 @@ class Reducer:
     """Turns the gradients of a bucket into their mean over the workers of some ranks.
 
     Attributes:
-        channel: these ranks.
+        channel: channel of these ranks.
 
     """
 
     channel: Channel
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Start reducing ``bucket``, in place; the future holds its first buffer."""
+        """Start reducing ``bucket``, in place. The result of the future is its first buffer."""
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class AllReducer(Reducer):
 
 
 class HookReducer(Reducer):
-    """A user's communication hook, confined to the ranks of a channel and counted."""
+    """A communication hook of the user, restricted to the ranks of a channel, with its traffic."""
 
     def __init__(self, channel: Channel, config: CommHook) -> None:
         """Set the group of ``channel`` in the hook's state if it has none."""
@@ -102,8 +102,8 @@ class HookReducer(Reducer):
             self._state.process_group = channel.group
 
     def reduce(self, bucket: GradientBucket) -> Future:
-        """Call the hook; count the bytes that its configuration names for each element."""
-        assert bucket.of_ddp is not None, "hooks of users run in DDP alone"
+        """Call the hook, and count the bytes per element that its configuration states."""
+        assert bucket.of_ddp is not None, "hooks of users run only in DDP"
         begun = time.perf_counter()
         buffer = bucket.of_ddp.buffer()
         payload_bytes = buffer.numel() * (self._bytes_per_element or buffer.itemsize)
@@ -111,7 +111,7 @@ class HookReducer(Reducer):
 
         def done(future: Future) -> Tensor:
             result = future.value()
-            if is_last:  # nothing is left to compute meanwhile
+            if is_last:  # no computation is left that would overlap
                 self.channel.count_wait(time.perf_counter() - handed_over)
             self.channel.count_all_reduce("gradients", payload_bytes, time.perf_counter() - begun)
             return result[0] if isinstance(result, list) else result
@@ -121,7 +121,7 @@ class HookReducer(Reducer):
         return future.then(done)
 
     def close(self) -> None:
-        """Remove the group from the hook's state: the next fit may have another one."""
+        """Remove the group from the hook's state, because the next fit may have another one."""
         if self._gave_group:
             self._state.process_group = None
             self._gave_group = False
@@ -133,7 +133,7 @@ def mean_of_workers_(gradients: Sequence[Tensor], workers: int) -> Tensor:
     Divide first, then sum: this keeps half precision in range, and gloo has no mean.
 
     Args:
-        gradients: of each worker of this rank; overwritten.
+        gradients: gradients of each worker of this rank; overwritten.
         workers: number of workers of all ranks.
 
     """

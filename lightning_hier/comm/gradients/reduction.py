@@ -1,6 +1,6 @@
-"""Averages the gradients of one rank while one Trainer fits."""
+"""Averages the gradients of a rank while a Trainer fits."""
 
-# DDP reads the annotations of a hook as objects: no postponed evaluation in this file.
+# No postponed evaluation of annotations in this file, because DDP checks those of a hook.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -32,9 +32,9 @@ class GradientHook:
     """State of :func:`gradient_hook`.
 
     Attributes:
-        reducer: averages the buckets.
-        reached: parameters with a gradient.
-        rehearsing: whether a pass only forms buckets, so that its gradients stay as they are.
+        reducer: reducer that averages the buckets.
+        reached: record of parameters with a gradient.
+        rehearsing: whether a pass only forms buckets, so that its gradients are not reduced.
 
     """
 
@@ -44,13 +44,13 @@ class GradientHook:
 
 
 def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
-    """Communication hook in the form of ``DistributedDataParallel.register_comm_hook``."""
+    """Communication hook for ``DistributedDataParallel.register_comm_hook``."""
     buffer = bucket.buffer()
     if state.rehearsing:
         return finished(buffer)
     parameters = cast(list[Parameter], bucket.parameters())
-    # DDP does not write back the gradient of a parameter that no rank used, so nothing may be sent
-    # for it.
+    # DDP does not write back the gradient of a parameter that no rank has used, so it must not be
+    # sent.
     absent = state.reached.missing_of(parameters)
     begun = GradientBucket(
         parameters,
@@ -70,16 +70,15 @@ def gradient_hook(state: GradientHook, bucket: GradBucket) -> Future:
 class Reduction:
     """Averages gradients over the world in the warm-up, and over the group after it.
 
-    A rank with one worker has DDP do it, wrapped over the ranks in question by one communication
-    hook, and wrapped anew where these change. Where there is nothing to reduce the module stays
-    as it is.
+    A rank with one worker uses DDP over these ranks with one communication hook. The module is
+    wrapped again when these ranks change. If there is nothing to reduce, it is not wrapped.
 
     Args:
         communicators: channels of this rank.
-        workers: of this rank.
-        config: how gradients are averaged in a group.
-        grad_scale: the present factor of fp16 loss scaling.
-        wrap: wraps the module by DDP over a channel, or leaves it unwrapped for None.
+        workers: workers of this rank.
+        config: gradient synchronisation inside a group.
+        grad_scale: returns the current factor of fp16 loss scaling.
+        wrap: wraps the module in DDP over a channel, or unwraps it for None.
 
     Attributes:
         warming: whether the module was last wrapped for the warm-up.
@@ -109,33 +108,33 @@ class Reduction:
 
     @property
     def ready_order(self) -> list[Parameter]:
-        """Parameters in the order in which the first step has made their gradients."""
+        """Parameters in the order of their gradients in the first step."""
         return [] if self._hook is None else self._hook.reached.first_order
 
     @property
     def in_turns(self) -> WorkerGradients:
-        """Reduces what the workers of this rank make one after the other."""
+        """Gradients of the workers of this rank, which are computed one after the other."""
         if self._in_turns is None:
-            raise RuntimeError("gradients are reduced from the moment when the module is set up")
+            raise RuntimeError("gradients are not reduced before the module is set up")
         return self._in_turns
 
     def wrap(self, *, warming: bool) -> None:
         """Wrap the module over the ranks that average gradients now. A collective of these ranks.
 
         Args:
-            warming: whether the world averages, as in the warm-up, and not the group.
+            warming: whether to average over the world, as in the warm-up, instead of the group.
 
         """
         self._over = self._ranks_of_ddp(warming=warming)
-        # Not kept: a wrapper has buckets as large as the gradients.
+        # The old wrapper is not kept, because its buckets are as large as the gradients.
         self._attach(self._wrap(self._over), warming=warming)
 
     def _ranks_of_ddp(self, *, warming: bool) -> Channel | None:
-        """The ranks over which DDP has to wrap the module, or None: it stays as it is.
+        """The ranks over which DDP wraps the module, or None if it is not wrapped.
 
-        In a group of one rank DDP's reducer would copy every gradient twice at every step for
-        nothing. A hook of the user's runs there all the same; so does ours while it has residuals
-        of a run of larger groups to hand back.
+        In a group of one rank, DDP's reducer would copy every gradient twice at every step without
+        need. DDP is still used there for a hook of the user, and to return residuals of a run with
+        larger groups.
         """
         ranks = self._world if warming else self._group
         if len(self._workers) > 1:
@@ -159,7 +158,7 @@ class Reduction:
             self._in_turns = WorkerGradients(reduced, reducer, self._hook.reached, self._in_turns)
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
-        """Whether the wrapping averages all trainable ``parameters``, over the right ranks."""
+        """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""
         return (
             self.warming == warming
             and self._over is self._ranks_of_ddp(warming=warming)
@@ -167,9 +166,9 @@ class Reduction:
         )
 
     def rehearse(self, model: Module | None, order: list[Parameter]) -> None:
-        """Have DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
+        """Make DDP form the buckets of a run whose gradients came in ``order``, on the CPU.
 
-        With ``find_unused_parameters`` DDP keeps the buckets that it has made at first.
+        With ``find_unused_parameters``, DDP keeps its initial buckets.
         """
         if self._hook is None or not isinstance(model, DistributedDataParallel):
             return
@@ -183,11 +182,11 @@ class Reduction:
         self._hook.reached.first_order = list(order)
 
     def metrics(self) -> dict[str, float]:
-        """What the group's reducer has to log, by name."""
+        """Metrics of the group's reducer by name."""
         return {} if self._in_group is None else self._in_group.metrics()
 
     def close(self) -> None:
-        """Remove hooks of parameters, and the process group from the state of a user's hook."""
+        """Remove hooks of parameters, and the process group from the state of the user's hook."""
         if self._in_group is not None:
             self._in_group.close()
         if self._hook is not None:
@@ -206,7 +205,7 @@ def build_reducer(
         config: settings of the user.
         group: ranks of the group.
         workers: workers of this rank, with their residuals and thresholds.
-        grad_scale: returns the present factor of loss scaling.
+        grad_scale: returns the current factor of loss scaling.
 
     """
     if isinstance(config, GTC):

@@ -1,4 +1,4 @@
-"""The gradients of virtual workers that train one model on one rank, one after another."""
+"""Gradients of virtual workers that train one model on one rank, one after the other."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lightning_hier.comm.gradients.reached import ReachedParameters
 from lightning_hier.comm.gradients.reducers import GradientBucket, Reducer
 from lightning_hier.comm.profiling import profiler_range
 
-# As DDP's: long enough that a collective is worth its start.
+# As in DDP: large enough to hide the overhead of a collective.
 _BUCKET_BYTES = 25 * 1024**2
 
 
 class WorkerGradients:
     """Stores the gradients of each worker until all are computed, then reduces them.
 
-    DDP's reducer expects one backward pass in a step. So these gradients are reduced in buckets of
-    their own after the backward passes.
+    DDP's reducer expects one backward pass in a step, so these gradients are reduced in separate
+    buckets after the backward passes.
 
     Args:
         parameters: trainable parameters.
         reducer: averages the buckets.
         reached: records the order of the gradients.
-        before: the predecessor for fewer parameters, whose step continues.
+        before: predecessor for fewer parameters, whose step is continued.
 
     """
 
@@ -88,7 +88,7 @@ class WorkerGradients:
             own.grad = gradients.get(own)
 
     def _reached_by_any(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
-        """The parameters that have a gradient on some worker of the channel."""
+        """Parameters that have a gradient on any worker of the channel."""
         here = [any(own in held for held in gradients) for own in self._parameters]
         if self._reducer.channel.size > 1:
             counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
@@ -112,7 +112,7 @@ def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
 def _taken_flat(
     parameters: Sequence[Parameter], gradients: MutableMapping[Parameter, Tensor]
 ) -> Tensor:
-    """Concatenate gradients and remove them from the mapping; zeros for missing ones."""
+    """Concatenate gradients and remove them from the mapping. Missing ones are zeros."""
     found = [gradients.pop(own, None) for own in parameters]
     return torch.cat(
         [
@@ -138,5 +138,5 @@ def _dimensions(parameter: Tensor) -> list[int]:
     """Dimensions in descending order of stride."""
     dimensions = list(range(parameter.dim()))
     order = sorted(dimensions, key=parameter.stride, reverse=True)
-    # Where elements overlap or leave gaps, DDP uses the order of their indices.
+    # If elements overlap or have gaps, DDP uses the order of their indices.
     return order if parameter.permute(order).is_contiguous() else dimensions

@@ -51,7 +51,7 @@ class PushRule:
         """Check the values.
 
         Raises:
-            ValueError: one of them is out of its range.
+            ValueError: a value is outside its range.
 
         """
         c = self.min_pushes
@@ -120,7 +120,7 @@ class PullRule:
         """Check the values.
 
         Raises:
-            ValueError: one of them is out of its range.
+            ValueError: a value is outside its range.
 
         """
         check_share("min_pulled", self.min_pulled)

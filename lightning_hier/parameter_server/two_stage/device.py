@@ -1,4 +1,4 @@
-"""A device: it updates its node's replica without a lock, and sums its gradients (eq. 2, 3)."""
+"""A device: updates the replica of its node without a lock, and sums gradients (eq. 2, 3)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
 _log = logging.getLogger(__name__)
 
-# At an epoch's end a node waits for its turn and then for the other nodes, each for at most two
-# time limits. The node reports missing ranks, so this limit must be longer.
+# At the end of an epoch a node waits for its turn and then for the other nodes, each for at most
+# two time limits. The node reports missing ranks, so this limit must be longer.
 _WAITS = 5
 
 
@@ -35,11 +35,11 @@ class DeviceCounts:
     """Totals of one device.
 
     Attributes:
-        gradients: added.
-        nonfinite: dropped gradients, and updates of the replica that were undone because of NaN or
-            inf.
-        refreshes: copies of the replica.
-        waiting_seconds: of waits for a new replica or at a rendezvous.
+        gradients: number of added gradients.
+        nonfinite: number of gradients that were discarded, and updates of the replica that were
+            undone, because of NaN or inf.
+        refreshes: number of copies of the replica.
+        waiting_seconds: seconds of waits for a new replica or at a rendezvous.
 
     """
 
@@ -50,21 +50,22 @@ class DeviceCounts:
 
 
 class Device:
-    """One rank's training of one optimizer's parameters. Used by the rank's main thread.
+    """Training of one optimizer's parameters on a rank. Used by the main thread.
 
     The replica is updated by a copy of the user's optimizer. Its state (momentum, moments) belongs
-    to this device: devices have different gradients, and shared state would need locks. The state
-    starts empty, is not saved, and is kept when the master's model replaces the replica.
+    to this device, because devices have different gradients and shared state would need locks. It
+    is initially empty, is not saved, and is kept when the master's model replaces the replica.
 
     Args:
-        number: of the device in its node.
-        ranks: devices of the node; the first exchanges gradients with the master.
-        channel: of the main thread.
+        number: number of the device in its node.
+        ranks: devices of the node. The first one exchanges gradients with the master.
+        channel: channel of the main thread.
         check_node: raises the error of the node's thread, if it runs on this rank.
-        replica: of the node.
-        optimizer: of the user; read for its hyperparameters before each step, never changed.
-        parameters: this rank's own copies; values are written in place.
-        settings: of the run.
+        replica: replica of the node.
+        optimizer: optimizer of the user; read for its hyperparameters before each step, never
+            changed.
+        parameters: copies on this rank, whose values are written in place.
+        settings: settings of the run.
 
     """
 
@@ -99,7 +100,7 @@ class Device:
         """Make a step with the gradients in ``.grad``, and refresh the parameters if that is due.
 
         Raises:
-            PeerError: the node or the master is gone, or did not answer in time.
+            PeerError: the node or the master is lost, or did not answer in time.
 
         """
         self._channel.poll()
@@ -111,7 +112,8 @@ class Device:
             self._end_step()
             return
         if not self._warming_up:
-            # Before the sum: the master's answer includes this gradient and must not get it twice.
+            # Before the addition to the sum, because the master's answer will include this
+            # gradient.
             self._update(gradients)
         with profiler_range("hier/two_stage/accumulate"):
             added = self._accumulator.add(self._buffer, present, self._settings.timeout_s)
@@ -121,31 +123,31 @@ class Device:
         self._end_step()
 
     def abstain(self) -> None:
-        """Make a step without a gradient. Errors as in :meth:`step`."""
+        """Make a step without a gradient. Raises the errors of :meth:`step`."""
         self._channel.poll()
         self._check_required_ranks()
         self._end_step()
 
     def arrive(self) -> None:
-        """Arrive at a rendezvous: the device adds no gradients until it has ended."""
+        """Arrive at a rendezvous. The device adds no gradients until it has ended."""
         self._own.arrived += 1
 
     def leave_collective(self, number: int) -> None:
-        """Note that a live-rank collective has ended; the node's next push carries its number."""
+        """Record the end of a live-rank collective. The node's next push contains its number."""
         self._own.collectives_done = number
 
     def finish_rendezvous(self) -> None:
-        """Take the master's model when all nodes have arrived.
+        """Copy the master's model when all nodes have arrived.
 
-        Returns when all devices of this node have copied it: before that, none of them may update
-        the replica.
+        Returns when all devices of this node have copied it, because none of them may update the
+        replica before.
 
         Raises:
             PeerError: a node or a device did not arrive in time.
 
         """
         number = self._own.arrived
-        self._wait(lambda: self._replica.node.finals >= number, "all nodes at the epoch's end")
+        self._wait(lambda: self._replica.node.finals >= number, "all nodes at the end of the epoch")
         self._refresh()
         self._own.finished = number
         self._wait(lambda: not self._unfinished(number), "the copies of the other devices")
@@ -154,7 +156,7 @@ class Device:
         """Check the master and the node.
 
         Raises:
-            PeerError: one is gone, or the node has failed.
+            PeerError: one of them is lost, or the node has failed.
 
         """
         self._check_node()
@@ -164,9 +166,9 @@ class Device:
         if gone:
             rank = min(gone)
             part = (
-                "it held the master's model, so no rank can go on"
+                "it held the master's model, so no rank can continue"
                 if rank == MASTER
-                else "it exchanged this group's gradients with the master, so its group can't go on"
+                else "it exchanged gradients with the master, so its group can't continue"
             )
             reason = self._channel.lost().get(rank, "it has left")
             raise PeerError(
@@ -177,9 +179,9 @@ class Device:
     def _update(self, gradients: Sequence[Tensor | None]) -> None:
         """Update the replica (eq. 2).
 
-        After an update to NaN or inf the replica is restored from this device's copy, and the state
-        of its optimizer is reset. Later updates by other devices are not lost: their sums hold
-        them.
+        After an update to NaN or inf, the replica is restored from this device's copy, and the
+        state of its optimizer is reset. Updates by other devices since the copy are not lost,
+        because their sums contain them.
         """
         self._updater.step(gradients, hyperparameters=hyperparameters(self._optimizer))
         if all_finite(self._replica.weights):
@@ -188,8 +190,8 @@ class Device:
         self._updater.reset()
         self._replica.weights.copy_(self._host.read_values(self._host.empty()))
         _log.warning(
-            "an update of the replica is not finite: it goes back to this device's copy, and the "
-            "state of its optimizer starts anew"
+            "an update of the replica is not finite: the replica is restored from this device's "
+            "copy, and the state of the device's optimizer is reset"
         )
 
     @property
@@ -209,13 +211,13 @@ class Device:
             self._refresh()
 
     def _must_wait(self) -> bool:
-        # In this order: a push is under way before its sums are taken.
+        # In this order, because a push is in flight before its sums are taken.
         full = self._replica.pending >= self._settings.push_period
         return full or self._replica.exchanging
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        # Read first: a replica that is replaced during the copy is copied again at the next step.
+        # Read before the copy, so that a replica that is replaced during the copy is copied again.
         self._seen = self._replica.node.installed
         with profiler_range("hier/two_stage/refresh"):
             self._host.write_values(self._replica.weights, by_way_of=self._buffer)
@@ -240,7 +242,7 @@ class Device:
 
     def _missing(self, what: str) -> str:
         return (
-            f"waited for {what}, in the node of ranks {self._ranks[0]} to {self._ranks[-1]}: look "
-            f"at the logs of rank {self._ranks[0]}, which exchanges with the master, and of rank "
-            f"0, which is the master; ranks that are slow but healthy need a larger timeout"
+            f"waited for {what}, in the node of ranks {self._ranks[0]} to {self._ranks[-1]}: see "
+            f"the logs of rank {self._ranks[0]}, which exchanges with the master, and of rank 0, "
+            f"which is the master; increase the timeout if ranks are only slow"
         )

@@ -1,8 +1,8 @@
-"""A node's side of the exchange with the master: a thread of the group's first rank.
+"""Exchange of a node with the master, in a thread of the group's first rank.
 
 When the devices of the node have added enough gradients, it takes their sums and pushes the total.
-The answer is the master's model, which replaces the replica. One push is in flight at a time. The
-gradients that devices add meanwhile belong to the next push, which may hold more than
+The answer is the master's model, which replaces the replica. One push is in flight at a time.
+Gradients that devices add in the meantime are part of the next push, which may contain more than
 ``push_period`` gradients.
 """
 
@@ -28,9 +28,9 @@ from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 MASTER = 0
-# Interval at which the devices' counters are read. Messages are handled at once.
+# Interval at which the devices' counters are read. Messages are handled immediately.
 _PAUSE_S = 0.003
-# A device that takes longer for an addition is stopped: its sum waits for the next push.
+# If a device takes longer for an addition, it is stopped, and its sum waits for the next push.
 _TAKING_LIMIT_S = 1.0
 # The master reports missing nodes after one time limit, so this limit must be longer.
 _WAITS = 2
@@ -45,13 +45,13 @@ class ExchangeCounts:
     """Totals of one node.
 
     Attributes:
-        pushes: answered by the master.
-        gradients: in those pushes.
+        pushes: pushes that the master has answered.
+        gradients: gradients in these pushes.
         lost: gradients lost with a device that died during an addition.
-        overflowed: gradients whose sum was not finite and was dropped.
+        overflowed: gradients whose sum was not finite and was discarded.
         staleness_sum: updates of the master between a node's model and its push, summed.
-        seconds: from a push to its answer.
-        reminders: requests that were repeated.
+        seconds: seconds from a push to its reply.
+        reminders: repeated requests.
 
     """
 
@@ -65,18 +65,18 @@ class ExchangeCounts:
 
 
 class Exchange:
-    """The exchange of one optimizer: ``advance`` is called regularly, ``handle`` for messages.
+    """Exchange of one optimizer. ``advance`` is called regularly, ``handle`` for messages.
 
     Args:
         block: number of the optimizer.
         ranks: devices of the node.
-        channel: of the node's thread.
-        replica: of the node.
-        settings: of the run.
-        hyperparameters: of the user's optimizer at the start.
+        channel: channel of the node's thread.
+        replica: replica of the node.
+        settings: settings of the run.
+        hyperparameters: hyperparameters of the user's optimizer at the start.
 
     Attributes:
-        hyperparameters: sent with the next push; set by the first device's thread.
+        hyperparameters: hyperparameters for the next push, set by the thread of the first device.
         counts: totals.
 
     """
@@ -115,7 +115,7 @@ class Exchange:
         """Push, or report that the node has ended its epoch, unless a request is pending.
 
         Raises:
-            PeerError: the master is gone.
+            PeerError: the master is lost.
 
         """
         self.counts.reminders = self._request.retries
@@ -130,14 +130,14 @@ class Exchange:
             self._request.put(Message(Kind.ARRIVE, self._block, number, {"number": number}), now)
 
     def handle(self, message: Message, now: float) -> None:
-        """Handle an answer of the master."""
+        """Handle the master's answer."""
         request = self._request.message
         if request is None or message.payload is None:
             return
         expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
         number = request.facts["number"]
         if message.kind != expected or message.facts.get("number") != number:
-            return  # an answer to a repeated request, which was answered before
+            return  # an answer to a repeated request that was already answered
         self._request.acknowledge(now)
         self._version = message.timestamp
         with profiler_range("hier/two_stage/pull"):
@@ -159,7 +159,7 @@ class Exchange:
         return self._rounds < self._settings.warmup_steps
 
     def _least(self) -> float:
-        """Gradients in a push: the last push of an epoch may have fewer than others."""
+        """Minimum number of gradients in a push, which is lower at the end of an epoch."""
         if self._all_arrived():
             return 1
         return inf if self._warming_up else self._settings.push_period
@@ -192,7 +192,7 @@ class Exchange:
             "number": self._pushes,
             "count": count,
             "together": together,
-            # Read after the sums, so that a gradient from after a collective carries its number.
+            # Read after the sums, so that gradients after a collective are sent with its number.
             "collectives_done": max(own.collectives_done for own in self._replica.devices),
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
@@ -200,7 +200,7 @@ class Exchange:
         self._request.put(Message(Kind.PUSH, self._block, self._version, facts, total), now)
 
     def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
-        """The sum, a mark for each parameter with a gradient in it, and the number of gradients."""
+        """The sum, a flag for each parameter that has a gradient, and the number of gradients."""
         total, count = torch.empty_like(self._replica.weights), 0
         present = torch.zeros(self._replica.parameters, dtype=torch.uint8)
         for device, accumulator in enumerate(self._replica.accumulators):
@@ -211,7 +211,7 @@ class Exchange:
                 count += taken.count
                 self.counts.lost += taken.lost
             elif self._ranks[device] in self._channel.gone():
-                # It was stopped during an addition, so its sum is of no use.
+                # The device was stopped during an addition, so its sum is invalid.
                 self._given_up.add(device)
                 self.counts.lost += accumulator.pending
         if count and not all_finite(total):
@@ -224,9 +224,9 @@ class Node(BackgroundThread):
     """Runs the exchanges of all optimizers.
 
     Args:
-        channel: of the node's thread alone.
+        channel: channel of the node's thread alone.
         exchanges: one for each optimizer, in their order.
-        replicas: as many; they pass the text of a failure to the devices.
+        replicas: one for each exchange. They pass the text of a failure to the devices.
 
     """
 

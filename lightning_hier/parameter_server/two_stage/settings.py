@@ -23,7 +23,7 @@ class TwoStageSettings:
         timeout_s: time limit of every wait, in seconds.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 
