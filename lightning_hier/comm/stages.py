@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 
 from lightning_hier.comm.channel import Pending
@@ -40,7 +39,7 @@ class Due(tuple[Pending, ...]):
 
 
 class Pipeline:
-    """Chunks that pass through their stages in rounds.
+    """Chunks that pass through their stages in rounds. The first begins with :meth:`run`.
 
     Args:
         chunks: generators, started in order.
@@ -54,11 +53,10 @@ class Pipeline:
         self._at_once = at_once
         self._active: list[_Chunk] = []
         self._round: deque[_Chunk] = deque()
-        self._begin_round()
 
     @property
     def finished(self) -> bool:
-        """Whether all chunks have passed through all stages."""
+        """Whether all chunks have passed through all stages, after :meth:`run`."""
         return not self._round
 
     def run(self, due: int | None = None) -> int:
@@ -76,7 +74,7 @@ class Pipeline:
 
         """
         waited = 0
-        while self._round:
+        while self._round or self._begin_round():
             scheduled = isinstance(self._round[0].awaited, Due)
             if scheduled and due is not None and waited >= due:
                 break
@@ -85,14 +83,14 @@ class Pipeline:
             for pending in chunk.awaited or ():
                 pending.wait()
             chunk.awaited = next(chunk.stages, None)
-            if not self._round:
-                self._begin_round()
         return waited
 
-    def _begin_round(self) -> None:
+    def _begin_round(self) -> bool:
+        """Begin a round; returns whether there is a chunk left for it."""
         new = [_Chunk(stages) for stages in islice(self._chunks, self._at_once)]
         self._active = [*new, *(chunk for chunk in self._active if chunk.awaited is not None)]
         self._round.extend(self._active)
+        return bool(self._round)
 
 
 @dataclass
@@ -101,19 +99,6 @@ class _Chunk:
 
     stages: Stages
     awaited: Sequence[Pending] | None = ()
-
-
-class QueuedPipeline:
-    """A pipeline of an :class:`OverlapQueue`, started when it is the first in the queue."""
-
-    def __init__(self, chunks: Iterable[Stages], at_once: int) -> None:
-        self._chunks = chunks
-        self._at_once = at_once
-
-    @cached_property
-    def begun(self) -> Pipeline:
-        """The pipeline. Its first stages run at the first access."""
-        return Pipeline(self._chunks, at_once=self._at_once)
 
 
 @dataclass(frozen=True)
@@ -141,12 +126,10 @@ class OverlapQueue:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[QueuedPipeline] = deque()
+        self._waiting: deque[Pipeline] = deque()
         self._reset_plans()
 
-    def add(
-        self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int
-    ) -> QueuedPipeline:
+    def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> Pipeline:
         """Add a pipeline, and run its stages up to the first :class:`Due`.
 
         Every rank of the groups must add the same pipelines, in the same order, at the same step.
@@ -158,7 +141,7 @@ class OverlapQueue:
             steps: number of steps over which they are distributed evenly.
 
         """
-        work = QueuedPipeline(chunks, at_once)
+        work = Pipeline(chunks, at_once=at_once)
         self._waiting.append(work)
         self._plans.append(_Plan(due, steps, self._step))
         self._run()
@@ -175,7 +158,7 @@ class OverlapQueue:
             self._step += 1
             self._run()
 
-    def finish(self, last: QueuedPipeline | None = None) -> None:
+    def finish(self, last: Pipeline | None = None) -> None:
         """Finish all pipelines up to ``last``; None finishes all.
 
         Raises:
@@ -183,7 +166,7 @@ class OverlapQueue:
 
         """
         while self._waiting and (last is None or last in self._waiting):
-            self._waited += self._waiting[0].begun.run()
+            self._waited += self._waiting[0].run()
             self._waiting.popleft()
         if not self._waiting:
             self._reset_plans()
@@ -191,10 +174,10 @@ class OverlapQueue:
     def _run(self) -> None:
         while self._waiting:
             planned = sum(plan.until(self._step) for plan in self._plans)
-            begun = self._waiting[0].begun
+            first = self._waiting[0]
             with profiler_range("hier/block/overlap"):
-                self._waited += begun.run(planned - self._waited)
-            if not begun.finished:
+                self._waited += first.run(planned - self._waited)
+            if not first.finished:
                 return
             self._waiting.popleft()
         self._reset_plans()

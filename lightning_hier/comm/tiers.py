@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import product
 from typing import Literal
 
 import torch
@@ -69,26 +67,29 @@ class WorkerLayout:
 
 @dataclass(frozen=True)
 class RankLayout:
-    """Numbering of ranks by a list of tier sizes, lowest tier first.
+    """Numbering of ranks: ``RankLayout((P, M))`` has M groups of P consecutive ranks.
 
-    ``RankLayout((P, M))``: groups of P consecutive ranks, M groups. The coordinate of a rank in
-    tier 0 is its position in its group, in tier 1 the number of its group. The tier-k group of a
-    rank consists of the ranks that differ from it only in coordinate k.
+    A rank has two coordinates: its position in its group, and the number of its group. The process
+    groups of tier 0 are the groups; those of tier 1 are the ranks at one position in all groups.
+
+    Attributes:
+        sizes: P and M.
+
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int, int]
 
     def __post_init__(self) -> None:
         """Check the sizes."""
-        if not self.sizes or min(self.sizes) < 1:
+        if min(self.sizes) < 1:
             raise ValueError(f"every tier needs a size of at least 1, got {self.sizes}")
 
     @classmethod
     def two_tiers(cls, group_size: int, world_size: int, of: str = "ranks") -> RankLayout:
-        """Groups of ``group_size`` ranks or workers. The size must divide the world.
+        """Groups of ``group_size`` ranks, or workers; the size must divide the world.
 
         Raises:
-            ValueError: the size does not divide the world. The error lists the sizes that do.
+            ValueError: it does not divide the world; the message lists the sizes that do.
 
         """
         if group_size < 1 or world_size % group_size:
@@ -102,44 +103,22 @@ class RankLayout:
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return math.prod(self.sizes)
+        return self.sizes[0] * self.sizes[1]
 
-    def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Coordinate of a rank in every tier."""
-        found = []
-        for size in self.sizes:
-            rank, coordinate = divmod(rank, size)
-            found.append(coordinate)
-        return tuple(found)
-
-    def rank(self, coordinates: tuple[int, ...]) -> int:
-        """Rank at the given coordinates."""
-        rank = 0
-        for size, coordinate in zip(reversed(self.sizes), reversed(coordinates), strict=True):
-            rank = rank * size + coordinate
-        return rank
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """Position of a rank in its group, and the number of the group."""
+        group, position = divmod(rank, self.sizes[0])
+        return position, group
 
     def groups(self, tier: int) -> list[list[int]]:
-        """All process groups of a tier, each as a list of ranks in order of their coordinate."""
-        others = [range(size) for i, size in enumerate(self.sizes) if i != tier]
-        found = []
-        for fixed in product(*reversed(others)):
-            rest = list(reversed(fixed))
-            found.append(
-                [
-                    self.rank((*rest[:tier], coordinate, *rest[tier:]))
-                    for coordinate in range(self.sizes[tier])
-                ]
-            )
-        return found
-
-    def members(self, tier: int, rank: int) -> list[int]:
-        """Ranks of the tier's process group that contains the rank."""
-        return next(ranks for ranks in self.groups(tier) if rank in ranks)
+        """All process groups of a tier, each as its ranks in ascending order."""
+        rows = self.grid() if tier == 0 else self.grid().T
+        groups: list[list[int]] = rows.tolist()
+        return groups
 
     def grid(self) -> torch.Tensor:
-        """Ranks in the order of a DeviceMesh, with upper tiers first."""
-        return torch.arange(self.world_size).view(*reversed(self.sizes))
+        """Ranks in the order of a DeviceMesh: a row for each group."""
+        return torch.arange(self.world_size).view(self.sizes[1], self.sizes[0])
 
 
 def build_mesh(

@@ -48,7 +48,7 @@ def test_every_rank_gets_one_route_and_all_make_the_same_groups(group: int) -> N
         route: Any = build_route(layout, host_of, make)
         made.append(own)
         assert route.inter_host_ranks == 2
-        peers = layout.members(1, rank)
+        peers = next(own for own in layout.groups(1) if rank in own)
         home = tuple(other for other in peers if host_of[other] == host_of[rank])
         assert route.host == (home if len(home) > 1 else None)
         firsts = tuple(min(r for r in peers if host_of[r] == host) for host in (0, 1))

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from lightning_hier.comm.tiers import RankLayout
 
-two_or_three_tiers = st.lists(st.integers(1, 5), min_size=2, max_size=3).map(tuple)
+two_tiers = st.tuples(st.integers(1, 5), st.integers(1, 5))
 
 
-@given(sizes=two_or_three_tiers)
-def test_groups_of_each_tier_partition_the_ranks(sizes: tuple[int, ...]) -> None:
+@given(sizes=two_tiers)
+def test_groups_of_each_tier_partition_the_ranks(sizes: tuple[int, int]) -> None:
     layout = RankLayout(sizes)
     for tier, size in enumerate(sizes):
         groups = layout.groups(tier)
@@ -22,27 +22,26 @@ def test_groups_of_each_tier_partition_the_ranks(sizes: tuple[int, ...]) -> None
         assert sorted(rank for group in groups for rank in group) == list(range(math.prod(sizes)))
 
 
-@given(sizes=two_or_three_tiers)
-def test_group_differs_in_the_coordinate_of_its_tier_alone(sizes: tuple[int, ...]) -> None:
+@given(sizes=two_tiers)
+def test_group_differs_in_the_coordinate_of_its_tier_alone(sizes: tuple[int, int]) -> None:
     layout = RankLayout(sizes)
     for tier, size in enumerate(sizes):
         for group in layout.groups(tier):
             coordinates = [layout.coordinates(rank) for rank in group]
             assert [own[tier] for own in coordinates] == list(range(size))
-            assert len({own[:tier] + own[tier + 1 :] for own in coordinates}) == 1
+            assert len({own[1 - tier] for own in coordinates}) == 1
 
 
-@given(sizes=two_or_three_tiers)
-def test_coordinates_and_rank_are_inverse(sizes: tuple[int, ...]) -> None:
+@given(sizes=two_tiers)
+def test_coordinates_are_those_of_the_grid(sizes: tuple[int, int]) -> None:
     layout = RankLayout(sizes)
     for rank in range(layout.world_size):
-        assert layout.rank(layout.coordinates(rank)) == rank
-        for tier in range(len(sizes)):
-            assert rank in layout.members(tier, rank)
+        position, group = layout.coordinates(rank)
+        assert layout.grid()[group, position] == rank
 
 
-@given(sizes=two_or_three_tiers)
-def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, ...]) -> None:
+@given(sizes=two_tiers)
+def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, int]) -> None:
     layout = RankLayout(sizes)
     grid = layout.grid()
     for tier, size in enumerate(sizes):
@@ -52,10 +51,9 @@ def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, ...]) -> Non
 
 
 def test_lowest_tier_holds_neighbouring_ranks() -> None:
-    layout = RankLayout((2, 3, 2))
-    assert layout.members(0, 7) == [6, 7]
-    assert layout.members(1, 7) == [7, 9, 11]
-    assert layout.members(2, 7) == [1, 7]
+    layout = RankLayout((2, 3))
+    assert layout.groups(0) == [[0, 1], [2, 3], [4, 5]]
+    assert layout.groups(1) == [[0, 2, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize("group_size", [0, -1, 3, 5, 7, 13])
@@ -76,7 +74,7 @@ def test_two_tiers_of_every_divisor() -> None:
     ]
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (2, 0), (2, -1, 3)])
-def test_tier_without_ranks_is_refused(sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [(0, 1), (2, 0), (-1, 3)])
+def test_tier_without_ranks_is_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="every tier needs a size of at least 1"):
         RankLayout(sizes)

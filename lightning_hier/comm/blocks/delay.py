@@ -12,7 +12,7 @@ from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.outer_step import OuterStep
-from lightning_hier.comm.stages import OverlapQueue, QueuedPipeline, Stages
+from lightning_hier.comm.stages import OverlapQueue, Pipeline, Stages
 
 # Chunks in flight at the same time, enough to keep a link busy between two steps.
 _AT_ONCE = 8
@@ -56,7 +56,7 @@ class Delay:
         self._models = models
         self._queue = queue
         self._steps = steps
-        self._work: QueuedPipeline | None = None
+        self._work: Pipeline | None = None
         model = outer.vectors["global_model"]
         # All local models share the start weights until the end of their first block.
         self._block_starts = [model.clone()] * models.number
