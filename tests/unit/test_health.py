@@ -44,7 +44,7 @@ def test_a_group_is_left_out_as_a_whole() -> None:
         assert participation.first == 0
         assert participation.squares == 1 + 2 + 5 + 6
     said = exclusion_warning(reports, layout, participation)
-    assert "group 1 (ranks 2, 3) was left out" in said
+    assert "group 1 (ranks 2, 3) was excluded" in said
     assert "model of rank 3 holds NaN or inf after 12 steps (averaged buffers)" in said
 
 
