@@ -30,7 +30,6 @@ class WorkerShard:
         retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
-        shard: its parameters.
         host: copies of the parameters and their gradients.
         timestamp: version of the values in the parameters.
         newest: version of the newest received values.
