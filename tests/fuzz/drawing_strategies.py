@@ -24,7 +24,25 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
         own["virtual_workers"] = workers
     elif dice.random() < 0.3:
         own["on_nonfinite"] = "exclude"
-    return _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
+    drawn = _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
+    return _with_automatic(drawn)
+
+
+def _with_automatic(drawn: Drawn) -> Drawn:
+    """The same, in one of eight cases with everything at "auto" that can be.
+
+    Drawn from a generator of its own, so that all other draws of a seed stay as they are.
+    """
+    if random.Random(repr(drawn)).random() >= 0.125:
+        return drawn
+    automatic = ("warmup_steps", "block_size", "density", "local_beta1")
+    found: list[Any] = []
+    for named in drawn:
+        if named is not None:
+            name, arguments = named
+            named = name, {key: v for key, v in arguments.items() if key not in automatic}
+        found.append(named)
+    return found[0], found[1], found[2]
 
 
 def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:

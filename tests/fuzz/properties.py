@@ -75,6 +75,8 @@ def blocks_start_from_one_model(runs: Runs) -> str | None:
         return None
     if strategy.virtual_workers > 1 or case.by_hand or strategy.block_sync.overlap:
         return None
+    if "auto" in (strategy.warmup_steps, strategy.block_sync.block_size):
+        return None
     for number, step in enumerate(_steps_by_batch(case)):
         beyond = step - strategy.warmup_steps
         if step == 0 or (beyond > 0 and beyond % strategy.block_sync.block_size):
