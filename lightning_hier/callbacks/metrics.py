@@ -5,53 +5,59 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_hier.callbacks.tensorboard_layout import layout
 
 # File in the directory of a logger with the name and the settings of the strategy.
 SETTINGS_FILE = "lightning_hier.json"
-
-
-class Counted(Protocol):
-    """A source of metrics, usually a strategy."""
-
-    def metrics(self) -> dict[str, float]:
-        """Values by name. Does not communicate."""
-
-    def describe(self) -> dict[str, Any]:
-        """Settings by name, as a JSON object. Does not communicate."""
 
 
 class HierarchyMetrics(Callback):
     """Logs the values of rank 0 every ``log_every_n_steps`` steps and at the end of training.
 
     It adds ``hier/elapsed_seconds``, the time since training started in this process. It writes the
-    settings of the strategy once to ``lightning_hier.json`` in the directory of each logger.
+    settings of the strategy to ``lightning_hier.json`` in the directory of each logger, and the
+    layout of its charts once in this process to each TensorBoardLogger.
+
+    Args:
+        metrics: returns values by name.
+        describe: returns settings by name, as JSON.
+        families: of metrics, as in :func:`~lightning_hier.callbacks.tensorboard_layout.layout`.
+
     """
 
-    def __init__(self, source: Counted) -> None:
-        """Log the metrics of ``source``."""
-        self._source = source
+    def __init__(
+        self,
+        metrics: Callable[[], dict[str, float]],
+        describe: Callable[[], dict[str, Any]],
+        families: Collection[str],
+    ) -> None:
+        self._metrics = metrics
+        self._describe = describe
+        self._layout = layout(families)
+        self._arranged: list[TensorBoardLogger] = []
         self._begun_s = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock, and write the settings."""
+        """Start the clock, and write settings and layout."""
         self._begun_s = time.perf_counter()
-        if trainer.is_global_zero:
-            for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
-                _write_settings(folder, self._source.describe())
+        if not trainer.is_global_zero:
+            return
+        for folder in {logger.log_dir for logger in trainer.loggers if logger.log_dir}:
+            _write_settings(folder, self._describe())
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger) and logger not in self._arranged:
+                logger.experiment.add_custom_scalars(self._layout)
+                self._arranged.append(logger)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Log if Lightning logs at this batch."""
         if trainer._logger_connector.should_update_logs:
             self._log(trainer)
@@ -64,7 +70,7 @@ class HierarchyMetrics(Callback):
         if trainer.is_global_zero and trainer.loggers:
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
             # Once for all loggers, because reading the density resets it.
-            metrics = self._source.metrics()
+            metrics = self._metrics()
             metrics["hier/elapsed_seconds"] = time.perf_counter() - self._begun_s
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)

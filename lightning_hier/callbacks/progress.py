@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
-
-import lightning.pytorch as pl
 
 from lightning_hier.comm.traffic import TIERS, Traffic
 from lightning_hier.comm.worker import Worker
@@ -70,36 +67,3 @@ def place_in_block(worker: Worker, block_size: int | None, warmup_steps: int) ->
         elif block_size is not None:
             places.append(f"{count.blocks + 1} {count.in_block}/{block_size}")
     return ", ".join(places)
-
-
-def show_in_progress_bar(
-    trainer: pl.Trainer, traffic: Traffic, block: Callable[[], str] = lambda: ""
-) -> Callable[[], None]:
-    """Add the values of :class:`Rates` to the Trainer's progress bar during ``fit``.
-
-    They follow the user's metrics, which take precedence if names are equal, and are not logged.
-    Without a progress bar, nothing is changed.
-
-    Args:
-        trainer: Trainer that is about to fit.
-        traffic: traffic of this rank.
-        block: returns the position in the block, or an empty text.
-
-    Returns:
-        A function that removes the values.
-
-    """
-    bar = trainer.progress_bar_callback
-    if bar is None:
-        return lambda: None
-    original = bar.get_metrics
-    rates = Rates(traffic)
-
-    def get_metrics(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
-        place = block()
-        ours = ({"block": place} if place else {}) | rates.read()
-        theirs = original(trainer, pl_module)
-        return {**theirs, **{name: value for name, value in ours.items() if name not in theirs}}
-
-    bar.get_metrics = get_metrics  # type: ignore[method-assign]
-    return lambda: bar.__dict__.pop("get_metrics", None)

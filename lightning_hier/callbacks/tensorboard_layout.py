@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
-
 # Charts by title, with their tags as regular expressions, because kinds of messages appear with the
 # first message, and with several optimizers their index is part of the name.
 Charts = dict[str, str]
@@ -85,21 +81,3 @@ def layout(families: Collection[str]) -> dict[str, Any]:
         group: {title: ["Multiline", [f"^{tags}$"]] for title, tags in charts.items()}
         for group, charts in groups.items()
     }
-
-
-class TensorBoardLayout(Callback):
-    """Writes the layout once to every TensorBoardLogger of a Trainer, on the rank that logs."""
-
-    def __init__(self, families: Collection[str]) -> None:
-        """Use the layout of ``families``; see :func:`layout`."""
-        self._layout = layout(families)
-        self._written: list[TensorBoardLogger] = []
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the layout to loggers that have not received it in this process."""
-        if not trainer.is_global_zero:
-            return
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and logger not in self._written:
-                logger.experiment.add_custom_scalars(self._layout)
-                self._written.append(logger)

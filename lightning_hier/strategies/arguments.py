@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import timedelta
 from inspect import signature
@@ -70,17 +69,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
 def check_synchronisations(
     gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
 ) -> None:
-    """Check the synchronisation inside groups and across them.
-
-    Args:
-        gradient_sync: inside groups.
-        block_sync: across them.
-        ddp_kwargs: arguments for DDP.
-
-    Raises:
-        ValueError: a value of another type, or a combination that can't work.
-
-    """
+    """Raise ValueError for synchronisations of another type, or that can't be combined."""
     if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
         raise ValueError(
             f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
@@ -100,17 +89,7 @@ def check_synchronisations(
 
 
 def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) -> None:
-    """Check the number of groups.
-
-    Args:
-        block_sync: across groups.
-        workers: of all ranks.
-        group_size: workers of one group.
-
-    Raises:
-        ValueError: there are several without ``block_sync``, or it does not suit their number.
-
-    """
+    """Raise ValueError for several groups without ``block_sync``, or if it can't average them."""
     groups = workers // group_size
     if block_sync is not None:
         block_sync.filter_for(groups)
@@ -123,12 +102,7 @@ def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) ->
 
 
 def check_group_size(group_size: object) -> None:
-    """Check the size of a group.
-
-    Raises:
-        ValueError: another value.
-
-    """
+    """Raise ValueError unless a group has a size of :data:`GroupSize`."""
     sizes = ("node", "world")
     if group_size not in sizes and not (
         is_number(group_size) and isinstance(group_size, int) and group_size >= 1
@@ -140,40 +114,9 @@ def check_group_size(group_size: object) -> None:
 
 
 def check_timeout(timeout: object) -> None:
-    """Check the limit of every wait.
-
-    Raises:
-        ValueError: it is no length of time above 0, nor None.
-
-    """
+    """Raise ValueError unless the limit of every wait is a time above 0 or None."""
     if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
         raise ValueError(
             "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "
             f"torch's default, got {timeout!r}"
         )
-
-
-def check_one_worker(virtual_workers: int) -> None:
-    """Check the number of virtual workers where there are parameter servers.
-
-    Raises:
-        ValueError: several.
-
-    """
-    if virtual_workers != 1:
-        raise ValueError(
-            f"virtual_workers must be 1 with parameter servers, got {virtual_workers}: only the "
-            "synchronous strategies have several workers on a rank. Start a rank for each."
-        )
-
-
-def check_grace(grace_s: float) -> None:
-    """Check the time for which a rank may be unreachable.
-
-    Raises:
-        ValueError: it is no positive, finite number of seconds.
-
-    """
-    number = isinstance(grace_s, (int, float)) and not isinstance(grace_s, bool)
-    if not number or not 0 < grace_s < math.inf:
-        raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")

@@ -55,26 +55,26 @@ class AveragedWeights(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have the callbacks validate the agreed average."""
         if not trainer.sanity_checking:
-            self._show()
+            self._swap_in()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on with this rank's own average; the callbacks have taken it out of the module."""
-        self._hide()
+        self._own.restore()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have the callbacks leave the agreed average in the module."""
-        self._show()
+        self._swap_in()
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Show the agreed average for a while. A collective of the world during training."""
         already = self._own.used
-        self._show()
+        self._swap_in()
         try:
             yield
         finally:
             if not already:
-                self._hide()
+                self._own.restore()
 
     def of_group(self) -> list[dict[str, Tensor]]:
         """Own averages of parameters, which the ranks of a group have in common; not copied."""
@@ -111,7 +111,7 @@ class AveragedWeights(Callback):
     def _values(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._own.local(tensor) for name, tensor in tensors.items()}
 
-    def _show(self) -> None:
+    def _swap_in(self) -> None:
         if self._own.used:
             return
         models = self._averaged_models()
@@ -129,9 +129,6 @@ class AveragedWeights(Callback):
         passed_over = self._kept_equal()
         buffers = [b for name, b in averaged.module.named_buffers() if name not in passed_over]
         return all(all_finite(own.detach()) for own in chain(averaged.parameters(), buffers))
-
-    def _hide(self) -> None:
-        self._own.restore()
 
 
 def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.virtual_workers.checks import check_loaders
-from lightning_hier.strategies.virtual_workers.data import batch_counts
+from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -23,14 +25,13 @@ UnevenBatches = Literal["error", "join"]
 """Ranks with different numbers of batches: a mistake, or those that run out join the others."""
 
 
-def check_data(trainer: pl.Trainer, counts: Sequence[float] = ()) -> list[float]:
+def check_data(trainer: pl.Trainer) -> list[float]:
     """Check that all ranks shuffle alike, and gather the numbers of their batches.
 
     A collective of the world: every rank must call it once its data are there.
 
     Args:
         trainer: that fits.
-        counts: batches of each worker of this rank; by default those of its only worker.
 
     Returns:
         Batches of all workers in one epoch, in order of rank; inf where the data have no length.
@@ -39,13 +40,19 @@ def check_data(trainer: pl.Trainer, counts: Sequence[float] = ()) -> list[float]
         ValueError: on every rank, if ranks have different seeds.
 
     """
-    own = {
-        "seeds": _seeds(trainer.train_dataloader),
-        "counts": list(counts) or [trainer.num_training_batches],
-    }
+    own = {"seeds": _seeds(trainer.train_dataloader), "counts": _batch_counts(trainer)}
     rows = gather_json(own, trainer.strategy.root_device, place="the comparison of batch counts")
     check_seeds([row["seeds"] for row in rows])
     return [one for row in rows for one in row["counts"]]
+
+
+def _batch_counts(trainer: pl.Trainer) -> list[float]:
+    """Return the number of training batches of each worker of this rank."""
+    data, limit = trainer.train_dataloader, trainer.limit_train_batches
+    if not isinstance(data, WorkerLoaders):
+        return [trainer.num_training_batches]
+    count = private("lightning.pytorch.trainer.connectors.data_connector", "_parse_num_batches")
+    return [count(RunningStage.TRAINING, own, limit) for own in data.lengths]
 
 
 def check_session_data(session: FitSession, *, join: bool) -> None:
@@ -56,15 +63,15 @@ def check_session_data(session: FitSession, *, join: bool) -> None:
         join: whether ranks that have run out of batches join the others.
 
     Raises:
-        ValueError: on every rank, if these numbers can't be trained.
+        ValueError: on every rank, for numbers of batches that can't be trained.
 
     """
     trainer, (size, groups) = session.trainer, session.worker_layout.sizes
     virtual = len(session.workers) > 1
-    with raise_everywhere(session.communicators.device):
-        if virtual:
+    if virtual:
+        with raise_everywhere(session.communicators.device):
             check_loaders(trainer)
-    counts = check_data(trainer, batch_counts(trainer) if virtual else ())
+    counts = check_data(trainer)
     if join:
         check_joined(
             counts,
@@ -79,15 +86,12 @@ def check_session_data(session: FitSession, *, join: bool) -> None:
 
 
 def check_even(counts: Sequence[float], of: str = "rank", *, way_out: str = "") -> None:
-    """Check that all have the same number of batches.
+    """Raise ValueError unless all have the same number of batches.
 
     Args:
         counts: of each, in one epoch; inf where the data have no length.
         of: what has batches, in the singular.
         way_out: what else can be done, for the end of the message.
-
-    Raises:
-        ValueError: they have different numbers.
 
     """
     if len(set(counts)) > 1:
@@ -101,16 +105,13 @@ def check_even(counts: Sequence[float], of: str = "rank", *, way_out: str = "") 
 def check_joined(
     counts: Sequence[float], *, group_size: int, warmup_steps: int, accumulated: int
 ) -> None:
-    """Check the numbers of batches where ranks that run out join the others.
+    """Raise ValueError if the ranks of a group have different numbers, or the warm-up is too long.
 
     Args:
         counts: as in :func:`check_even`.
         group_size: ranks of a group.
         warmup_steps: steps of the warm-up that are still to come.
         accumulated: batches that make a step.
-
-    Raises:
-        ValueError: the ranks of a group have different numbers, or the warm-up is too long.
 
     """
     groups = [counts[i : i + group_size] for i in range(0, len(counts), group_size)]
@@ -142,14 +143,10 @@ def _by_count(counts: Sequence[float], of: str = "rank") -> str:
 
 
 def check_seeds(by_rank: Sequence[Sequence[int]]) -> None:
-    """Check that samplers which divide shuffled data among ranks have the same seed on all ranks.
+    """Raise ValueError if samplers that divide shuffled data among ranks have different seeds.
 
     Lightning gives its samplers the seed of the variable PL_GLOBAL_SEED, which ``seed_everything``
     sets, or 0. The samplers are compared, not the variable: ranks may draw other numbers otherwise.
-
-    Raises:
-        ValueError: they differ; names the seeds of all ranks.
-
     """
     if all(seeds == by_rank[0] for seeds in by_rank):
         return

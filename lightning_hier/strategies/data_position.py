@@ -29,60 +29,48 @@ class DataPosition:
     Args:
         changes: to the Trainer that is about to fit.
         generators: of the workers of this rank.
-        validation: knows the random state of training while it validates.
+        device: on which the rank trains.
 
     """
 
     def __init__(
-        self, changes: TrainerChanges, generators: WorkerRandom, validation: IsolatedValidation
+        self, changes: TrainerChanges, generators: WorkerRandom, device: torch.device
     ) -> None:
-        self._changes = changes
         self._fit_loop: Any = changes.trainer.fit_loop
         self._generators = generators
-        self._validation = validation
+        self._validation = IsolatedValidation(changes, device)
         self._begun: RandomStates = []
         self._saved: RandomStates | None = None  # of the moment when the run was saved
         self._resumed: RandomStates | None = None  # those that its data were begun with
         self._ended: RandomStates | None = None
+        # The methods in which Lightning starts the data of an epoch.
+        changes.replace("fit_loop.setup_data", self._setup_data)
+        changes.replace("fit_loop.epoch_loop.on_run_start", self._on_run_start)
+        changes.replace("fit_loop.epoch_loop.reset", self._reset)
+        changes.on_close(self._end)
 
-    def install(self) -> None:
-        """Wrap the methods in which Lightning starts the data of an epoch."""
-        self._changes.replace("fit_loop.setup_data", self._setup_data)
-        self._changes.replace("fit_loop.epoch_loop.on_run_start", self._on_run_start)
-        self._changes.replace("fit_loop.epoch_loop.reset", self._reset)
-        self._changes.on_close(self._end)
+    def _setup_data(self, set_up: Callable[[], None]) -> None:
+        self._leave_epoch_that_ended()
+        # The first epoch's data begin here, and those of a loader that is made anew.
+        before, random = self._iterator(), self._generators.states()
+        set_up()
+        if self._iterator() is not before:
+            self._begun = random
 
-    def _setup_data(self, set_up: Callable[[], None]) -> Callable[[], None]:
-        def setup_data() -> None:
-            self._leave_epoch_that_ended()
-            # The first epoch's data begin here, and those of a loader that is made anew.
-            before, random = self._iterator(), self._generators.states()
-            set_up()
-            if self._iterator() is not before:
-                self._begun = random
+    def _on_run_start(self, start: Callable[[Any], None], fetcher: Any) -> None:
+        before, random = self._iterator(), self._generators.states()
+        start(fetcher)
+        renewed = self._iterator() is not before
+        if self._resumed is not None:
+            self._go_on(fetcher, random, renewed=renewed)
+        elif renewed:
+            self._begun = random
 
-        return setup_data
-
-    def _on_run_start(self, start: Callable[[Any], None]) -> Callable[[Any], None]:
-        def on_run_start(fetcher: Any) -> None:
-            before, random = self._iterator(), self._generators.states()
-            start(fetcher)
-            renewed = self._iterator() is not before
-            if self._resumed is not None:
-                self._go_on(fetcher, random, renewed=renewed)
-            elif renewed:
-                self._begun = random
-
-        return on_run_start
-
-    def _reset(self, reset: Callable[[], None]) -> Callable[[], None]:
-        def reset_quietly() -> None:
-            with warnings.catch_warnings():
-                # Its warning of loaders without a state does not hold here.
-                warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
-                reset()
-
-        return reset_quietly
+    def _reset(self, reset: Callable[[], None]) -> None:
+        with warnings.catch_warnings():
+            # Its warning of loaders without a state does not hold here.
+            warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
+            reset()
 
     def _end(self) -> None:
         self._ended = [self._now(worker) for worker in range(self._generators.number)]
@@ -171,11 +159,15 @@ _DRAWING = (
 
 
 class IsolatedValidation:
-    """Runs a Trainer's validation loop and then puts the random state back.
+    """Runs the validation loop of a Trainer that fits, and then puts the random state back.
 
     Lightning makes a new iterator of the validation data each time, which draws a seed from the
     global generator; so does whatever the module draws itself. Dropout masks and shuffled data of
     the training after it would depend on how often it validates.
+
+    Args:
+        changes: to the Trainer that is about to fit.
+        device: on which it trains.
 
     Attributes:
         outside: the random state of training while it validates, else None.
@@ -183,23 +175,15 @@ class IsolatedValidation:
     """
 
     def __init__(self, changes: TrainerChanges, device: torch.device) -> None:
-        """Isolate the validation within ``fit`` of a Trainer that trains on ``device``."""
-        self._changes = changes
         self._device = device
-        self.outside: dict[str, Any] | None = None
-
-    def install(self) -> None:
-        """Wrap the loop's methods that draw."""
+        self.outside: RandomState | None = None
         for name in _DRAWING:
-            self._changes.replace(name, self._isolated)
+            changes.replace(name, self._isolated)
 
-    def _isolated(self, method: Callable[[], Any]) -> Callable[[], Any]:
-        def isolated() -> Any:
-            self.outside = random_state(self._device)
-            try:
-                return method()
-            finally:
-                set_random_state(self.outside, self._device)
-                self.outside = None
-
-        return isolated
+    def _isolated(self, method: Callable[[], Any]) -> Any:
+        self.outside = random_state(self._device)
+        try:
+            return method()
+        finally:
+            set_random_state(self.outside, self._device)
+            self.outside = None

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
-from torch.nn import Module
+from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hier.callbacks.progress import place_in_block, show_in_progress_bar
+from lightning_hier.comm.blocks.block_report import BlockReport
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
-from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.gradients.reduction import Reduction
+from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.checkpoints.rank_files import RankFiles
-from lightning_hier.strategies.checkpoints.run_state import State
-from lightning_hier.strategies.data_position import DataPosition, IsolatedValidation
+from lightning_hier.strategies import averaged_weights, lifecycle, misuse, module_setup, sigterm
+from lightning_hier.strategies.checkpoints.run_state import RunState
+from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.trainer_changes import TrainerChanges
-from lightning_hier.strategies.training import Training, build_training
+from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
 
 
 class FitSession:
     """Workers, gradient reduction, block synchronisation, and changes to the Trainer.
 
     Made when DDP is about to wrap the module and closed at teardown, so that nothing of one ``fit``
-    reaches the next.
+    reaches the next. :meth:`reduce` and :meth:`begin` set the attributes that need the length of
+    the run and the optimizers.
 
     Args:
         trainer: about to fit. The position in its data is followed from here on: a module may ask
@@ -47,75 +50,112 @@ class FitSession:
         workers: of this rank.
         random: the random states of the workers.
         position: the position in the training data.
-        on_start: called when training starts.
-        waiting: gradients of each worker of a step that is accumulated, until training starts.
-        saved_under: saves of this job by the path of the checkpoint on this rank, oldest first.
+        settings: how this run synchronises; set by :meth:`reduce`.
+        reduction: averages gradients; set by :meth:`reduce`.
+        models: local models of this rank; set by :meth:`begin`, as all that follow.
+        synchroniser: synchronises models at the ends of blocks.
+        state: the state of this rank in a checkpoint.
+        averages: the averages of WeightAveraging callbacks.
+        termination: acts on signals.
+        begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
+        accumulated_gradients: of each worker, of a resumed step; loaded when training starts.
 
     """
 
+    settings: Synchronisation
+    reduction: Reduction
+    models: LocalModels
+    synchroniser: BlockSynchroniser
+    state: RunState
+    averages: averaged_weights.AveragedWeights
+    termination: sigterm.QuietTermination
+
     def __init__(self, trainer: pl.Trainer, groups: RankGroups) -> None:
         self.trainer = trainer
+        self._groups = groups
         self.communicators = groups.communicators
         self.worker_layout = groups.worker_layout
         self.numbers = groups.own_workers
         self.workers = Worker.several(len(self.numbers))
-        self._settings: Synchronisation | None = None
-        self._reduction: Reduction | None = None
-        self._training: Training | None = None
+        self.random = WorkerRandom(len(self.numbers), self.communicators.device)
         self.changes = TrainerChanges(trainer)
-        self.on_start: list[Callable[[], None]] = []
-        self.waiting: Sequence[State] = ()
-        self.saved_under: defaultdict[str, list[RankFiles]] = defaultdict(list)
-        self.closed = False
-        device = self.communicators.device
-        self.random = WorkerRandom(len(self.numbers), device)
-        validation = IsolatedValidation(self.changes, device)
-        self.position = DataPosition(self.changes, self.random, validation)
-        validation.install()
-        self.position.install()
+        self.position = DataPosition(self.changes, self.random, self.communicators.device)
+        self.begun = self.closed = False
+        self.accumulated_gradients: Sequence[dict[str, Any]] = ()
 
-    def reduce(
+    def reduce(self, settings: Synchronisation) -> None:
+        """Set how gradients are averaged, with numbers in the place of ``"auto"``."""
+        self.settings = settings
+        strategy: Any = self.trainer.strategy
+        wrap = partial(module_setup.wrap_by_ddp, strategy)
+        sync = settings.gradient_sync
+        self.reduction = Reduction(self.communicators, self.workers, sync, self._grad_scale, wrap)
+
+    def begin(
         self,
-        settings: Synchronisation,
-        wrap: Callable[[Channel | None], Module],
+        optimizers: Sequence[Optimizer],
+        on_nonfinite: OnNonfinite,
+        *,
+        join: bool,
+        metrics: Callback,
     ) -> None:
-        """Set how gradients are averaged, once the length of the run is known.
+        """Start counting steps and change the Trainer. A collective of the world.
 
         Args:
-            settings: with numbers in the place of ``"auto"``.
-            wrap: wraps the module by DDP over a channel, or leaves it unwrapped for None.
+            optimizers: of the module; each has its own block.
+            on_nonfinite: what becomes of groups whose models are not finite.
+            join: whether ranks that have run out of batches join the others.
+            metrics: logs metrics.
 
         """
-        self._settings = settings
-        sync = settings.gradient_sync
-        self._reduction = Reduction(self.communicators, self.workers, sync, self._grad_scale, wrap)
+        module = self.trainer.lightning_module
+        self.worker.count_optimizers(len(optimizers))
+        self.models = LocalModels(module, optimizers, self.communicators.models_per_rank)
+        self.synchroniser = BlockSynchroniser(
+            module,
+            optimizers,
+            self.settings.block_sync,
+            communicators=self.communicators,
+            worker=self.worker,
+            models=self.models,
+            warmup_steps=int(self.settings.warmup_steps),
+            nics=self._groups.fewest_nics(),
+            on_nonfinite=on_nonfinite,
+        )
+        self.synchroniser.on_warm = self.wrap
+        if self.scaler is not None:
+            self.worker.loss_scale = self._grad_scale()
+            self.synchroniser.on_block = self._keep_loss_scale
+        self.state = RunState(self, optimizers)
+        self._change_trainer(join, metrics)
+        self.begun = True
 
-    @property
-    def settings(self) -> Synchronisation:
-        """How this run synchronises; set by :meth:`reduce`."""
-        if self._settings is None:
-            raise RuntimeError("a session has settings once the length of the run is known")
-        return self._settings
-
-    @property
-    def reduction(self) -> Reduction:
-        """Averages gradients; set by :meth:`reduce`."""
-        if self._reduction is None:
-            raise RuntimeError("a session reduces gradients once the length of the run is known")
-        return self._reduction
-
-    @property
-    def training(self) -> Training:
-        """Block synchronisation and its surroundings; set by :meth:`begin`."""
-        if self._training is None:
-            raise RuntimeError("a session trains from the moment when optimizers are set up")
-        return self._training
-
-    @property
-    def begun(self) -> bool:
-        """Whether :meth:`begin` has been called."""
-        return self._training is not None
+    def _change_trainer(self, join: bool, metrics: Callback) -> None:
+        synchroniser, changes = self.synchroniser, self.changes
+        if len(self.workers) > 1:
+            WorkerSteps(self)
+        self.termination = sigterm.QuietTermination(changes, synchroniser.health)
+        self._raw_steps = misuse.RawSteps(
+            lambda: synchroniser.trained.parameters,
+            lambda: synchroniser.evaluation.active or self.communicators.world.size == 1,
+        )
+        changes.on_close(self._raw_steps.remove)
+        self.averages = averaged_weights.AveragedWeights(
+            self.trainer, self.communicators, lambda: synchroniser.trained.kept_equal
+        )
+        first = [
+            lifecycle.EndOfData(self, join=join),
+            lifecycle.GlobalModelLifecycle(synchroniser.evaluation),
+            self.averages,
+        ]
+        changes.surround_callbacks(first, [metrics, self.termination])
+        changes.show_in_progress_bar(
+            self.communicators.traffic,
+            self.worker,
+            None if self.settings.block_sync is None else self.settings.block_sync.steps,
+            int(self.settings.warmup_steps),
+        )
 
     @property
     def worker(self) -> Worker:
@@ -125,9 +165,7 @@ class FitSession:
     @property
     def warming(self) -> bool:
         """Whether gradients are averaged over the whole world at present."""
-        if self._training is None:
-            return int(self.settings.warmup_steps) > 0
-        return self._training.synchroniser.warming
+        return self.synchroniser.warming if self.begun else int(self.settings.warmup_steps) > 0
 
     def wrap(self) -> None:
         """Wrap the module over the ranks that average gradients now. A collective of them."""
@@ -142,76 +180,84 @@ class FitSession:
         if not self.reduction.suits(parameters, warming=self.warming):
             self.wrap()
 
+    def start(self) -> None:
+        """Restore random numbers and gradients of a resumed run, when training starts."""
+        if self.accumulated_gradients:
+            # Not before: Lightning empties the gradients.
+            for number in self.each_worker():
+                self.state.set_gradients(self.accumulated_gradients[number])
+            self.accumulated_gradients = ()
+        self.position.start()
+
     def before_batch(self) -> None:
         """Include parameters that have been unfrozen. May be a collective of the group."""
-        self.training.synchroniser.admit_trainable()
+        self.synchroniser.admit_trainable()
         # Faster than over the module, from which some of them may have been removed.
-        trained = self.training.synchroniser.trained.parameters
+        trained = self.synchroniser.trained.parameters
         if not self.reduction.suits(trained, warming=self.warming):
             self.wrap_if_changed()
 
-    def start(self) -> None:
-        """Restore random numbers and gradients of a resumed run, when training starts."""
-        for act in self.on_start:
-            act()
-        self.on_start.clear()
-        self.waiting = ()
-        self.position.start()
+    @contextmanager
+    def step(self, optimizer: int) -> Iterator[None]:
+        """Surround a step of an optimizer, and count it. A collective at the end of a block."""
+        if len(self.workers) == 1:  # else once before the steps of all workers
+            self.synchroniser.before_step()
+        blocks = self.synchroniser.blocks
+        stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
+        with self._raw_steps.counted(), stepping:
+            yield
+        if self.models.is_last:
+            self.synchroniser.after_step(optimizer)
+            self.termination.agree()
+
+    def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Call ``read`` while the module holds the global model. A collective of the world."""
+        evaluation = self.synchroniser.evaluation
+        if evaluation.active:
+            return read()
+        with profiler_range("hier/global_model/swap_in"):
+            evaluation.swap_in_global_model()
+        state = read()
+        if evaluation.active:
+            # The module is about to hold the local model again.
+            state = {
+                name: value.detach().clone() if isinstance(value, Tensor) else value
+                for name, value in state.items()
+            }
+            evaluation.swap_back()
+        return state
 
     def rewind(self) -> None:
         """Forget the state of training, before another one is loaded."""
-        self.training.synchroniser.rewind()
+        self.synchroniser.rewind()
         for worker in self.workers:
             worker.memory.tensors.clear()
         self.position.rewind()
 
-    def begin(
-        self,
-        optimizers: Sequence[Optimizer],
-        *,
-        on_nonfinite: OnNonfinite = "error",
-        join: bool = False,
-        watching: Sequence[Callback] = (),
-    ) -> None:
-        """Start counting steps and change the Trainer. A collective of the world.
+    def turns(self) -> Iterator[range]:
+        """Yield the workers of each local model in turn, with this model in the module.
 
-        Args:
-            optimizers: of the module; each has its own block.
-            on_nonfinite: what becomes of groups whose models are not finite.
-            join: whether ranks that have run out of batches join the others.
-            watching: callbacks that log metrics.
-
+        Workers of one group share a model; in the warm-up all workers of the rank do.
         """
-        self._training = training = build_training(self, optimizers, on_nonfinite=on_nonfinite)
-        training.termination.install()
-        training.raw_steps.install()
-        self.changes.on_close(training.raw_steps.remove)
-        last = [*watching, training.termination]
-        self.changes.surround_callbacks(training.callbacks(join=join), last)
-        traffic = self.communicators.traffic
-        self.changes.on_close(show_in_progress_bar(self.trainer, traffic, self._place_in_block))
+        together = len(self.workers) // self.models.present
+        for model in self.models.each():
+            yield range(model * together, (model + 1) * together)
 
-    @contextmanager
-    def accumulated(self, workers: Sequence[int], number: int) -> Iterator[None]:
-        """Have ``.grad`` hold the gradients of one worker in a step that is accumulated.
-
-        Args:
-            workers: of this rank, whose model is in the module.
-            number: one of them.
-
-        """
-        if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
-            yield  # its gradients are saved with its model
-            return
-        with self.reduction.in_turns.of(number):
-            yield
+    def each_worker(self) -> Iterator[int]:
+        """Yield each worker, with its model and the gradients of its accumulated step in place."""
+        for workers in self.turns():
+            for number in workers:
+                if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
+                    yield number  # its gradients are swapped with its model
+                else:
+                    with self.reduction.in_turns.of(number):
+                        yield number
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of gradients and blocks, by name."""
-        found = {} if self._reduction is None else self._reduction.metrics()
-        if self._training is not None:
-            found |= self._training.synchroniser.log.metrics(self.worker.steps)
-        return found
+        if not self.begun:
+            return {}
+        return self.reduction.metrics() | self.synchroniser.log.metrics(self.worker.steps)
 
     @property
     def scaler(self) -> Any:
@@ -221,14 +267,21 @@ class FitSession:
     def _grad_scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
-    def _place_in_block(self) -> str:
-        block_sync = self.settings.block_sync
-        steps = None if block_sync is None else block_sync.steps
-        return place_in_block(self.worker, steps, int(self.settings.warmup_steps))
+    def _keep_loss_scale(self, report: BlockReport) -> None:
+        """Note the loss scale of a healthy model, or give it back to one that restarts.
+
+        Every step with a non-finite gradient halves the scale. A model with NaN has such steps
+        until its block ends, and gradients would vanish for a long time at the scale that is left.
+        """
+        if report.restarted:
+            healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}
+            self.scaler.load_state_dict(self.scaler.state_dict() | healthy)
+        else:
+            self.worker.loss_scale = self._grad_scale()
 
     def close(self) -> None:
         """Take back changes to the Trainer, and hooks of parameters."""
         self.closed = True
         self.changes.close()
-        if self._reduction is not None:
-            self._reduction.close()
+        if hasattr(self, "reduction"):  # else the length of the run could not be found out
+            self.reduction.close()

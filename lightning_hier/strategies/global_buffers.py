@@ -14,7 +14,7 @@ from lightning_hier.parameter_server.live_collectives import LiveCollectives
 
 
 class GlobalBuffers:
-    """Shows the mean of real and complex buffers, and whole numbers as the lowest rank has them.
+    """Swaps in the mean of real and complex buffers, and the whole numbers of the lowest rank.
 
     Args:
         module: whose buffers to change, in place.
@@ -28,8 +28,8 @@ class GlobalBuffers:
         self._own = SavedTensors()
 
     @torch.no_grad()
-    def show(self) -> None:
-        """Write the global ones, and put this rank's aside. All ranks that are there must call it.
+    def swap_in(self) -> None:
+        """Save this rank's values and write the global ones. All ranks that are there must call it.
 
         They are sent together and byte for byte, whatever their dtypes.
         """
@@ -54,8 +54,8 @@ class GlobalBuffers:
                 buffer.copy_(values[0])
 
     @torch.no_grad()
-    def hide(self) -> None:
-        """Give this rank its own back; what was written into those that were shown stays."""
+    def swap_back(self) -> None:
+        """Restore this rank's values. Buffers that a hook has written keep what it wrote."""
         self._own.keep(self._own.written())
         self._own.restore()
 

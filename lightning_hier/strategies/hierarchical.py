@@ -16,24 +16,27 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
-from lightning_hier.strategies import module_setup
-from lightning_hier.strategies.arguments import check_groups, check_synchronisations
+from lightning_hier.strategies import (
+    arguments,
+    data_checks,
+    missing_ranks,
+    module_setup,
+    optimizer_checks,
+    trainer_checks,
+)
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
-from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
-from lightning_hier.strategies.collectives import naming_missing_of_ddp
-from lightning_hier.strategies.data_checks import UnevenBatches, check_session_data
 from lightning_hier.strategies.fit_session import FitSession
-from lightning_hier.strategies.optimizer_checks import check_averaged_optimizers, log_advice
 from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
 from lightning_hier.strategies.tiered import TieredStrategy
-from lightning_hier.strategies.trainer_checks import check_averaged_trainer
-from lightning_hier.strategies.virtual_workers.checks import check_combination
-from lightning_hier.strategies.virtual_workers.data import WorkerData, move_batches
+from lightning_hier.strategies.virtual_workers.checks import (
+    check_combination,
+    check_virtual_trainer,
+)
+from lightning_hier.strategies.virtual_workers.division import WorkerData
 
 
 class HierarchicalStrategy(TieredStrategy):
@@ -72,6 +75,8 @@ class HierarchicalStrategy(TieredStrategy):
     """
 
     strategy_name = "hierarchical"
+    _session: FitSession | None = None
+    _ended: FitSession | None = None
 
     def __init__(
         self,
@@ -82,13 +87,11 @@ class HierarchicalStrategy(TieredStrategy):
         warmup_steps: int | Auto = "auto",
         virtual_workers: int = 1,
         on_nonfinite: OnNonfinite = "error",
-        uneven_batches: UnevenBatches = "error",
+        uneven_batches: data_checks.UnevenBatches = "error",
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
         check_whole_or_auto("warmup_steps", warmup_steps, least=0)
-        self._session: FitSession | None = None
-        self._ended: FitSession | None = None
         self._checkpoints = RunCheckpoints(self)
         self._worker_data = WorkerData()
         super().__init__(
@@ -98,14 +101,14 @@ class HierarchicalStrategy(TieredStrategy):
             timeout=timeout,
             **ddp_kwargs,
         )
-        check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
+        arguments.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
         self.gradient_sync: GradientSync = self._asked.gradient_sync
         self.block_sync = block_sync
         check_choice("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
         self.on_nonfinite: OnNonfinite = on_nonfinite
-        check_choice("uneven_batches", uneven_batches, get_args(UnevenBatches))
-        self.uneven_batches: UnevenBatches = uneven_batches
+        check_choice("uneven_batches", uneven_batches, get_args(data_checks.UnevenBatches))
+        self.uneven_batches: data_checks.UnevenBatches = uneven_batches
         if isinstance(group_size, int):  # else it depends on the ranks
             check_combination(self, WorkerLayout(group_size, virtual_workers))
 
@@ -121,17 +124,19 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def _check_groups(self) -> None:
-        check_combination(self, self._groups.worker_counts)
-        check_groups(self.block_sync, self._groups.all_workers, self._groups.size)
+        check_combination(self, self.groups.worker_counts)
+        arguments.check_groups(self.block_sync, self.groups.all_workers, self.groups.size)
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        joins, warms_up = self.uneven_batches == "join", self.warmup_steps > 0
-        check_averaged_trainer(trainer, self._groups.worker_counts, joins=joins, warms_up=warms_up)
+        if self.uneven_batches == "join":
+            trainer_checks.check_join(trainer)
+        if self.virtual_workers > 1:
+            check_virtual_trainer(trainer, self.groups.worker_counts, self.warmup_steps)
 
     @override
     def _check_optimizers(self) -> None:
-        check_averaged_optimizers(self.optimizers, self.block_sync, self.virtual_workers)
+        optimizer_checks.check_averaged(self.optimizers, self.block_sync, self.virtual_workers)
 
     @override
     def setup_environment(self) -> None:
@@ -141,24 +146,23 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        sync = None if self._groups.size == 1 else self.gradient_sync  # one worker sends nothing
-        log_advice(self.optimizers, sync, self.block_sync, self.communicators.models)
-        joins, watching = self.uneven_batches == "join", self._watching()
-        self._fit_session.begin(
-            self.optimizers, on_nonfinite=self.on_nonfinite, join=joins, watching=watching
-        )
+        sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
+        models = self.communicators.models
+        optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
+        join, metrics = self.uneven_batches == "join", self._metrics_callback
+        self._fit_session.begin(self.optimizers, self.on_nonfinite, join=join, metrics=metrics)
 
     @override
     def configure_ddp(self) -> None:
         trainer = self._module.trainer
-        self._session = session = FitSession(trainer, self._groups)
+        self._session = session = FitSession(trainer, self.groups)
         self._ended = None
         even = self.uneven_batches == "error"
         numbers = self._checkpoints.numbers
         used = resolved_for_run(self._asked, numbers, session, even_batches=even)
         self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
         self.block_sync = used.block_sync
-        session.reduce(used, partial(module_setup.wrap_by_ddp, self))
+        session.reduce(used)
         module_setup.share_initial_model(self._module, self.communicators)
         session.wrap()
 
@@ -188,9 +192,9 @@ class HierarchicalStrategy(TieredStrategy):
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Move a batch to the rank's device; with virtual workers, that of each worker."""
         move = super().batch_to_device
-        if self.virtual_workers == 1:
+        if self._session is None:
             return move(batch, *args, **kwargs)
-        return move_batches(batch, lambda one: move(one, *args, **kwargs), self._session)
+        return self._worker_data.move(batch, lambda own: move(own, *args, **kwargs), self._session)
 
     @override
     def on_train_start(self) -> None:
@@ -204,24 +208,24 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def _check_data(self) -> None:
-        check_session_data(self._fit_session, join=self.uneven_batches == "join")
+        data_checks.check_session_data(self._fit_session, join=self.uneven_batches == "join")
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's step. A collective of its group where DDP broadcasts buffers."""
-        with naming_missing_of_ddp(self.model):
+        with missing_ranks.naming_missing_of_ddp(self.model):
             return super().training_step(*args, **kwargs)
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute gradients, and average them. A collective of the group."""
-        with naming_missing_of_ddp(self.model):
+        with missing_ranks.naming_missing_of_ddp(self.model):
             return super().backward(*args, **kwargs)
 
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer. A collective of the group, and of the world at a block's end."""
-        with self._fit_session.training.step(self._index(optimizer)):
+        with self._fit_session.step(self._index(optimizer)):
             return super().optimizer_step(optimizer, *args, **kwargs)
 
     @override
@@ -233,10 +237,10 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the global model. A collective of the world during training."""
-        session = self._session
-        if session is None or not session.begun or session.training.synchroniser.evaluation.active:
-            return super().lightning_module_state_dict()
-        return session.training.global_state(super().lightning_module_state_dict)
+        session, read = self._session, super().lightning_module_state_dict
+        if session is None or not session.begun:
+            return read()
+        return session.global_state(read)
 
     @override
     def save_checkpoint(
@@ -257,8 +261,7 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Resume the run of the checkpoint, or warn of losses. A collective of the world."""
-        with raise_everywhere(self.root_device):
-            check_saved_optimizers(checkpoint["optimizer_states"], self.optimizers)
+        optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         if not self._checkpoints.resume(self._fit_session, checkpoint):
             super().load_optimizer_state_dict(checkpoint)
 
@@ -266,21 +269,16 @@ class HierarchicalStrategy(TieredStrategy):
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint, then the state of all ranks beside it."""
         super().remove_checkpoint(filepath)
-        self._checkpoints.remove(self._session or self._ended, filepath)
+        self._checkpoints.remove(filepath)
 
     @override
     def teardown(self) -> None:
         if self._session is not None:
             self._session.close()
-            self._ended = self._session  # for a checkpoint that is saved after training
+            self._ended = self._session
         self._session = None
         self._checkpoints.numbers = {}
         super().teardown()
-
-    @override
-    def forget_groups(self) -> None:
-        super().forget_groups()
-        self._session = self._ended = None
 
     @override
     def metrics(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ for parameter servers. What else differs from DDP is documented in ``docs/migrat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.local_models import LocalModels
@@ -32,6 +31,9 @@ class RawSteps:
         trained: parameters of the module. Steps of optimizers without any of them are ignored.
         elsewhere: whether steps are allowed now, as in evaluation.
 
+    Attributes:
+        remove: removes the hook.
+
     """
 
     def __init__(
@@ -40,16 +42,7 @@ class RawSteps:
         self._trained = trained
         self._elsewhere = elsewhere
         self._counted = False
-        self._handle: RemovableHandle | None = None
-
-    def install(self) -> None:
-        """Register the hook."""
-        self._handle = register_optimizer_step_pre_hook(self._check)
-
-    def remove(self) -> None:
-        """Remove the hook."""
-        if self._handle is not None:
-            self._handle.remove()
+        self.remove = register_optimizer_step_pre_hook(self._check).remove
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -73,6 +66,46 @@ class RawSteps:
             )
 
 
+def _norms(tensors: Sequence[Tensor]) -> list[int]:
+    """Norms, which take less time than fingerprints, for checks at every step.
+
+    As whole numbers: NaN does not equal itself.
+    """
+    if not tensors:
+        return []
+    norms = [norm.double() for norm in torch._foreach_norm([own.detach() for own in tensors])]
+    return torch.stack(norms).view(torch.int64).tolist()
+
+
+Digests = Callable[[Sequence[Tensor]], list[int]]
+
+
+class Watched:
+    """Notes the values of parameters, and names those that have been written since.
+
+    Args:
+        module: of the parameters.
+        digests: returns a number for each of some tensors that changes with their values.
+
+    """
+
+    def __init__(self, module: Module, digests: Digests = fingerprints) -> None:
+        self._module = module
+        self._digests = digests
+        self._noted: dict[Parameter, int] = {}
+
+    def note(self, parameters: Iterable[Parameter] = ()) -> None:
+        """Note the present values of ``parameters``, in place of all that were noted before."""
+        own = list(parameters)
+        self._noted = dict(zip(own, self._digests(own), strict=True))
+
+    def written(self) -> str:
+        """Return the names of the parameters whose bits have changed; empty if there are none."""
+        now = self._digests(list(self._noted))
+        found = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
+        return ", ".join(name for name, p in self._module.named_parameters() if p in found)
+
+
 class WorkerWrites:
     """Raises an error for writes that would reach only one virtual worker, or all of them.
 
@@ -89,28 +122,27 @@ class WorkerWrites:
     def __init__(self, module: Module, models: LocalModels) -> None:
         self._module = module
         self._models = models
-        self._before: Tensor | None = None
-        self._after: Tensor | None = None
+        self._watched = Watched(module, _norms)
 
     def begin_step(self) -> None:
-        """Note the parameters, if some are shared, before the workers make a step."""
-        self._before = self._norms() if any(map(self._is_shared, self._parameters)) else None
+        """Note the frozen parameters before the workers make a step."""
+        own = self._models.parameters
+        self._watched.note(p for p in self._parameters() if not p.requires_grad and p not in own)
 
     def end_step(self) -> None:
-        """Compare the shared parameters after all workers have made a step.
+        """Note all parameters after all workers have made a step.
 
         Raises:
-            ValueError: a shared parameter was written.
+            ValueError: a frozen parameter was written.
 
         """
-        several = self._models.present > 1
-        self._after = self._norms() if several or self._before is not None else None
-        if written := [own for own in self._written(self._before) if self._is_shared(own)]:
+        if names := self._watched.written():
             raise ValueError(
-                f"frozen parameters were written to in a step ({self._named(written)}), and "
-                "with virtual_workers above 1 all workers of a rank have them in common: make them "
-                "buffers (register_buffer), or start a rank for each worker"
+                f"frozen parameters were written to in a step ({names}), and with virtual_workers "
+                "above 1 all workers of a rank have them in common: make them buffers "
+                "(register_buffer), or start a rank for each worker"
             )
+        self._watched.note(self._parameters() if self._models.present > 1 else ())
 
     def end_batch(self) -> None:
         """Compare all parameters after the hooks of a batch.
@@ -119,38 +151,15 @@ class WorkerWrites:
             ValueError: a parameter was written, and each worker has a model of its own.
 
         """
-        if self._models.present == 1 or self._after is None:
-            return
-        before, self._after = self._after, self._norms()
-        if written := self._written(before):
+        if names := self._watched.written():
             raise ValueError(
-                f"parameters were written to in on_train_batch_end ({self._named(written)}), which "
-                "with virtual_workers above 1 reaches only one worker of each rank: do it in "
+                f"parameters were written to in on_train_batch_end ({names}), which with "
+                "virtual_workers above 1 reaches only one worker of each rank: do it in "
                 "training_step, or start a rank for each worker"
             )
 
-    @property
-    def _parameters(self) -> list[Parameter]:
-        return [own for own in self._module.parameters() if own.is_floating_point()]
-
-    def _is_shared(self, own: Parameter) -> bool:
-        return not own.requires_grad and own not in self._models.parameters
-
-    def _norms(self) -> Tensor:
-        # A write through `.data` does not change the version counter of a tensor. Norms are
-        # computed twice a step and are faster than fingerprints.
-        norms = torch._foreach_norm([own.detach() for own in self._parameters])
-        return torch.stack([norm.double() for norm in norms])
-
-    def _written(self, before: Tensor | None) -> list[Parameter]:
-        if before is None or self._after is None:
-            return []
-        # As whole numbers: NaN does not equal itself.
-        differs = (before.view(torch.int64) != self._after.view(torch.int64)).tolist()
-        return [own for own, found in zip(self._parameters, differs, strict=True) if found]
-
-    def _named(self, written: Collection[Parameter]) -> str:
-        return _names(self._module, written)
+    def _parameters(self) -> Iterator[Parameter]:
+        return (own for own in self._module.parameters() if own.is_floating_point())
 
 
 class ServedParameters:
@@ -165,17 +174,16 @@ class ServedParameters:
     """
 
     def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
-        self._module = module
         self._parameters = [own for optimizer in optimizers for own in trainable(optimizer)]
-        self._noted: list[int] | None = None
+        self._watched = Watched(module)
 
     def note(self) -> None:
         """Note the present values, which are those of the servers."""
-        self._noted = fingerprints(self._parameters)
+        self._watched.note(self._parameters)
 
     def forget(self) -> None:
         """Allow writes until the next :meth:`note`."""
-        self._noted = None
+        self._watched.note()
 
     def check(self) -> None:
         """Compare the present values with the noted ones, if any, and forget these.
@@ -184,20 +192,11 @@ class ServedParameters:
             RuntimeError: a parameter was written; the message names it.
 
         """
-        noted, self._noted = self._noted, None
-        if noted is None:
-            return
-        pairs = zip(self._parameters, noted, fingerprints(self._parameters), strict=True)
-        written = [own for own, before, after in pairs if before != after]
-        if written:
+        names = self._watched.written()
+        self.forget()
+        if names:
             raise RuntimeError(
-                "parameters were written to outside of training steps "
-                f"({_names(self._module, written)}): they are on parameter servers, which would "
-                "overwrite it at the next step. Write them before training, in setup or "
-                "configure_model."
+                f"parameters were written to outside of training steps ({names}): they are on "
+                "parameter servers, which would overwrite it at the next step. Write them before "
+                "training, in setup or configure_model."
             )
-
-
-def _names(module: Module, parameters: Collection[Tensor]) -> str:
-    chosen = set(parameters)
-    return ", ".join(name for name, own in module.named_parameters() if own in chosen)

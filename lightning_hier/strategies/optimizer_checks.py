@@ -1,16 +1,18 @@
-"""Checks and advice about the optimizers of the module, before training."""
+"""Checks and advice about the optimizers of the module, before training or a resume."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_hier.comm.agreement import gather_where_different
+from lightning_hier.comm.agreement import gather_where_different, raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.parameter_server.updater import objection
@@ -18,16 +20,27 @@ from lightning_hier.parameter_server.updater import objection
 Place = tuple[int, int, str]
 """A parameter: index of its optimizer, of its group there, and its name in the module."""
 
+# Entries of every parameter group, whatever the optimizer.
+_ALWAYS = {"params", "param_names", "lr", "initial_lr"}
 
-def check_averaged_optimizers(
+# By the names of their arguments, which are those of the hyperparameters that they save.
+_ARGUMENTS = {
+    kind: set(signature(kind).parameters) - {"params"}
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
+}
+
+_WAY_OUT = (
+    "a run resumes with the optimizers that it was saved with. Resume with those, or start a new "
+    "run from the weights alone: model = Model.load_from_checkpoint(path), then fit without "
+    "ckpt_path"
+)
+
+
+def check_averaged(
     optimizers: Sequence[Optimizer], block_sync: BlockSync | None, virtual_workers: int
 ) -> None:
-    """Check the optimizers of a synchronous strategy.
-
-    Raises:
-        ValueError: they can't be combined with the settings.
-
-    """
+    """Raise ValueError for optimizers that a synchronous strategy can't handle."""
     if virtual_workers > 1 and len(optimizers) > 1:
         # The block of one could end when the first workers have stepped the others too.
         raise ValueError(
@@ -41,13 +54,8 @@ def check_averaged_optimizers(
             raise ValueError(problem)
 
 
-def check_served_optimizers(optimizers: Sequence[Optimizer]) -> None:
-    """Check optimizers that become the Updaters of parameter servers.
-
-    Raises:
-        ValueError: they can't, or two of them share a parameter.
-
-    """
+def check_served(optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError for optimizers that can't become the Updaters of parameter servers."""
     seen: set[int] = set()
     for optimizer in optimizers:
         if problem := objection(optimizer):
@@ -64,13 +72,9 @@ def check_served_optimizers(optimizers: Sequence[Optimizer]) -> None:
 def require_same_order(
     module: Module, optimizers: Sequence[Optimizer], device: torch.device
 ) -> None:
-    """Check that optimizers list the same parameters in the same order on all ranks.
+    """Raise ValueError on every rank unless optimizers list the same parameters in one order.
 
     A collective of the world: every rank must call it.
-
-    Raises:
-        ValueError: on every rank, naming the first place that differs.
-
     """
     names = {own: name for name, own in module.named_parameters()}
     places = [
@@ -84,13 +88,10 @@ def require_same_order(
 
 
 def check_order(rows: Sequence[Sequence[Place]]) -> None:
-    """Check the order of the parameters of all ranks.
+    """Raise ValueError naming the first place at which the optimizers of two ranks differ.
 
     Args:
         rows: for each rank, all parameters of its optimizers in their order.
-
-    Raises:
-        ValueError: names the first place at which the optimizers of two ranks differ.
 
     """
     for rank, row in enumerate(rows):
@@ -141,3 +142,93 @@ def log_advice(
         rank_zero_warn(warning)
     for choice in filter(None, dict.fromkeys(choices)):
         rank_zero_info(choice)
+
+
+def check_saved(
+    checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], device: torch.device
+) -> None:
+    """Raise ValueError on every rank if the states of a checkpoint are of other optimizers.
+
+    A collective of the world: every rank must call it.
+    """
+    with raise_everywhere(device):
+        check_saved_optimizers(checkpoint["optimizer_states"], optimizers)
+
+
+def check_saved_optimizers(
+    states: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]
+) -> None:
+    """Raise ValueError naming both, if saved states can't be loaded into the optimizers.
+
+    A checkpoint does not tell the types of its optimizers; their hyperparameters do.
+    """
+    if len(states) != len(optimizers):
+        raise ValueError(
+            f"the checkpoint has {_count(len(states), 'optimizer')} "
+            f"({', '.join(_saved_type(_groups(state)) for state in states)}), and "
+            f"configure_optimizers makes {len(optimizers)} "
+            f"({', '.join(type(own).__name__ for own in optimizers)}): {_WAY_OUT}"
+        )
+    for index, (state, optimizer) in enumerate(zip(states, optimizers, strict=True)):
+        if differs := _difference(_groups(state), optimizer):
+            which = "the optimizer" if len(optimizers) == 1 else f"optimizer {index}"
+            raise ValueError(f"{which} of the checkpoint {differs}: {_WAY_OUT}")
+
+
+def _difference(saved: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> str | None:
+    if not saved:
+        return None  # an optimizer with a format of its own, which it alone can judge
+    present = type(optimizer).__name__
+    if _is_other_type(saved[0], optimizer):
+        return f"is {_saved_type(saved)}, and configure_optimizers makes {present} now"
+    sizes = [len(group["params"]) for group in saved]
+    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != own_sizes:
+        return (
+            f"({_saved_type(saved)}) has groups of {_listed(sizes)} parameters, and that of "
+            f"configure_optimizers ({present}) has groups of {_listed(own_sizes)}"
+        )
+    return None
+
+
+def _is_other_type(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:
+    kind = _torch_type(saved)
+    own = next((base for base in type(optimizer).__mro__ if base in _ARGUMENTS), None)
+    if kind is not None and own is not None:
+        return kind is not own
+    # Other versions of an optimizer have more or fewer hyperparameters, others have different ones.
+    now = set(optimizer.param_groups[0])
+    return bool(now - set(saved) - _ALWAYS) and bool(set(saved) - now - _ALWAYS)
+
+
+def _torch_type(saved: Mapping[str, Any]) -> type[Optimizer] | None:
+    """Which of torch's optimizers has saved these hyperparameters; None: none of them."""
+    fitting = [kind for kind, arguments in _ARGUMENTS.items() if arguments <= set(saved)]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda kind: len(_ARGUMENTS[kind]))
+    # AdamW is an Adam with one more hyperparameter, which is an argument of Adam alone.
+    if best is torch.optim.Adam and saved["decoupled_weight_decay"]:
+        return torch.optim.AdamW
+    return best
+
+
+def _saved_type(saved: Sequence[Mapping[str, Any]]) -> str:
+    kind = _torch_type(saved[0]) if saved else None
+    if kind is not None:
+        return kind.__name__
+    names = sorted(set(saved[0]) - _ALWAYS) if saved else []
+    return f"an optimizer with {', '.join(names)}" if names else "an optimizer of another package"
+
+
+def _groups(state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    groups: Sequence[Mapping[str, Any]] = state.get("param_groups", ())
+    return groups
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return " and ".join(map(str, sizes))

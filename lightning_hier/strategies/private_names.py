@@ -9,15 +9,14 @@ are used. Importing the package needs none of these names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import lightning
 import lightning.pytorch as pl
 import torch
-
-_ABSENT = object()
 
 OF_TRAINER: Mapping[str, str] = {
     "_accelerator_connector._layer_sync": "rejects sync_batchnorm with virtual workers",
@@ -51,6 +50,7 @@ OF_TRAINER: Mapping[str, str] = {
     "fit_loop.reset_restart_stage": "resumes exactly at the end of an epoch",
     "fit_loop.restarted_mid_epoch": "resumes exactly at the end of an epoch",
     "fit_loop.setup_data": "replaced: resumes exactly within an epoch",
+    "save_checkpoint": "replaced: a requeued job finds complete saves only",
 }
 """Attributes below a Trainer, including public methods of Lightning's loops that are replaced."""
 
@@ -110,9 +110,6 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
     "lightning.pytorch.callbacks.WeightAveraging": {
         "_average_model": "averages the averaged model over the groups",
     },
-    "lightning.pytorch.loops.optimization.automatic.Closure": {
-        "_step_fn": "virtual workers: computes the gradients of all of them in one step",
-    },
     "lightning.pytorch.plugins.io.AsyncCheckpointIO": {
         "_executor": "waits for an asynchronous save before requeueing",
     },
@@ -137,75 +134,63 @@ def private(module: str, name: str) -> Any:
 
 
 def check_private_names(module: pl.LightningModule | None, virtual_workers: int = 1) -> None:
-    """Check that the installed Lightning and torch have all names.
+    """Raise ValueError if the installed Lightning and torch lack a name.
 
     Args:
         module: module that its Trainer is about to run, or None without a Trainer.
         virtual_workers: virtual workers of a rank. Names whose use mentions virtual workers are
             required only if there are several.
 
-    Raises:
-        ValueError: names are missing.
-
     """
-    found = [*_gone_of_modules()]
+    missing = [
+        f"{path}.{name} ({use})"
+        for path, names in OF_MODULES.items()
+        for name, use in names.items()
+        if not _has(_module(path), name)
+    ]
     if module is not None:
-        trainer = module.trainer
-        found += _gone_of_trainer(trainer)
-        for own in (trainer.strategy.checkpoint_io, *trainer.callbacks):  # type: ignore[attr-defined]
-            found += _gone_of_instance(own)
-    gone = [one for one in found if virtual_workers > 1 or "virtual worker" not in one]
-    if gone:
-        raise ValueError(_lacking(gone))
+        trainer: Any = module.trainer
+        missing += [f"Trainer.{p} ({use})" for p, use in OF_TRAINER.items() if not _has(trainer, p)]
+        for own in (trainer.strategy.checkpoint_io, *trainer.callbacks):
+            missing += _missing_of(own)
+    _raise([one for one in missing if virtual_workers > 1 or "virtual worker" not in one])
 
 
 def check_names(instance: object) -> None:
-    """Check that an object of Lightning has the names of :data:`OF_INSTANCES`.
-
-    Raises:
-        ValueError: a name is missing in the installed version.
-
-    """
-    if gone := list(_gone_of_instance(instance)):
-        raise ValueError(_lacking(gone))
+    """Raise ValueError if an object of Lightning lacks one of its :data:`OF_INSTANCES`."""
+    _raise(_missing_of(instance))
 
 
-def _lacking(gone: Sequence[str]) -> str:
-    return (
-        f"Lightning {lightning.__version__} and torch {torch.__version__} lack names that "
-        f"lightning_hier uses: {'; '.join(gone)}. Install versions that its package metadata "
-        "allows, as `pip install lightning_hier` does"
-    )
-
-
-def _gone_of_trainer(trainer: pl.Trainer) -> Iterator[str]:
-    for path, use in OF_TRAINER.items():
-        holder: Any = trainer
-        for name in path.split("."):
-            holder = getattr(holder, name, _ABSENT)
-            if holder is _ABSENT:
-                yield f"Trainer.{path} ({use})"
-                break
-
-
-def _gone_of_modules() -> Iterator[str]:
-    for module, names in OF_MODULES.items():
-        for name, use in names.items():
-            if not _has(module, name):
-                yield f"{module}.{name} ({use})"
-
-
-def _gone_of_instance(instance: object) -> Iterator[str]:
+def _missing_of(instance: object) -> list[str]:
+    missing = []
     for owner, names in OF_INSTANCES.items():
-        module, _, kind = owner.rpartition(".")
-        if _has(module, kind) and isinstance(instance, getattr(import_module(module), kind)):
-            for name, use in names.items():
-                if not hasattr(instance, name):
-                    yield f"{kind}.{name} ({use})"
+        path, _, kind = owner.rpartition(".")
+        if getattr(_module(path), kind, None) in type(instance).__mro__:
+            missing += [
+                f"{kind}.{name} ({use})" for name, use in names.items() if not _has(instance, name)
+            ]
+    return missing
 
 
-def _has(module: str, name: str) -> bool:
+def _module(path: str) -> object:
     try:
-        return hasattr(import_module(module), name)
+        return import_module(path)
     except ImportError:
+        return None
+
+
+def _has(holder: object, path: str) -> bool:
+    try:
+        attrgetter(path)(holder)
+    except AttributeError:
         return False
+    return True
+
+
+def _raise(missing: Sequence[str]) -> None:
+    if missing:
+        raise ValueError(
+            f"Lightning {lightning.__version__} and torch {torch.__version__} lack names that "
+            f"lightning_hier uses: {'; '.join(missing)}. Install versions that its package "
+            "metadata allows, as `pip install lightning_hier` does"
+        )

@@ -131,5 +131,5 @@ class PSPStrategy(ParameterServerStrategy):
             linear_scaling=self.linear_scaling,
             warmup_steps=self.warmup_steps,
             steps_made=tuple(self._steps),
-            limit_s=self._limit.total_seconds(),
+            limit_s=self.limit.total_seconds(),
         )

@@ -8,11 +8,12 @@ from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.strategies import ray_train
+from lightning_hier.strategies import placement
 
 
 class RankGroups:
@@ -62,20 +63,17 @@ class RankGroups:
 
     @property
     def communicators(self) -> Communicators:
-        """Process groups and rank layout.
-
-        Raises:
-            RuntimeError: before :meth:`build`.
-
-        """
+        """Process groups and rank layout; a RuntimeError before :meth:`build`."""
         if self._communicators is None:
             raise RuntimeError("the process groups are made when the Trainer starts to run")
         return self._communicators
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that must be the same on all ranks, by name."""
-        return {"group_size": self.size, "virtual_workers": self._virtual_workers}
+    def fewest_nics(self) -> int | None:
+        """NICs of the host with the fewest; None for a single host. A collective of the world."""
+        strategy = self._strategy
+        if strategy.num_processes == strategy.world_size:
+            return None
+        return fewest_nics(strategy.root_device)
 
     def describe(self) -> dict[str, Any]:
         """Numbers of ranks, hosts, groups and virtual workers, by name."""
@@ -89,17 +87,9 @@ class RankGroups:
         }
 
     def check_division(self, hosts: Sequence[int]) -> None:
-        """Check that the ranks can be divided into such groups.
-
-        Args:
-            hosts: for each rank, the host that it is on.
-
-        Raises:
-            ValueError: they can't.
-
-        """
+        """Raise ValueError if the ranks, on these hosts, can't be divided into such groups."""
         if self._group_size == "node":
-            ray_train.check_hosts(hosts)
+            placement.check_hosts(hosts)
         _ = self.worker_layout, self.worker_counts
 
     def are_built(self, generation: int) -> bool:

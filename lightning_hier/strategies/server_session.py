@@ -1,4 +1,4 @@
-"""What exists on one rank while one Trainer fits with parameter servers."""
+"""The objects of one rank while one Trainer fits with parameter servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -14,22 +14,22 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
-from lightning_hier.callbacks.progress import show_in_progress_bar
+from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Tier, Traffic
 from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.open_ports import Ports
+from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
-from lightning_hier.strategies.data_position import IsolatedValidation
+from lightning_hier.strategies import data_position, lifecycle, misuse, sigterm
 from lightning_hier.strategies.global_buffers import GlobalBuffers
-from lightning_hier.strategies.lifecycle import EpochWithoutSteps, GlobalModelLifecycle
-from lightning_hier.strategies.misuse import RawSteps, ServedParameters
-from lightning_hier.strategies.sigterm import QuietTermination
 from lightning_hier.strategies.step_gradients import StepGradients
 from lightning_hier.strategies.trainer_changes import TrainerChanges
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 
 _AGENTS_WAIT = (
     "Once this program has ended, torchrun waits 300 s for its agents on the hosts that were lost, "
@@ -58,6 +58,11 @@ class ServerSession:
         started: whether it serves.
 
     """
+
+    _buffers: GlobalBuffers
+    _parameters: misuse.ServedParameters
+    _raw_steps: misuse.RawSteps
+    _gradients: list[StepGradients]
 
     def __init__(
         self,
@@ -96,59 +101,46 @@ class ServerSession:
             on_done=self.engine.leave_collective,
         )
         self._traffic = traffic
-        self._buffers: GlobalBuffers | None = None
-        self._parameters: ServedParameters | None = None
-        self._gradients: list[StepGradients] = []
-        self._raw_steps = RawSteps(set, _never)
-        self._termination: QuietTermination | None = None
         self._at_end = ExitStack()
-        self._shown = False
+        self._swapped_in = False
         self.keeps_module = False
         self.started = False
-
-    @property
-    def termination(self) -> QuietTermination:
-        """What acts on signals; there once :meth:`begin` has been called."""
-        if self._termination is None:
-            raise RuntimeError("signals are noted from the moment when optimizers are set up")
-        return self._termination
 
     def begin(
         self,
         trainer: pl.Trainer,
         optimizers: Sequence[Optimizer],
-        watching: Sequence[Callback] = (),
+        metrics: Callback,
     ) -> None:
         """Take the gradients of the optimizers, and change the Trainer.
 
         Args:
             trainer: about to fit.
             optimizers: of its module.
-            watching: callbacks that log metrics.
+            metrics: logs metrics.
 
         """
         module = trainer.lightning_module
         self._buffers = GlobalBuffers(module, self.collectives)
-        self._parameters = ServedParameters(module, optimizers)
+        self._parameters = misuse.ServedParameters(module, optimizers)
         self._parameters.note()  # servers have these values, whatever hooks do until the first step
         parameters = set(module.parameters())
-        # Looks before gradients are taken: a step that is refused must push nothing.
-        self._raw_steps = RawSteps(lambda: parameters, _never)
-        for index, optimizer in enumerate(optimizers):
-            taking = StepGradients(optimizer, partial(self.engine.step, index))
-            self._gradients.append(taking)
-            self._at_end.callback(taking.remove)
-        device = trainer.strategy.root_device
-        changes = TrainerChanges(trainer)
-        self._termination = QuietTermination(changes, self._note_termination)
-        self._raw_steps.install()
+        # Before the gradients are taken: a step that is refused must push nothing. Evaluation is no
+        # exception: the step would be pushed to the servers all the same.
+        self._raw_steps = misuse.RawSteps(lambda: parameters, elsewhere=lambda: False)
         self._at_end.callback(self._raw_steps.remove)
-        self._termination.install()
-        IsolatedValidation(changes, device).install()
-        first = [EpochWithoutSteps(self), GlobalModelLifecycle(self)]
-        changes.surround_callbacks(first, [*watching, self._termination])
-        changes.on_close(show_in_progress_bar(trainer, self._traffic))
+        self._gradients = [
+            StepGradients(optimizer, partial(self.engine.step, index))
+            for index, optimizer in enumerate(optimizers)
+        ]
+        for gradients in self._gradients:
+            self._at_end.callback(gradients.remove)
+        changes = TrainerChanges(trainer)
         self._at_end.callback(changes.close)
+        termination = sigterm.QuietTermination(changes)
+        data_position.IsolatedValidation(changes, trainer.strategy.root_device)
+        changes.surround_callbacks([lifecycle.GlobalModelLifecycle(self)], [metrics, termination])
+        changes.show_in_progress_bar(self._traffic)
 
     def start(self, module: torch.nn.Module) -> None:
         """Serve and train ``module``. From now on nothing waits for the process group."""
@@ -159,53 +151,52 @@ class ServerSession:
 
     def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
         """Make a step of an optimizer: ``run`` computes the gradients and steps the optimizer."""
-        taking = self._gradients[optimizer]
-        taking.taken = False
+        gradients = self._gradients[optimizer]
+        gradients.taken = False
         with self._raw_steps.counted():
             result = run()
         # At the end of an epoch without steps Lightning makes one all the same.
-        if not taking.taken and not self.keeps_module:
+        if not gradients.taken and not self.keeps_module:
             # There was no gradient, or gradient scaling found it not finite.
             self.engine.abstain(optimizer)
         return result
 
     def swap_in_global_model(self) -> None:
         """Put the global model into the module. Every rank that is there must call it."""
-        if self._shown or self._buffers is None or self._parameters is None:
+        if self._swapped_in:
             return
         if not self.keeps_module:
             self.engine.rendezvous()
             self._parameters.note()
-        self._buffers.show()
-        self._shown = True
+        self._buffers.swap_in()
+        self._swapped_in = True
 
     def swap_back(self) -> None:
-        """Train on, with this rank's own buffers where nothing was written into those shown.
+        """Train on, with this rank's own buffers where hooks wrote nothing into the global ones.
 
         Raises:
             RuntimeError: something was written into parameters since they were last the servers'.
 
         """
-        if self._buffers is None or self._parameters is None:
-            return
         self._parameters.check()
-        if self._shown:
-            self._buffers.hide()
-            self._shown = False
+        if self._swapped_in:
+            self._buffers.swap_back()
+            self._swapped_in = False
 
     def keep_module(self) -> None:
-        """Leave the module as somebody else has put it; only its buffers are still averaged."""
-        if not self.keeps_module and self._buffers is not None and self._parameters is not None:
-            self._buffers.keep()
-            self._parameters.forget()
-            self._shown, self.keeps_module = False, True
+        """Keep the weights that a callback has put into the module; only buffers still change."""
+        if not self.keeps_module:
+            self._keep_values()
+            self._swapped_in, self.keeps_module = False, True
 
     def end_training(self) -> None:
         """Leave the global model in the module."""
         self.swap_in_global_model()
-        if self._buffers is not None and self._parameters is not None:
-            self._buffers.keep()
-            self._parameters.forget()
+        self._keep_values()
+
+    def _keep_values(self) -> None:
+        self._buffers.keep()
+        self._parameters.forget()
 
     def living(self) -> list[int]:
         """Ranks that are still there."""
@@ -259,9 +250,6 @@ class ServerSession:
         if reason is not None and self._rank == min(self.living()):
             warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)
 
-    def _note_termination(self) -> None:
-        self.termination.obey()
-
     def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
         """Have torchmetrics gather the states of metrics from the live ranks only."""
         for child in module.modules():
@@ -270,6 +258,27 @@ class ServerSession:
                 self._at_end.callback(setattr, child, "dist_sync_fn", None)
 
 
-def _never() -> bool:
-    """Also while the global model is shown: a step would be pushed to the servers all the same."""
-    return False
+def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> ServerSession:
+    """Open the ports of this rank and make its session. A collective of the world."""
+    rank, size, world_size = strategy.global_rank, strategy.groups.size, strategy.world_size
+
+    def tier_of(other: int) -> Tier:
+        return "group" if other // size == rank // size else "across"
+
+    ports = open_ports(
+        rank,
+        world_size,
+        lambda value: gather_json(value, strategy.root_device),
+        traffic=strategy.traffic,
+        tier_of=tier_of,
+        grace_s=strategy.grace_s,
+    )
+    return ServerSession(
+        ports,
+        build,
+        rank=rank,
+        world_size=world_size,
+        timeout_s=strategy.limit.total_seconds(),
+        traffic=strategy.traffic,
+        world_tier="across" if size < world_size else "group",
+    )

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.comm.agreement import gather_json, raise_everywhere, require_same
+from lightning_hier.algorithms.arguments import is_number
+from lightning_hier.comm.agreement import opened, sealed
 from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.comm.traffic import Tier
-from lightning_hier.strategies import arguments
-from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
-from lightning_hier.strategies.collectives import LiveRankCollectives, WorldCollectives
-from lightning_hier.strategies.module_setup import share_initial_model
-from lightning_hier.strategies.optimizer_checks import check_served_optimizers, require_same_order
+from lightning_hier.strategies import module_setup, optimizer_checks, trainer_checks
 from lightning_hier.strategies.tiered import TieredStrategy
-from lightning_hier.strategies.trainer_checks import check_served_trainer
 
 if TYPE_CHECKING:
     from lightning_hier.parameter_server.engine import Engine
@@ -72,6 +68,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     """
 
     strategy_name = "parameter_server"
+    _session: ServerSession | None = None
 
     def __init__(
         self,
@@ -82,12 +79,16 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
-        self._session: ServerSession | None = None
         super().__init__(
             group_size=group_size, warmup_steps=warmup_steps, timeout=timeout, **ddp_kwargs
         )
-        arguments.check_one_worker(self.virtual_workers)
-        arguments.check_grace(grace_s)
+        if self.virtual_workers != 1:
+            raise ValueError(
+                f"virtual_workers must be 1 with parameter servers, got {self.virtual_workers}: "
+                "start a rank for each worker, or take a synchronous strategy"
+            )
+        if not is_number(grace_s) or grace_s <= 0:
+            raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")
         self.grace_s = grace_s
         self._states: Sequence[Mapping[int, Any]] | None = None
         self._steps: list[int] = []
@@ -100,38 +101,38 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        check_served_trainer(trainer)
+        trainer_checks.check_served_trainer(trainer)
 
     @override
     def _check_optimizers(self) -> None:
-        check_served_optimizers(self.optimizers)
+        optimizer_checks.check_served(self.optimizers)
 
     @override
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         self._states, self._steps, self._failed = None, _saved_steps(trainer), False
-        require_same({"steps so far": self._steps}, self.root_device)
-        require_same_order(self._module, self.optimizers, self.root_device)
-        self._session = self._open_session(trainer)
-        self._session.begin(trainer, self.optimizers, self._watching())
+        optimizer_checks.require_same_order(self._module, self.optimizers, self.root_device)
+        # Here, so that importing the package does not load ZeroMQ.
+        from lightning_hier.strategies.server_session import open_session
+
+        self._session = open_session(self, partial(self._build_engine, trainer))
+        self._session.begin(trainer, self.optimizers, self._metrics_callback)
 
     @override
     def configure_ddp(self) -> None:
         """Equalise the ranks' models; the module is not wrapped."""
-        share_initial_model(self._module, self.communicators)
+        module_setup.share_initial_model(self._module, self.communicators)
 
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
         self._states = None  # the servers have the restored state now, and change it
         self._running.start(self._module)
-        self._collectives = LiveRankCollectives(self._running.collectives)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a batch, or leave it out to be where the others are.
 
-        The loss of a batch that was left out is 0. Lightning has no other way to say so: it takes
-        None for a mistake where there are several ranks.
+        The loss of a batch that was left out is 0: Lightning takes None for a mistake here.
         """
         if self._leaves_out:
             return torch.zeros((), device=self.root_device, requires_grad=True)
@@ -190,8 +191,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Give the servers their part of the optimizers' state, and the workers the settings."""
-        with raise_everywhere(self.root_device):
-            check_saved_optimizers(checkpoint["optimizer_states"], self.optimizers)
+        optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         resumes = _RESUMES if SECTION in checkpoint else _TAKES_OVER
         rank_zero_warn(f"Resuming from {self._module.trainer.ckpt_path}: {resumes}")
         for index, state in enumerate(checkpoint["optimizer_states"]):
@@ -217,7 +217,6 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     def teardown(self) -> None:
         self.metrics()  # what has been counted outlives the session
         session, self._session = self._session, None
-        self._collectives = WorldCollectives(self)
         if session is not None:
             if session.lost():
                 keep_groups_at_exit()
@@ -225,45 +224,47 @@ class ParameterServerStrategy(TieredStrategy, ABC):
             session.close(orderly=not self._failed)
         super().teardown()
 
-    def forget_groups(self) -> None:
-        """Drop every reference to a process group, at the end of the process."""
-        super().forget_groups()
-        self._session = None
-        self._collectives = WorldCollectives(self)
-
     @override
     def metrics(self) -> dict[str, float]:
         if self._session is not None:
             self._counted = self._session.metrics()
         return self.traffic.metrics() | self._counted
 
-    def _open_session(self, trainer: pl.Trainer) -> ServerSession:
-        # Here, so that importing the package does not load ZeroMQ.
-        from lightning_hier.parameter_server.open_ports import open_ports
-        from lightning_hier.strategies.server_session import ServerSession
+    @override
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if self._live is None:
+            super().barrier(name)
+        elif name != "Trainer.save_checkpoint":  # a rank that saves asks the servers by itself
+            self._live.collectives.barrier()
 
-        size = self._groups.size
+    @override
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the value of rank ``src``, or of the lowest rank if that one is lost."""
+        if self._live is None:
+            return super().broadcast(obj, src)
+        return opened(self._live.collectives.broadcast(sealed(obj), src), src)
 
-        def tier_of(rank: int) -> Tier:
-            return "group" if rank // size == self.global_rank // size else "across"
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Combine the tensors of the ranks that are not lost, in place."""
+        if self._live is None:
+            return super().reduce(tensor, group, reduce_op)
+        if not isinstance(tensor, Tensor):
+            return tensor
+        return tensor.copy_(self._live.collectives.reduce(tensor, reduce_op))
 
-        ports = open_ports(
-            self.global_rank,
-            self.world_size,
-            lambda value: gather_json(value, self.root_device),
-            traffic=self.traffic,
-            tier_of=tier_of,
-            grace_s=self.grace_s,
-        )
-        return ServerSession(
-            ports,
-            partial(self._build_engine, trainer),
-            rank=self.global_rank,
-            world_size=self.world_size,
-            timeout_s=self._limit.total_seconds(),
-            traffic=self.traffic,
-            world_tier="across" if size < self.world_size else "group",
-        )
+    @override
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Stack the tensors of the ranks that are not lost."""
+        if self._live is None:
+            return super().all_gather(tensor, group, sync_grads)
+        return torch.stack(self._live.collectives.gather(tensor))
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        if self._live is None:
+            return super().reduce_boolean_decision(decision, all)
+        return self._live.collectives.decide(decision, all_agree=all)
 
     @property
     @override
@@ -285,15 +286,14 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @property
     def _running(self) -> ServerSession:
-        if self._session is None:
-            raise RuntimeError("there is a session only while the Trainer fits")
+        assert self._session is not None, "there is a session only while the Trainer fits"
         return self._session
 
 
 def _saved_steps(trainer: pl.Trainer) -> list[int]:
-    """Steps of each optimizer before this fit: none, unless parameter servers have saved them.
+    """Steps of each optimizer before this fit; 0 unless parameter servers have saved them.
 
-    Of other optimizers than the saved ones it is the fewest steps that any of those has made.
+    Where there were more or fewer optimizers, the fewest steps of any of them.
     """
     saved = trainer._checkpoint_connector._loaded_checkpoint.get(SECTION, {}).get("steps", [])
     number = len(trainer.strategy.optimizers)

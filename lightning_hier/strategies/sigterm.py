@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -25,15 +24,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.agreement import gather_json
-from lightning_hier.strategies.checkpoints.saving import finish_writing
+from lightning_hier.comm.blocks.health_exchange import HealthExchange
+from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
 from lightning_hier.strategies.trainer_changes import TrainerChanges
 
-
-class _Told(IntEnum):
-    """What a rank has been told by signals."""
-
-    STOP = 1
-    REQUEUE = 2
+_STOP, _REQUEUE = "stop", "requeue"
 
 
 class QuietTermination(Callback):
@@ -41,72 +36,65 @@ class QuietTermination(Callback):
 
     Args:
         changes: to the Trainer that is about to fit.
-        on_signal: called in the signal handler when this process is told to stop or to requeue.
+        health: exchange in which this rank reports a signal; None: it acts by itself.
 
     """
 
-    def __init__(self, changes: TrainerChanges, on_signal: Callable[[], None]) -> None:
+    def __init__(self, changes: TrainerChanges, health: HealthExchange | None = None) -> None:
         self._changes = changes
         self._trainer = trainer = changes.trainer
-        self._on_signal = on_signal
+        self._health = health
         self._connector: Any = trainer._signal_connector
         # Sets, because a handler may run between any two operations and adds in one.
-        self._received: set[_Told] = set()
-        self._to_do: set[_Told] = set()
+        self._received: set[str] = set()
+        self._to_do: set[str] = set()
+        self.install()
 
     def install(self) -> None:
         """Replace them. Lightning registers its signal handlers later, so it takes ours."""
         replace = self._changes.replace
-        replace("fit_loop.epoch_loop._broadcast_sigterm_tensor", lambda _: lambda: None)
-        replace("_signal_connector._sigterm_notifier_fn", lambda _: self._note_sigterm)
-        replace("_signal_connector._slurm_sigusr_handler_fn", lambda _: self._note_requeue)
+        replace("fit_loop.epoch_loop._broadcast_sigterm_tensor", lambda _: None)
+        replace("_signal_connector._sigterm_notifier_fn", self._note_sigterm)
+        replace("_signal_connector._slurm_sigusr_handler_fn", self._note_requeue)
 
-    def agree(self, device: torch.device) -> None:
+    def agree(self) -> None:
         """Learn what any rank has been told, to act on it at the end of this batch.
 
-        A collective of the world: every rank must call it in the same step.
+        Does nothing unless a rank has reported a signal, else a collective of the world. Every rank
+        must call it in the same step.
         """
-        for told in gather_json([int(told) for told in self._take()], device):
-            self._to_do |= {_Told(number) for number in told}
+        if self._health is not None and self._health.take_signal():
+            own = set(self._received)
+            self._received -= own  # a handler may have added another one meanwhile
+            for told in gather_json(sorted(own), self._trainer.strategy.root_device):
+                self._to_do |= set(told)
 
-    def obey(self) -> None:
-        """Act on what this rank has been told, by itself: stop soon, or save and requeue."""
-        told = self._take()
-        self._to_do |= told & {_Told.REQUEUE}
-        if _Told.STOP in told:
-            self._connector.received_sigterm = True
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
-        """Save, then requeue or let Lightning stop, if there was a signal."""
-        self.act()
-
-    def act(self) -> None:
-        """Do what has been agreed on. A collective of the world if there was a signal."""
-        if _Told.REQUEUE in self._to_do:
-            self._to_do.remove(_Told.REQUEUE)
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Save, then requeue or let Lightning stop, if ranks have agreed on that. A collective."""
+        if _REQUEUE in self._to_do:
+            self._to_do.remove(_REQUEUE)
             requeue(self._trainer)
-        if _Told.STOP in self._to_do:
-            self._to_do.remove(_Told.STOP)
+        if _STOP in self._to_do:
+            self._to_do.remove(_STOP)
             _save_before_stop(self._trainer)
             self._connector.received_sigterm = True
 
-    def _take(self) -> set[_Told]:
-        told = set(self._received)
-        self._received -= told
-        return told
-
-    def _note_sigterm(self, signum: int, _: FrameType | None) -> None:
+    def _note_sigterm(self, _: object, signum: int, frame: FrameType | None) -> None:
         launcher = self._trainer.strategy.launcher
         if launcher is not None:
             launcher.kill(signum)
-        self._received.add(_Told.STOP)
-        self._on_signal()
+        if self._health is None:
+            self._connector.received_sigterm = True
+        else:
+            self._received.add(_STOP)
+            self._health.note_signal()
 
-    def _note_requeue(self, signum: int, _: FrameType | None) -> None:
-        self._received.add(_Told.REQUEUE)
-        self._on_signal()
+    def _note_requeue(self, _: object, signum: int, frame: FrameType | None) -> None:
+        if self._health is None:
+            self._to_do.add(_REQUEUE)
+        else:
+            self._received.add(_REQUEUE)
+            self._health.note_signal()
 
 
 def _save_before_stop(trainer: pl.Trainer) -> None:
@@ -138,30 +126,29 @@ def requeue(trainer: pl.Trainer) -> None:
     a save that was cut off would then end the resumed job with an error. So the save has a name of
     its own, and gets Lightning's, as a link, once it is complete.
     """
-    save = trainer.save_checkpoint
-
-    def save_and_link(path: str | Path, *args: Any, **kwargs: Any) -> None:
-        filesystem, local = url_to_fs(str(path))
-        if not isinstance(filesystem, LocalFileSystem):
-            save(path, *args, **kwargs)
-            return
-        link = Path(local)
-        own = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
-        save(own, *args, **kwargs)
-        finish_writing(trainer.strategy.checkpoint_io)
-        # Part of the save: parameter servers' ranks save by themselves, and skip it.
-        trainer.strategy.barrier("Trainer.save_checkpoint")
-        if trainer.is_global_zero and own.exists():  # else its writer says at the end what failed
-            os.symlink(own.name, link)
-
     connector: Any = trainer._signal_connector
-    trainer.save_checkpoint = save_and_link  # type: ignore[method-assign, assignment]
-    try:
-        type(connector)._slurm_sigusr_handler_fn(connector, _requeue_signal(trainer), None)
-    finally:
-        del trainer.save_checkpoint
-
-
-def _requeue_signal(trainer: pl.Trainer) -> Any:
     environment = trainer._accelerator_connector.cluster_environment
-    return getattr(environment, "requeue_signal", None)
+    signal = getattr(environment, "requeue_signal", None)
+    changes = TrainerChanges(trainer)
+    changes.replace("save_checkpoint", partial(_save_and_link, trainer))
+    try:
+        type(connector)._slurm_sigusr_handler_fn(connector, signal, None)
+    finally:
+        changes.close()
+
+
+def _save_and_link(
+    trainer: pl.Trainer, save: Callable[..., None], path: str | Path, *args: Any, **kwargs: Any
+) -> None:
+    filesystem, local = url_to_fs(str(path))
+    if not isinstance(filesystem, LocalFileSystem):
+        save(path, *args, **kwargs)
+        return
+    link = Path(local)
+    own = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
+    save(own, *args, **kwargs)
+    finish_writing(trainer.strategy.checkpoint_io)
+    # Part of the save: parameter servers' ranks save by themselves, and skip it.
+    trainer.strategy.barrier("Trainer.save_checkpoint")
+    if trainer.is_global_zero and own.exists():  # else its writer says at the end what failed
+        os.symlink(own.name, link)

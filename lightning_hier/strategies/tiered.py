@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -23,18 +22,21 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_whole
 from lightning_hier.callbacks.metrics import HierarchyMetrics
-from lightning_hier.callbacks.tensorboard_layout import TensorBoardLayout
-from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.comm.agreement import broadcast_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.strategies import arguments, placement, ray_train, trainer_checks
+from lightning_hier.strategies import (
+    arguments,
+    data_checks,
+    missing_ranks,
+    placement,
+    private_names,
+    trainer_checks,
+)
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
-from lightning_hier.strategies.checkpoints.same_checkpoint import read_nothing, read_same
-from lightning_hier.strategies.collectives import Collectives, WorldCollectives, naming_missing
-from lightning_hier.strategies.data_checks import check_data, check_even
-from lightning_hier.strategies.private_names import check_names, check_private_names
+from lightning_hier.strategies.checkpoints.saved_run import read_nothing, read_same
 from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import comparable, described
 
@@ -49,6 +51,7 @@ class TieredStrategy(DDPStrategy, ABC):
 
     Attributes:
         has_trainer: whether a Trainer has taken the strategy.
+        groups: the groups of the ranks.
 
     Raises:
         ValueError: a value outside its range, or a combination that can't work.
@@ -57,6 +60,8 @@ class TieredStrategy(DDPStrategy, ABC):
 
     strategy_name = "tiered"
     has_trainer = False
+    _session: Any = None  # while a Trainer fits
+    _ended: Any = None  # the one before, for a checkpoint that is saved after training
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class TieredStrategy(DDPStrategy, ABC):
         ddp_kwargs = arguments.without_taken(type(self), ddp_kwargs)
         arguments.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
-        check_names(self)
+        private_names.check_names(self)
         arguments.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
         check_whole("virtual_workers", virtual_workers)
@@ -79,10 +84,7 @@ class TieredStrategy(DDPStrategy, ABC):
         self.warmup_steps = warmup_steps
         self.virtual_workers = virtual_workers
         self.traffic = Traffic()
-        self._groups = RankGroups(self, group_size, virtual_workers)
-        self._collectives: Collectives = WorldCollectives(self)
-        self._layout: TensorBoardLayout | None = None
-        self._start_compared = False
+        self.groups = RankGroups(self, group_size, virtual_workers)
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
@@ -118,19 +120,17 @@ class TieredStrategy(DDPStrategy, ABC):
     def describe(self) -> dict[str, Any]:
         """Return name, ranks and settings as JSON. Needs the environment to be set up."""
         own: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
-        own |= {"warmup_steps": self.warmup_steps} | self._groups.describe()
+        own |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
         return own | described(self._settings())
 
-    def _watching(self) -> list[Callback]:
-        """Return callbacks that log metrics during one fit."""
-        if self._layout is None:
-            self._layout = TensorBoardLayout(self._families)
-        return [HierarchyMetrics(self), self._layout]
+    @cached_property
+    def _metrics_callback(self) -> HierarchyMetrics:
+        return HierarchyMetrics(self.metrics, self.describe, self._families)
 
     @property
     def communicators(self) -> Communicators:
         """Process groups and rank layout; there once the environment has been set up."""
-        return self._groups.communicators
+        return self.groups.communicators
 
     @property
     def layout(self) -> RankLayout:
@@ -138,21 +138,16 @@ class TieredStrategy(DDPStrategy, ABC):
         return self.communicators.layout
 
     @property
-    def worker_layout(self) -> RankLayout:
-        """Which worker is in which group: that of the ranks, without virtual workers."""
-        return self._groups.worker_layout
-
-    @property
     @override
     def root_device(self) -> torch.device:
-        return ray_train.worker_device() if placement.in_ray(self) else super().root_device
+        return placement.worker_device() if placement.in_ray(self) else super().root_device
 
     @property
     @override
     def num_processes(self) -> int:
         """Ranks on this host."""
-        ray = placement.in_ray(self)
-        return ray_train.workers_on_this_host() if ray else super().num_processes
+        in_ray = placement.in_ray(self)
+        return placement.workers_on_this_host() if in_ray else super().num_processes
 
     @property
     @override
@@ -163,14 +158,14 @@ class TieredStrategy(DDPStrategy, ABC):
     def set_world_ranks(self) -> None:
         self.has_trainer = True  # the first method that a Trainer calls
         super().set_world_ranks()
-        ray_train.let_prepare_trainer_accept(TieredStrategy)
+        placement.let_prepare_trainer_accept(TieredStrategy)
 
     @override
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
         # Around all of the Trainer: metrics and hooks of the user may call collectives too.
         launcher: Any = self.launcher
-        launcher.launch = partial(launcher.launch, naming_missing)
+        launcher.launch = partial(launcher.launch, missing_ranks.explained)
 
     @override
     def setup_environment(self) -> None:
@@ -182,17 +177,18 @@ class TieredStrategy(DDPStrategy, ABC):
         placement.unbind_from_device()
         self._start_compared = False
         generation = SHARED.renew(self.root_device)
-        if self._groups.are_built(generation):
+        if self.groups.are_built(generation):
             return  # a Trainer that validates or tests after fitting keeps its process groups
         hosts = placement.host_of_ranks(self, self.num_processes)
         with raise_everywhere(self.root_device):
-            check_private_names(self.lightning_module, self.virtual_workers)
-            self._groups.check_division(hosts)
+            private_names.check_private_names(self.lightning_module, self.virtual_workers)
+            self.groups.check_division(hosts)
             self._check_groups()
-        own: dict[str, Any] = {"strategy": type(self).__name__, "timeout": str(self._limit)}
-        own |= {"warmup_steps": self.warmup_steps} | self._groups.settings
-        require_same(own | comparable(self._settings()), self.root_device)
-        self._groups.build(generation, hosts, timeout=self._limit, traffic=self.traffic)
+        own: dict[str, Any] = {"strategy": type(self).__name__, "timeout": str(self.limit)}
+        own |= {"group_size": self.groups.size, "virtual_workers": self.virtual_workers}
+        own |= {"warmup_steps": self.warmup_steps} | comparable(self._settings())
+        require_same(own, self.root_device)
+        self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -202,12 +198,7 @@ class TieredStrategy(DDPStrategy, ABC):
             read_nothing(self.root_device)
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
-            with raise_everywhere(self.root_device):
-                trainer_checks.check_module(self._module)
-                trainer_checks.check_trainer(trainer)
-                self._check_trainer(trainer)
-            require_same(trainer_checks.trainer_settings(trainer), self.root_device)
-            trainer_checks.warn_of_coupling(trainer)
+            trainer_checks.check_on_all_ranks(trainer, self._check_trainer)
         super().setup(trainer)
         if fitting:
             with raise_everywhere(self.root_device):
@@ -218,24 +209,23 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @override
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        self._collectives.barrier(name)
+        with missing_ranks.naming_missing(f"the barrier {name!r}" if name else "a barrier"):
+            super().barrier(name)
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the value of rank ``src``: anything that JSON represents. Paths become text."""
-        return self._collectives.broadcast(obj, src)
+        return broadcast_json(obj, src, self.root_device)
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return self._collectives.reduce(tensor, group, reduce_op)
+        with missing_ranks.naming_missing("a reduction over all ranks", group):
+            return super().reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        return self._collectives.all_gather(tensor, group, sync_grads)
-
-    @override
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        return self._collectives.decide(decision, all)
+        with missing_ranks.naming_missing("a gather from all ranks", group):
+            return super().all_gather(tensor, group, sync_grads)
 
     @property
     @override
@@ -273,7 +263,7 @@ class TieredStrategy(DDPStrategy, ABC):
 
     def _check_data(self) -> None:
         """Check the training data of all ranks. A collective of the world."""
-        check_even(check_data(self._module.trainer))
+        data_checks.check_even(data_checks.check_data(self._module.trainer))
 
     @override
     def on_exception(self, exception: BaseException) -> None:
@@ -282,7 +272,8 @@ class TieredStrategy(DDPStrategy, ABC):
 
     def forget_groups(self) -> None:
         """Drop every reference to a process group, at the end of the process."""
-        self._groups.forget()
+        self.groups.forget()
+        self._session = self._ended = None
 
     def _index(self, optimizer: Optimizer) -> int:
         """Return the index of an optimizer, as the module or as Lightning holds it."""
@@ -296,5 +287,6 @@ class TieredStrategy(DDPStrategy, ABC):
         return self.lightning_module
 
     @property
-    def _limit(self) -> timedelta:
+    def limit(self) -> timedelta:
+        """Limit of every wait."""
         return self._timeout or default_pg_timeout

@@ -1,14 +1,18 @@
-"""The only place that replaces methods of a Trainer, and puts them back."""
+"""The only place that changes a Trainer: methods, callbacks, progress bar. It undoes all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
+from lightning_hier.callbacks.progress import Rates, place_in_block
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
 from lightning_hier.strategies.private_names import OF_TRAINER
 
 
@@ -27,14 +31,14 @@ class TrainerChanges:
         self.trainer = trainer
         self._undo = ExitStack()
 
-    def replace(self, path: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def replace(self, path: str, method: Callable[..., Any]) -> None:
         """Replace a method.
 
         Args:
             path: of the method, below the Trainer. It must be listed as replaced in
                 :data:`~lightning_hier.strategies.private_names.OF_TRAINER`, which is checked
                 before training.
-            make: makes the new method of the present one.
+            method: instead of it, with the present method before its other arguments.
 
         """
         if not OF_TRAINER[path].startswith("replaced"):
@@ -43,7 +47,7 @@ class TrainerChanges:
         holder: Any = self.trainer
         for parent in parents:
             holder = getattr(holder, parent)
-        setattr(holder, name, make(getattr(holder, name)))
+        setattr(holder, name, partial(method, getattr(holder, name)))
         # The method of the class becomes visible again.
         self._undo.callback(holder.__dict__.pop, name, None)
 
@@ -52,6 +56,38 @@ class TrainerChanges:
         trainer: Any = self.trainer
         trainer.callbacks = [*first, *trainer.callbacks, *last]
         self._undo.callback(self._without, {*first, *last})
+
+    def show_in_progress_bar(
+        self,
+        traffic: Traffic,
+        worker: Worker | None = None,
+        block_size: int | None = None,
+        warmup_steps: int = 0,
+    ) -> None:
+        """Add our figures to those of the Trainer's progress bar, if there is one.
+
+        They come after the user's own, which win where names are equal, and reach no logger.
+
+        Args:
+            traffic: of this rank.
+            worker: of this rank, if there are blocks.
+            block_size: as in :func:`~lightning_hier.callbacks.progress.place_in_block`.
+            warmup_steps: likewise.
+
+        """
+        bar = self.trainer.progress_bar_callback
+        if bar is None:
+            return
+        original, rates = bar.get_metrics, Rates(traffic)
+
+        def get_metrics(trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
+            place = "" if worker is None else place_in_block(worker, block_size, warmup_steps)
+            ours = ({"block": place} if place else {}) | rates.read()
+            theirs = original(trainer, pl_module)
+            return {**theirs, **{own: ours[own] for own in ours if own not in theirs}}
+
+        bar.get_metrics = get_metrics  # type: ignore[method-assign]
+        self._undo.callback(bar.__dict__.pop, "get_metrics", None)
 
     def on_close(self, undo: Callable[[], object]) -> None:
         """Have :meth:`close` call ``undo``."""

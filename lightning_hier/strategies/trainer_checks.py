@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint, ModelPruning, Timer
+from lightning.pytorch.callbacks import (
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    Timer,
+)
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 
-from lightning_hier.comm.tiers import WorkerLayout
-from lightning_hier.strategies.virtual_workers.checks import check_virtual_trainer
+from lightning_hier.comm.agreement import raise_everywhere, require_same
+
+
+def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None]) -> None:
+    """Check module and Trainer before training. A collective of the world.
+
+    Args:
+        trainer: about to fit.
+        check: more checks, of the strategy.
+
+    Raises:
+        ValueError: on every rank, if a check fails on any, or if settings differ between ranks.
+
+    """
+    device = trainer.strategy.root_device
+    with raise_everywhere(device):
+        check_module(trainer.lightning_module)
+        check_trainer(trainer)
+        check(trainer)
+    require_same(
+        {
+            "precision": str(trainer.precision),
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "max_epochs": trainer.max_epochs,
+            "max_steps": trainer.max_steps,
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "torch": torch.__version__,
+            "lightning": lightning.__version__,
+        },
+        device,
+    )
+    warn_of_coupling(trainer)
 
 
 def check_module(module: Module) -> None:
-    """Check the model.
-
-    Raises:
-        ValueError: it can't be trained.
-
-    """
+    """Raise ValueError for a model that can't be trained."""
     sparse = [
         name
         for name, child in module.named_modules()
@@ -37,12 +68,7 @@ def check_module(module: Module) -> None:
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
-    """Check the Trainer.
-
-    Raises:
-        ValueError: a setting can't be combined with several ranks.
-
-    """
+    """Raise ValueError for a setting of the Trainer that can't be combined with several ranks."""
     seconds = trainer._val_check_time_interval  # type: ignore[attr-defined]
     if seconds is not None and trainer.world_size > 1:
         raise ValueError(
@@ -63,33 +89,10 @@ def check_trainer(trainer: pl.Trainer) -> None:
             )
 
 
-def check_averaged_trainer(
-    trainer: pl.Trainer, layout: WorkerLayout, *, joins: bool, warms_up: bool
-) -> None:
-    """Check the Trainer under a synchronous strategy.
-
-    Args:
-        trainer: about to fit.
-        layout: how the workers of a group are divided among ranks.
-        joins: whether ranks that have run out of batches join the others.
-        warms_up: whether there is a warm-up.
-
-    Raises:
-        ValueError: a setting can't be combined with joining or with virtual workers.
-
-    """
-    if joins:
-        check_join(trainer)
-    if layout.workers_per_rank > 1:
-        check_virtual_trainer(trainer, layout, warms_up=warms_up)
-
-
 def check_join(trainer: pl.Trainer) -> None:
-    """Check the Trainer where ranks that run out of batches join the others.
+    """Raise ValueError for a setting that ``uneven_batches="join"`` can't be combined with.
 
-    Raises:
-        ValueError: a setting needs all ranks in the middle of an epoch, or counts steps.
-
+    It needs all ranks in the middle of an epoch, or counts steps.
     """
     found = []
     settings: Any = trainer  # some are not among its annotations
@@ -116,12 +119,7 @@ def check_join(trainer: pl.Trainer) -> None:
 
 
 def check_served_trainer(trainer: pl.Trainer) -> None:
-    """Check the Trainer where parameter servers train.
-
-    Raises:
-        ValueError: a setting can't be combined with parameter servers.
-
-    """
+    """Raise ValueError for a setting that can't be combined with parameter servers."""
     if trainer._accelerator_connector._layer_sync is not None:
         raise ValueError(
             "sync_batchnorm=True can't be combined with parameter servers: every batch would wait "
@@ -150,16 +148,3 @@ def warn_of_coupling(trainer: pl.Trainer) -> None:
                 "ModelCheckpoint(train_time_interval=...) asks all ranks at every step whether to "
                 "save, so groups wait for each other within blocks. Use every_n_train_steps."
             )
-
-
-def trainer_settings(trainer: pl.Trainer) -> dict[str, Any]:
-    """Settings of the Trainer that must not differ between ranks."""
-    return {
-        "precision": str(trainer.precision),
-        "accumulate_grad_batches": trainer.accumulate_grad_batches,
-        "max_epochs": trainer.max_epochs,
-        "max_steps": trainer.max_steps,
-        "gradient_clip_val": trainer.gradient_clip_val,
-        "torch": torch.__version__,
-        "lightning": lightning.__version__,
-    }

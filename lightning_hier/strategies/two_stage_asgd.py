@@ -86,7 +86,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             hierarchical_lr=hierarchical_lr,
             refresh_period=refresh_period,
             warmup_steps=warmup_steps,
-            timeout_s=self._limit.total_seconds(),
+            timeout_s=self.limit.total_seconds(),
         )
 
     @override
@@ -106,7 +106,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
             trainer.strategy.optimizers,
             rank=self.global_rank,
             world_size=self.world_size,
-            group_size=self._groups.size,
+            group_size=self.groups.size,
             exchange=lambda value: gather_json(value, self.root_device),
             ports=ports,
             channel=channel,

@@ -32,8 +32,8 @@ class Watched(DropoutNet):
         if not self.start:
             strategy: Any = self.trainer.strategy
             session = strategy._session
-            memory = session.worker.memory.state(session.training.state.names)
-            blocks = session.training.synchroniser.blocks or []
+            memory = session.worker.memory.state(session.state.names)
+            blocks = session.synchroniser.blocks or []
             self.start = {
                 "weights": weights(self),
                 "residuals": {name: own.clone() for name, own in memory["residuals"].items()},
@@ -208,7 +208,7 @@ def _first_step(path: Path) -> dict[str, Any]:
         trainer.fit(model, shuffled(20), ckpt_path=path)
         found.append(model.grads)
         session: Any = strategy._ended
-        residuals = session.worker.memory.state(session.training.state.names)["residuals"]
+        residuals = session.worker.memory.state(session.state.names)["residuals"]
     extra = {name: found[1][name] - found[0][name] for name in found[0]}
     return {"extra": extra, "residuals": residuals}
 

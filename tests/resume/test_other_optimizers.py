@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 import lightning_hier as lh
-from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
+from lightning_hier.strategies.optimizer_checks import check_saved_optimizers
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, make_trainer, weights
 

@@ -121,7 +121,7 @@ def _failing_look() -> tuple[bool, bool]:
     with pytest.raises(NonFiniteModelError):
         make_trainer(strategy, val_check_interval=3, **NO_LOOK).fit(model, loader(6), loader(1))
     assert strategy._ended is not None
-    shown = strategy._ended.training.synchroniser.evaluation.active
+    shown = strategy._ended.synchroniser.evaluation.active
     return shown, bool(weights(model).isfinite().all())
 
 

@@ -104,7 +104,6 @@ def test_steps_of_other_models_and_after_training_pass() -> None:
     own, other = Net(), Net()
     first, second = own.configure_optimizers(), other.configure_optimizers()
     raw_steps = RawSteps(lambda: set(own.parameters()), lambda: False)
-    raw_steps.install()
     try:
         second.step()
         with raw_steps.counted():

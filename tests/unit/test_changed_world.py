@@ -9,9 +9,9 @@ import pytest
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.strategies.checkpoints.changed_world import what_changes
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles
-from lightning_hier.strategies.checkpoints.resuming import SavedRun
+from lightning_hier.strategies.checkpoints.resume import what_changes
+from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 
 
 @pytest.mark.parametrize(

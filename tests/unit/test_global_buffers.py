@@ -30,9 +30,9 @@ def _looked_at(rank: int, collectives: LiveCollectives) -> dict[str, Tensor]:
     module = _module(rank)
     own = {name: value.clone() for name, value in module.named_buffers()}
     buffers = GlobalBuffers(module, collectives)
-    buffers.show()
+    buffers.swap_in()
     shown = {name: value.clone() for name, value in module.named_buffers()}
-    buffers.hide()
+    buffers.swap_back()
     assert all(torch.equal(own[name], value) for name, value in module.named_buffers())
     return shown
 
@@ -52,10 +52,10 @@ def test_numbers_are_averaged_and_whole_ones_are_rank_0s_to_the_last_bit() -> No
 def _written_to(rank: int, collectives: LiveCollectives) -> dict[str, Tensor]:
     module = _module(rank)
     buffers = GlobalBuffers(module, collectives)
-    buffers.show()
+    buffers.swap_in()
     module.seed.fill_(7)
     module.running_mean[0] = float("nan")
-    buffers.hide()
+    buffers.swap_back()
     return dict(module.named_buffers())
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from lightning_hier.callbacks.progress import Rates, place_in_block, show_in_progress_bar
+from lightning_hier.callbacks.progress import Rates, place_in_block
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.comm.worker import StepCount, Worker
+from lightning_hier.strategies.trainer_changes import TrainerChanges
 
 
 class _Clock:
@@ -76,14 +76,16 @@ class _Bar:
 def test_users_entries_stay_and_ours_are_taken_away_again() -> None:
     bar = _Bar()
     trainer: Any = SimpleNamespace(progress_bar_callback=bar)
-    for block, entries in (("1 2/3", {"v_num": 3, "block": "mine"}), ("", {"v_num": 3})):
-        restore = show_in_progress_bar(trainer, Traffic(), partial(str, block))
+    worker = Worker(steps=[StepCount(total=2, in_block=2)])
+    for own, entries in ((worker, {"v_num": 3, "block": "mine"}), (None, {"v_num": 3})):
+        changes = TrainerChanges(trainer)
+        changes.show_in_progress_bar(Traffic(), own, block_size=3)
         assert entries.items() <= bar.get_metrics(trainer, None).items()
-        restore()
+        changes.close()
     assert bar.get_metrics(trainer, None) == {"v_num": 3, "block": "mine"}
     assert "get_metrics" not in vars(bar)
 
 
 def test_nothing_is_done_without_a_bar() -> None:
     trainer: Any = SimpleNamespace(progress_bar_callback=None)
-    show_in_progress_bar(trainer, Traffic())()
+    TrainerChanges(trainer).show_in_progress_bar(Traffic())

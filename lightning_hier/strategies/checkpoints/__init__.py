@@ -20,7 +20,7 @@ and
   rounded by the position of an element in its bucket, and DDP orders buckets by the first
   backward pass.
 
-*On other ranks or settings* (``changed_world.py``) the current block ends at W of the
+*On other ranks or settings* (``resume.py``) the current block ends at W of the
 checkpoint; eta follows the new number of groups; rank k of N' gets ``N'/N`` times the residuals
 of ranks k, k + N', and so on, so the mean gradient that is still to be sent is the same.
 """

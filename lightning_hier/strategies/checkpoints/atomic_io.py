@@ -15,6 +15,7 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from typing_extensions import override
 
@@ -127,6 +128,17 @@ def base_io(io: CheckpointIO) -> CheckpointIO:
     while (below := getattr(io, "checkpoint_io", None)) is not None:
         io = below
     return io
+
+
+def finish_writing(io: CheckpointIO) -> None:
+    """Wait until this rank has written all its saves so far.
+
+    Before a save: once all ranks have, an older save may be removed, since nobody writes into its
+    folder any more. It also bounds the copies that wait to be written, to those of one save.
+    """
+    executor = io._executor if isinstance(io, AsyncCheckpointIO) else None
+    if executor is not None:
+        executor.submit(lambda: None).result()  # it writes one file after the other
 
 
 class _RememberingFile:

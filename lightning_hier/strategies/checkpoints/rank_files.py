@@ -27,6 +27,7 @@ ABANDONED_AFTER = timedelta(hours=1)
 """What belongs to an unfinished save, and nobody has written to for so long, has no writer."""
 
 Part = Literal["rank", "group"]
+State = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 

@@ -1,22 +1,32 @@
-"""Resumes a saved run: exactly with the same groups and settings, or else with a warning."""
+"""Resumes a saved run: exactly with the same groups and settings, or else with a warning.
+
+On other groups of ranks, or with another system of synchronisation, the block that was under way
+ends where the checkpoint was saved: the global model is the one in the file, and the global update
+is what then led to it. Residuals are handed to the ranks that are there so that the mean gradient
+that they stand for is kept: with N ranks before and N' now, rank k gets ``N'/N`` times the
+residuals of ranks k, k + N', ..., hence ``sum(r') / N' = sum(r) / N``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
+from lightning_hier.algorithms.block_momentum import BlockFilter
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.broadcast import by_dtype
+from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.gradients.gradient_sync import GTC
-from lightning_hier.comm.gradients.reached import reach
-from lightning_hier.strategies.checkpoints.changed_world import (
-    resume_elsewhere,
-    take_residuals,
-    what_changes,
-)
-from lightning_hier.strategies.checkpoints.rank_states import kinds
-from lightning_hier.strategies.checkpoints.resuming import SavedRun
-from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.strategies.checkpoints.run_state import RunState
+from lightning_hier.strategies.checkpoints.saved_run import SavedRun, joined
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
 
 
 def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) -> None:
@@ -28,30 +38,33 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
         session: of the present run.
 
     """
-    own = kinds(session)
+    state, kinds = session.state, session.state.kinds()
+    exactly = saved.goes_on(session.worker_layout.sizes, kinds)
     # If no training is left, the module keeps its present values: the result of ``fit``.
-    with session.training.synchroniser.local.loading():
-        if saved.goes_on(session.worker_layout.sizes, own):
-            _resume_exactly(saved, session, own)
+    with session.synchroniser.local.loading():
+        trained = exactly and session.worker.begun
+        if exactly:
+            session.rewind()
+        state.load_steps(saved.section)
+        if trained:
+            session.wrap()  # as at the start of a run, with the buckets of that
+        # On a resume ``BaseFinetuning``, or the module itself, freezes all parameters again, and
+        # may not unfreeze those of earlier epochs.
+        state.thaw(saved.section)
+        session.wrap_if_changed()
+        if exactly:
+            _resume_exactly(saved, session, kinds)
         else:
-            _resume_elsewhere(saved, checkpoint, session, own)
+            _resume_elsewhere(saved, checkpoint, session, kinds)
 
 
-def _resume_exactly(saved: SavedRun, session: FitSession, own: Mapping[str, Any]) -> None:
-    training = session.training
-    state = training.state
-    trained = session.worker.begun
-    session.rewind()
-    state.load_steps(saved.section)
-    if trained:
-        session.wrap()  # as at the start of a run, with the buckets of that
-    _wrap_trained(saved, session)
-    group = _group(session, 0)
+def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
+    state, group = session.state, _group(session, 0)
     first, of_group = saved.of_rank(session.numbers[0]), saved.of_group(group)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     session.reduction.rehearse(session.trainer.strategy.model, order)
-    state.load(saved.section, of_group, first, saved.shares_for(group, own))
-    training.averaged_weights.load(of_group["averages"], first["averages"])
+    state.load(saved.section, of_group, first, saved.shares_for(group, kinds))
+    session.averages.load(of_group["averages"], first["averages"])
     if first["precision"]:
         session.trainer.precision_plugin.load_state_dict(first["precision"])
     _load_workers(saved, session, first)
@@ -60,51 +73,22 @@ def _resume_exactly(saved: SavedRun, session: FitSession, own: Mapping[str, Any]
 
 def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]) -> None:
     """Load the state of each worker of this rank; its model is in the module meanwhile."""
-    state, schedule = session.training.state, session.training.schedule
+    state = session.state
     if not session.warming:
-        schedule.models.open()
+        session.models.open()
     random, gradients = [], []
-    for workers in schedule.each():
+    for workers in session.turns():
         for number in workers:
             rank = saved.of_rank(session.numbers[number]) if number else dict(first)
             if number == workers[0] and number:
                 state.load_local(saved.of_group(_group(session, number)), rank)
-            state.load_worker(number, rank)
+            worker = session.workers[number]
+            worker.memory.load(rank["memory"], state.parameters)
+            worker.loss_scale = rank["loss_scale"]
             random.append(rank["random"])
             gradients.append(rank["gradients"])
     session.position.load(random)
-
-    def set_gradients() -> None:
-        for workers in schedule.each():
-            for number in workers:
-                with session.accumulated(workers, number):
-                    reach(state.parameters[name] for name in gradients[number])
-                    state.set_gradients(gradients[number])
-
-    # When training starts: Lightning empties the gradients before it.
-    session.waiting = gradients
-    session.on_start.append(set_gradients)
-
-
-def _resume_elsewhere(
-    saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession, own: Mapping[str, Any]
-) -> None:
-    training, settings = session.training, session.settings
-    state = training.state
-    state.load_steps(saved.section)
-    _wrap_trained(saved, session)
-    opens = settings.block_sync is not None and not training.synchroniser.warming
-    resume_elsewhere(saved, checkpoint, state, opens_blocks=opens)
-    # A group of one virtual worker has no residuals, and no DDP to add those of others.
-    alone = len(session.workers) > 1 and session.worker_layout.sizes[0] == 1
-    compresses = isinstance(settings.gradient_sync, GTC) and not alone
-    if compresses:
-        memories = dict(
-            zip(session.numbers, [worker.memory for worker in session.workers], strict=True)
-        )
-        take_residuals(saved, state, memories, session.worker_layout.world_size)
-    layout = session.worker_layout
-    rank_zero_warn(what_changes(saved, layout, own, keeps_residuals=compresses))
+    session.accumulated_gradients = gradients
 
 
 def _group(session: FitSession, number: int) -> int:
@@ -112,11 +96,137 @@ def _group(session: FitSession, number: int) -> int:
     return session.worker_layout.coordinates(session.numbers[number])[1]
 
 
-def _wrap_trained(saved: SavedRun, session: FitSession) -> None:
-    """Wrap the module with the parameters that had been unfrozen when the run was saved.
+@torch.no_grad()
+def _resume_elsewhere(
+    saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession, kinds: Mapping[str, Any]
+) -> None:
+    """Take over models, updates, optimizers and residuals; the module holds the start model.
 
-    On a resume ``BaseFinetuning``, or the module itself, freezes all of them again, and may not
-    unfreeze those of earlier epochs.
+    A collective of every group. The module must hold the global model of the checkpoint.
+
+    Args:
+        saved: the run, whose counts of steps the present run has taken over.
+        checkpoint: it was saved in; it has rank 0's optimizers.
+        session: of the present run.
+        kinds: its settings.
+
+    Raises:
+        ValueError: the model has other tensors than the one that was saved.
+
     """
-    session.training.state.thaw(saved.section)
-    session.wrap_if_changed()
+    state, layout = session.state, session.worker_layout
+    for count in session.worker.steps:
+        count.in_block = 0
+    state.load_optimizers(checkpoint["optimizer_states"])
+    opens_blocks = session.settings.block_sync is not None and not session.warming
+    if opens_blocks and saved.section["counts"] is not None:
+        _open_blocks(saved, state)
+    # A group of one virtual worker has no residuals, and no DDP to add those of others.
+    alone = len(session.workers) > 1 and layout.sizes[0] == 1
+    compresses = isinstance(session.settings.gradient_sync, GTC) and not alone
+    if compresses:
+        _take_residuals(saved, session)
+    rank_zero_warn(what_changes(saved, layout, kinds, keeps_residuals=compresses))
+
+
+def _open_blocks(saved: SavedRun, state: RunState) -> None:
+    shares = saved.blocks_of(0)
+    pending = [steps["in_block"] > 0 for steps in saved.section["steps"]]
+    for index, block in enumerate(state.open_blocks(saved.section)):
+        parts = [[blocks[index][i] for blocks in shares] for i in range(len(shares[0][index]))]
+        models = _models(block, parts, pending=pending[index])
+        block.restart(models, state.by_parameter(saved.section["counts"][index]))
+
+
+def _models(
+    block: ModelBlock, parts: Sequence[Sequence[Mapping[str, Any]]], *, pending: bool
+) -> list[dict[str, Tensor]]:
+    """W and Delta of each dtype, whole, as if the block had ended with the present model."""
+    before = {shares[0]["dtype"]: _whole(shares) for shares in parts}
+    models = []
+    for own in block.state():
+        now = _present(block, own["dtype"])
+        if own["elements"] == 0:
+            models.append({"global_model": now, "update": now})
+            continue
+        if own["dtype"] not in before or before[own["dtype"]][0].numel() != now.numel():
+            raise ValueError(
+                f"the checkpoint's global update does not fit the {now.numel()} trainable elements "
+                f"of {own['dtype']} of this model: resume with the model that was saved"
+            )
+        global_model, update, old = before[own["dtype"]]
+        if pending:
+            starts = old.update_from == "start"
+            update = now - (old.start_model(global_model, update) if starts else global_model)
+        models.append({"global_model": now, "update": update})
+    return models
+
+
+def _whole(shares: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, BlockFilter]:
+    """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept.
+
+    The update in flight of an overlapped block is applied.
+    """
+    block_filter = BlockFilter(**shares[0]["filter"])
+    model = torch.cat([share["global_model"] for share in shares])
+    update, in_flight = joined(shares, "update"), joined(shares, "in_flight")
+    if in_flight is not None:
+        block_filter.advance_by_(in_flight, model, update)
+    return model, torch.zeros_like(model) if update is None else update, block_filter
+
+
+def _present(block: ModelBlock, dtype: str) -> Tensor:
+    same = [own for kind, own in by_dtype(block.members.parameters).items() if str(kind) == dtype]
+    view = FlatView(same[0] if same else [])
+    flat = torch.empty(len(view), dtype=view.tensors[0].dtype if same else torch.float32)
+    view.read_(0, len(view), flat)
+    return flat
+
+
+def _take_residuals(saved: SavedRun, session: FitSession) -> None:
+    """Give each worker its part of the residuals that all had; reads the files of those workers."""
+    total = session.worker_layout.world_size
+    share = total / saved.ranks
+    first = saved.of_rank(0)["memory"]
+    for number, worker in zip(session.numbers, session.workers, strict=True):
+        sums = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
+        for before in range(number, saved.ranks, total):
+            residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
+            for name, residual in residuals.items():
+                sums[name].add_(residual, alpha=share)
+        # The workers of a group need the same thresholds, and groups may differ.
+        memory = {"residuals": sums, "thresholds": first["thresholds"]}
+        worker.memory.load(memory, session.state.parameters)
+
+
+def what_changes(
+    saved: SavedRun, layout: RankLayout, kinds: Mapping[str, Any], *, keeps_residuals: bool
+) -> str:
+    """For people: in what the run goes on otherwise than the one that was saved."""
+    (devices, groups), before = layout.sizes, saved.sizes
+    said = []
+    if (devices, groups) != before:
+        said.append(f"{groups} groups of {devices} ranks instead of {before[1]} of {before[0]}")
+    said += [
+        f"{name} is {kinds[name]} instead of {old}"
+        for name, old in saved.section["kinds"].items()
+        if kinds[name] != old
+    ]
+    steps = max(count["in_block"] for count in saved.section["steps"])
+    given_up = ["block momentum 'auto' follows the number of groups"]
+    if steps and saved.section["counts"] is not None:
+        given_up.append(f"the block that was under way ended after {steps} steps")
+    given_up.append(
+        f"the residuals of {saved.ranks} ranks were handed to {layout.world_size}"
+        if keeps_residuals
+        else "residuals, if there were any, are given up"
+    )
+    if saved.section["kinds"]["across_dtype"] not in (None, "same"):
+        given_up.append("the error feedback of quantisation is dropped")
+    given_up.append("local optimizers go on from that of rank 0")
+    given_up.append("random numbers and the order of the data begin anew")
+    text = f"Resuming with a change: {'; '.join(said)}. So {', '.join(given_up)}."
+    if devices != before[0] and layout.world_size == saved.ranks:
+        # "node" counts the workers of a host, which are more where hosts are fewer.
+        text += f" As many workers are there as before: group_size={before[0]} keeps their groups."
+    return text

@@ -1,22 +1,37 @@
-"""Checkpoints of a synchronous strategy, with the state of all ranks beside each."""
+"""Saves the state of all ranks beside a checkpoint, in an order that never leaves half of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_hier.strategies.checkpoints.rank_files import RankFiles, remove_folder, section_of
-from lightning_hier.strategies.checkpoints.rank_states import shared_state, states
+from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.strategies.checkpoints.atomic_io import finish_writing
+from lightning_hier.strategies.checkpoints.rank_files import (
+    FORMAT,
+    SECTION,
+    Part,
+    RankFiles,
+    State,
+    remove_folder,
+    section_of,
+)
 from lightning_hier.strategies.checkpoints.resume import resume
-from lightning_hier.strategies.checkpoints.resuming import SavedRun
-from lightning_hier.strategies.checkpoints.saving import save_run, write_everywhere
-from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
+
+_SAVE = "a save of a checkpoint"
 _PLAIN = (
     "it holds no state of this package (it was saved after a stage other than fit, by another "
     "strategy, or by an older version), so training goes on from its model and optimizers with a "
@@ -25,7 +40,7 @@ _PLAIN = (
 
 
 class RunCheckpoints:
-    """Saves, removes and resumes checkpoints.
+    """Saves, removes and resumes checkpoints of a synchronous strategy.
 
     Args:
         strategy: of this rank.
@@ -41,6 +56,8 @@ class RunCheckpoints:
         self.numbers: Mapping[str, Any] = {}
         self._path = ""
         self._weights_only = True
+        # Saves of this job by the path of the checkpoint on this rank, oldest first.
+        self._saves: defaultdict[str, list[RankFiles]] = defaultdict(list)
 
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:
         """Note a checkpoint that has been read: a Tuner resumes from one of its own."""
@@ -58,56 +75,56 @@ class RunCheckpoints:
 
         Args:
             session: of the run, if there is one.
-            checkpoint: of Lightning.
-            path: of the checkpoint.
-            write: writes the checkpoint itself.
+            checkpoint: what Lightning saves; gets this package's section.
+            path: of the checkpoint. That of rank 0 counts: a name with a metric that is not the
+                same on all ranks differs from rank to rank.
+            write: writes the checkpoint itself, on rank 0.
 
         Raises:
-            OSError: on every rank, if any rank could not write.
+            OSError: on every rank, if any rank could not write. Partial files have been removed.
 
         """
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
-            write_everywhere(lambda: write(checkpoint), self._strategy.root_device)
+            self._write_everywhere(partial(write, checkpoint))
             return
-        io = self._strategy.checkpoint_io
-        session.training.synchroniser.local.keep_written_buffers()
+        io, device = self._strategy.checkpoint_io, self._strategy.root_device
+        session.synchroniser.local.keep_written_buffers()
+        finish_writing(io)
+        own = [f"{time.time_ns():020d}", str(path)]
+        save, common = gather_json(own, device, place=_SAVE)[0]
+        files = RankFiles(common, save)
         # Callbacks have put the tensors into the checkpoint that hold the average meanwhile.
-        with session.training.averaged_weights.shown():
-            saved = save_run(
-                checkpoint,
-                path,
-                shared=shared_state(session),
-                states=states(session),
-                layout=session.worker_layout,
-                removes=self._removes,
-                io=io,
-                write=write,
-                device=session.communicators.device,
-            )
-        saves = session.saved_under[str(path)]
-        saves.append(saved)
+        with session.averages.swapped_in():
+            try:
+                self._write_everywhere(lambda: _write_all(session.state.parts(), files, io))
+                sizes = list(session.worker_layout.sizes)
+                section = {"format": FORMAT, "save": save, "sizes": sizes, **session.state.shared()}
+                checkpoint[SECTION] = section
+                self._write_everywhere(partial(write, checkpoint))
+            except OSError:
+                if self._removes:
+                    files.remove()
+                raise
+        saves = self._saves[str(path)]
+        saves.append(files)
         # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
         kept = 2 if isinstance(io, AsyncCheckpointIO) else 1
         old = [saves.pop(0) for _ in saves[kept:]]
         if self._removes:
-            _remove(old)
+            for own_files in old:
+                own_files.remove()
             if len(saves) == kept:
                 saves[0].remove_abandoned()
 
-    @property
-    def _removes(self) -> bool:
-        """Whether this rank removes files: one of each host, as it may have a disk of its own."""
-        return self._strategy.local_rank == 0
-
-    def remove(self, session: FitSession | None, path: str | Path) -> None:
+    def remove(self, path: str | Path) -> None:
         """Remove the state of all ranks beside a checkpoint that has been removed."""
-        saves = session.saved_under.pop(str(path), None) if session else None
+        saves = self._saves.pop(str(path), None)
         if not self._removes:
             return
         if saves is None:
             remove_folder(f"{path}.ranks")  # of an earlier job
-        else:
-            _remove(saves)
+        for files in saves or ():
+            files.remove()
 
     def resume(self, session: FitSession, checkpoint: Mapping[str, Any]) -> bool:
         """Resume the run that was saved. A collective of the world: every rank must call it.
@@ -124,11 +141,48 @@ class RunCheckpoints:
         saved = SavedRun(section, files, self._strategy.checkpoint_io, self._weights_only)
         saved.require_complete(session.communicators.device)
         if files.of_all_saves == f"{self._path}.ranks":  # else of the target of a link
-            session.saved_under[self._path].append(files)
+            self._saves[self._path].append(files)
         resume(saved, checkpoint, session)
         return True
 
+    @property
+    def _removes(self) -> bool:
+        """Whether this rank removes files: one of each host, as it may have a disk of its own."""
+        return self._strategy.local_rank == 0
 
-def _remove(saves: Sequence[RankFiles]) -> None:
-    for save in saves:
-        save.remove()
+    def _write_everywhere(self, write: Callable[[], None]) -> None:
+        """Write on the ranks that do, and have all know whether it was done.
+
+        A collective of the world.
+
+        Raises:
+            OSError: on every rank, if any rank could not write.
+
+        """
+        with raise_everywhere(self._strategy.root_device, error=OSError, place=_SAVE):
+            _write(write)
+
+
+def _write_all(
+    parts: Iterable[tuple[Part, int, State]], files: RankFiles, io: CheckpointIO
+) -> None:
+    failed = None
+    # To the end in any case: each worker has its model in the module while its state is read.
+    for part, number, state in parts:
+        try:
+            _write(partial(io.save_checkpoint, state, files.path(part, number)))
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _write(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError:
+        raise
+    except Exception as error:  # of pickle, about values of a callback
+        raise OSError(
+            f"the checkpoint could not be written: {type(error).__name__}: {error}"
+        ) from error

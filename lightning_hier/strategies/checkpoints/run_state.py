@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from torch.nn.modules import batchnorm
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.worker import StepCount, Worker
-from lightning_hier.strategies.checkpoints.shares import Shares, cut_for
+from lightning_hier.comm.gradients.reached import reach
+from lightning_hier.comm.worker import StepCount
+from lightning_hier.strategies.checkpoints.rank_files import Part, State
+from lightning_hier.strategies.checkpoints.saved_run import Shares, cut_for
+from lightning_hier.strategies.settings import numbers
 
-State = dict[str, Any]
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
 
 
 class RunState:
     """Reads and writes the state of one rank's run. It communicates nothing.
 
     Args:
-        module: the model, whose names are those of the state.
+        session: of the run.
         optimizers: of the user.
-        synchroniser: of the blocks.
-        workers: of this rank.
 
     Attributes:
         parameters: of the module, by name.
@@ -35,25 +36,41 @@ class RunState:
 
     """
 
-    def __init__(
-        self,
-        module: Module,
-        optimizers: Sequence[Optimizer],
-        synchroniser: BlockSynchroniser,
-        workers: Sequence[Worker],
-    ) -> None:
-        self._module = module
+    def __init__(self, session: FitSession, optimizers: Sequence[Optimizer]) -> None:
+        self._session = session
+        self._module = session.trainer.lightning_module
         self._optimizers = list(optimizers)
-        self._synchroniser = synchroniser
-        self._workers = workers
-        self._steps = workers[0].steps
-        self.parameters: dict[str, Parameter] = dict(module.named_parameters())
+        self._synchroniser = session.synchroniser
+        self._steps = session.worker.steps
+        self.parameters: dict[str, Parameter] = dict(self._module.named_parameters())
         self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
         self._frozen_at_first = self._frozen()
+        self._per_model = len(session.workers) // session.models.number
+
+    def kinds(self) -> State:
+        """Return the settings that a run must share with a saved one to resume exactly."""
+        session = self._session
+        settings, communicators = session.settings, session.communicators
+        sync = settings.block_sync
+        quantised = sync is not None and sync.across_dtype != "same"
+        return {
+            "gradient_sync": type(settings.gradient_sync).__name__,
+            "block_sync": type(sync).__name__,
+            "overlap": None if sync is None else sync.overlap,
+            "across_dtype": None if sync is None else sync.across_dtype,
+            # The error feedback of quantisation lies with the ranks that exchange between hosts.
+            "inter_host_ranks": communicators.route.inter_host_ranks if quantised else None,
+            # The optimizer state that is averaged is in the same shards as the model.
+            "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
+            "sharded": self._synchroniser.placement.sharded,
+            "warmup_steps": settings.warmup_steps,
+            # Each of these ranks has a shard of the global model.
+            "ranks_per_group": communicators.layout.sizes[0],
+        }
 
     def shared(self) -> State:
         """Return the small state that is the same on all ranks, for the checkpoint itself."""
-        blocks = self._synchroniser.blocks
+        settings, blocks = self._session.settings, self._synchroniser.blocks
         local = self._synchroniser.local
         return {
             "steps": [asdict(count) for count in self._steps],
@@ -64,9 +81,25 @@ class RunState:
             "counts": None
             if blocks is None
             else [self._named(block.local_state.counts()) for block in blocks],
+            "kinds": self.kinds(),
+            "numbers": numbers(
+                int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
+            ),
+            "ready_order": [self.names[own] for own in self._session.reduction.ready_order],
         }
 
-    def of_group(self) -> State:
+    def parts(self) -> Iterator[tuple[Part, int, State]]:
+        """Yield the states that this rank saves, each with its local model in the module."""
+        session = self._session
+        with session.models.opened():
+            for number in session.each_worker():
+                worker, is_first = session.numbers[number], number % self._per_model == 0
+                yield "rank", worker, self._of_worker(number, with_blocks=is_first)
+                position, group = session.worker_layout.coordinates(worker)
+                if position == 0:
+                    yield "group", group, self._of_group()
+
+    def _of_group(self) -> State:
         """Local model and optimizers, which the ranks of a group have in common."""
         local = self._synchroniser.local.all()
         return {
@@ -74,31 +107,39 @@ class RunState:
                 self.names[own]: value for own, value in local.items() if isinstance(own, Parameter)
             },
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "averages": self._session.averages.of_group(),
         }
 
-    def of_worker(self, number: int, *, with_blocks: bool) -> State:
-        """Shares of the global model and its update, residuals, local buffers, a loss scale.
+    def _of_worker(self, number: int, *, with_blocks: bool) -> State:
+        """What a worker has besides its group's model, which is in the module.
 
         Args:
-            number: of the worker, among those of this rank; its model is in the module.
-            with_blocks: whether the shares are to be saved with it.
+            number: of the worker, among those of this rank.
+            with_blocks: whether the shards of the global model and its update are saved with it.
 
         """
+        session = self._session
         blocks = self._synchroniser.blocks if with_blocks else None
-        worker = self._workers[number]
+        worker, trainer = session.workers[number], session.trainer
+        gradients: State = {}
+        if session.accumulated_gradients:  # training has not started
+            gradients = session.accumulated_gradients[number]
+        elif not session.closed and trainer.fit_loop.epoch_loop._should_accumulate():
+            gradients = {name: own.grad for name, own in self.parameters.items()}
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": worker.memory.state(self.names),
             "loss_scale": worker.loss_scale,
             "buffers": self._synchroniser.local.buffers(),
+            "averages": session.averages.of_rank(),
+            "random": session.position.state(number),
+            "precision": trainer.precision_plugin.state_dict(),
+            "gradients": {name: own for name, own in gradients.items() if own is not None},
         }
-
-    def gradients(self) -> State:
-        """Gradients of a step that is still accumulated, which differ from rank to rank."""
-        return {name: own.grad for name, own in self.parameters.items() if own.grad is not None}
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Go on with a step that was accumulated."""
+        reach(self.parameters[name] for name in gradients)
         for name, gradient in gradients.items():
             own = self.parameters[name]
             own.grad = gradient.to(own.device, copy=True)
@@ -111,13 +152,12 @@ class RunState:
 
         Args:
             shared: as by :meth:`shared`.
-            group: as by :meth:`of_group`.
-            rank: as by :meth:`of_worker`, of the first worker of this rank.
+            group: state of the group, as by :meth:`parts`.
+            rank: state of the first worker of this rank, as by :meth:`parts`.
             shares: what each rank of the group has saved of its blocks, in order, if they had not
                 the shares of the present ranks; else None.
 
         """
-        self.load_steps(shared)
         self.load_optimizers(group["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
@@ -125,12 +165,6 @@ class RunState:
             for block, parts, counts in zip(blocks, own, shared["counts"], strict=True):
                 block.load(parts, self.by_parameter(counts))
         self._load_values(group, rank)
-
-    def load_worker(self, number: int, rank: State) -> None:
-        """Load the saved state of one worker of this rank."""
-        worker = self._workers[number]
-        worker.memory.load(rank["memory"], self.parameters)
-        worker.loss_scale = rank["loss_scale"]
 
     @torch.no_grad()
     def load_local(self, group: State, rank: State) -> None:
@@ -166,11 +200,6 @@ class RunState:
         self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
         for own, saved in zip(self._steps, shared["steps"], strict=True):
             vars(own).update(vars(StepCount(**saved)))
-
-    def begin_blocks_anew(self) -> None:
-        """Forget the steps since the last synchronisation."""
-        for count in self._steps:
-            count.in_block = 0
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take over the state of all optimizers, to the last bit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
@@ -16,27 +16,17 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.gradients.gradient_sync import CommHook, GradientSync
+from lightning_hier.comm.gradients.gradient_sync import CommHook
 from lightning_hier.comm.tiers import WorkerLayout
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
 _WAY_OUT = "leave that out, or start a rank for each worker"
 
 
-class Settings(Protocol):
-    """The settings of a strategy that are checked."""
-
-    virtual_workers: int
-    group_size: Any
-    on_nonfinite: Any
-    uneven_batches: Any
-    gradient_sync: GradientSync
-    block_sync: BlockSync | None
-    _ddp_kwargs: Any
-
-
-def check_combination(strategy: Settings, layout: WorkerLayout) -> None:
+def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> None:
     """Check the settings of a strategy with several workers on a rank.
 
     Args:
@@ -65,13 +55,13 @@ def check_combination(strategy: Settings, layout: WorkerLayout) -> None:
         )
 
 
-def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up: bool) -> None:
+def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_steps: int) -> None:
     """Check Trainer and module where a rank has several workers.
 
     Args:
         trainer: about to fit.
         layout: how the workers of a group are divided among ranks.
-        warms_up: whether there is a warm-up, in which all workers share a model.
+        warmup_steps: in which all workers of a rank share a model.
 
     Raises:
         ValueError: they can't be trained so.
@@ -95,7 +85,7 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, *, warms_up
         datamodule is not None and is_overridden(hook, datamodule, pl.LightningDataModule)
     ):
         found.append(f"{hook} (use on_after_batch_transfer)")
-    if layout.per_model > 1 or warms_up:
+    if layout.per_model > 1 or warmup_steps > 0:
         found += needs_own_model(trainer)
     if found:
         raise ValueError(

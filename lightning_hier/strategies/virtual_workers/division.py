@@ -5,17 +5,71 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from copy import copy, deepcopy
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies.private_names import check_names, private
-from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
+from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches, WorkerLoaders
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.fit_session import FitSession
+
+
+class WorkerData:
+    """Divides the loaders of a session among the workers of its rank.
+
+    Attributes:
+        requested: the worker for which ``train_dataloader`` makes a loader now, or None.
+
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+
+    def divide(self, loader: object, session: FitSession) -> object:
+        """Return one loader for each worker of this rank. A collective of the world.
+
+        Raises:
+            ValueError: on every rank, if a loader does not tell how it is divided.
+
+        """
+        source = session.trainer.fit_loop._data_source
+        request = private(
+            "lightning.pytorch.trainer.connectors.data_connector", "_request_dataloader"
+        )
+
+        def make_loader(number: int) -> object:
+            self.requested = number
+            try:
+                made = CombinedLoader(request(source)).flattened
+            finally:
+                self.requested = None
+            return made[0] if len(made) == 1 else None
+
+        with raise_everywhere(session.communicators.device):
+            return divide_among_workers(
+                loader,
+                session.numbers,
+                session.worker_layout.world_size,
+                session.random,
+                make_loader if source.is_module() else None,
+            )
+
+    def move(self, batch: Any, move: Callable[[Any], Any], session: FitSession) -> Any:
+        """Move a batch to the rank's device; one of all workers, as each worker in turn."""
+        if not isinstance(batch, WorkerBatches):
+            return move(batch)
+        # Lightning converts the precision of tensors, and does not look into WorkerBatches.
+        convert = session.trainer.precision_plugin.convert_input
+        return batch.map(lambda own: move(convert(own)), session.random)
 
 
 def divide_among_workers(

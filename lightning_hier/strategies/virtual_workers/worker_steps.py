@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+from torch import Tensor
 from torch.optim import Optimizer
-from typing_extensions import override
 
-from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.blocks.local_values import SavedTensors
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.strategies.misuse import WorkerWrites
-from lightning_hier.strategies.private_names import check_names
-from lightning_hier.strategies.virtual_workers.first_buffers import FirstBuffers
 from lightning_hier.strategies.virtual_workers.loaders import WorkerBatches
-from lightning_hier.strategies.virtual_workers.schedule import WorkerSchedule
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -38,93 +37,79 @@ class WorkerSteps:
     of them, and then their mean.
 
     Args:
-        session: of the fit.
-        schedule: the order of the workers.
-        synchroniser: synchronises the models of the workers.
+        session: of the fit. The methods of its Trainer that train on a batch are replaced.
 
     """
 
-    def __init__(
-        self, session: FitSession, schedule: WorkerSchedule, synchroniser: BlockSynchroniser
-    ) -> None:
+    def __init__(self, session: FitSession) -> None:
+        self._session = session
         self._trainer: Any = session.trainer
-        self._changes = session.changes
-        self._schedule = schedule
-        self._models = schedule.models
-        self._random = schedule.random
-        self._reduction = session.reduction
-        self._before = synchroniser.before_step
-        self._buffers = FirstBuffers(schedule.models.buffers, session.communicators.group)
-        self._writes = WorkerWrites(session.trainer.lightning_module, schedule.models)
+        self._models = session.models
+        self._random = session.random
+        self._writes = WorkerWrites(session.trainer.lightning_module, session.models)
         self._workers = range(1)
+        self._first_buffers: list[Tensor] = []
+        path = "fit_loop.epoch_loop."
+        session.changes.replace(path + "automatic_optimization.run", self._run)
+        session.changes.replace(path + "manual_optimization.run", self._run_manual)
+        session.changes.replace(path + "automatic_optimization._make_closure", self._make_closure)
+        session.changes.replace(path + "on_advance_end", self._on_advance_end)
 
-    def install(self) -> None:
-        """Wrap the methods that train on a batch, and the method after its hooks."""
-        loop = self._trainer.fit_loop.epoch_loop
-        automatic, manual = loop.automatic_optimization, loop.manual_optimization
-        replace, path = self._changes.replace, "fit_loop.epoch_loop."
-        replace(path + "automatic_optimization.run", partial(self._run, automatic))
-        replace(path + "automatic_optimization._make_closure", self._make_closure)
-        replace(path + "manual_optimization.run", partial(self._run_manual, manual))
-        replace(path + "on_advance_end", self._on_advance_end)
+    def _make_closure(
+        self, make: Callable[..., Closure], kwargs: _Kwargs, optimizer: Optimizer, batch_idx: int
+    ) -> Closure:
+        batch = kwargs["batch"]
+        if not isinstance(batch, WorkerBatches):
+            return make(kwargs, optimizer, batch_idx)
+        every = [OrderedDict(kwargs, batch=own) for own in batch.batches]
+        closures = [make(own, optimizer, batch_idx) for own in every]
+        # Each of them empties the gradients and computes its worker's.
+        return Closure(partial(self._make_gradients, batch, closures))
 
-    def _run(self, optimization: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-        def run(optimizer: Optimizer, batch_idx: int, kwargs: _Kwargs) -> Any:
-            return self._step_all(optimization, kwargs, partial(step, optimizer, batch_idx))
+    def _on_advance_end(self, advance_end: Callable[[Any], None], fetcher: Any) -> None:
+        self._writes.end_batch()
+        advance_end(fetcher)
 
-        return run
+    def _run(
+        self, step: Callable[..., Any], optimizer: Optimizer, batch_idx: int, kwargs: _Kwargs
+    ) -> Any:
+        loop = self._trainer.fit_loop.epoch_loop.automatic_optimization
+        return self._step_all(loop, "optim_progress", kwargs, partial(step, optimizer, batch_idx))
 
-    def _make_closure(self, make: Callable[..., Closure]) -> Callable[..., Closure]:
-        def make_closure(kwargs: _Kwargs, optimizer: Optimizer, batch_idx: int) -> Closure:
-            batch = kwargs["batch"]
-            if not isinstance(batch, WorkerBatches):
-                return make(kwargs, optimizer, batch_idx)
-            every = [OrderedDict(kwargs, batch=own) for own in batch.batches]
-            closures = [make(own, optimizer, batch_idx) for own in every]
-            return SharedClosure(closures, lambda: self._make_gradients(batch, closures))
+    def _run_manual(self, step: Callable[..., Any], kwargs: _Kwargs) -> Any:
+        loop = self._trainer.fit_loop.epoch_loop.manual_optimization
+        one_step = ManualStep(self._trainer, step)
+        return self._step_all(loop, "optim_step_progress", kwargs, one_step.of_next_worker)
 
-        return make_closure
-
-    def _run_manual(self, optimization: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-        def run(kwargs: _Kwargs) -> Any:
-            one_step = ManualStep(self._trainer, step)
-            return self._step_all(optimization, kwargs, one_step.of_next_worker)
-
-        return run
-
-    def _on_advance_end(self, advance_end: Callable[[Any], None]) -> Callable[[Any], None]:
-        def on_advance_end(fetcher: Any) -> None:
-            self._writes.end_batch()
-            advance_end(fetcher)
-
-        return on_advance_end
-
-    def _step_all(self, optimization: Any, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]) -> Any:
+    def _step_all(
+        self, loop: Any, counts: str, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]
+    ) -> Any:
+        """Make the step of each model; ``counts`` is the attribute in which the loop counts it."""
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
-        self._before()
+        self._session.synchroniser.before_step()
         self._writes.begin_step()
         output = None
-        for workers in self._schedule.each():
+        for workers in self._session.turns():
             self._workers = workers
             if len(workers) > 1:
                 batch: Any = batches.of(workers)
             else:
                 batch = batches.batches[workers[0]]
                 self._log_for(batch)
-            progress = vars(optimization)[self._progress(optimization)]
+            progress = getattr(loop, counts)
             if not self._models.is_last:
-                setattr(optimization, self._progress(optimization), deepcopy(progress))
+                setattr(loop, counts, deepcopy(progress))
             with self._random.of(workers[0]):
                 output = step(OrderedDict(kwargs, batch=batch))
-            setattr(optimization, self._progress(optimization), progress)
+            setattr(loop, counts, progress)
         self._writes.end_step()
         return output
 
     def _make_gradients(self, batch: WorkerBatches, closures: Sequence[Closure]) -> ClosureResult:
         """Compute the gradients of each worker of a model, and at a step's end their mean."""
-        gradients = self._reduction.in_turns
-        self._buffers.begin()
+        gradients = self._session.reduction.in_turns
+        self._share_buffers()
         for worker, own, closure in zip(self._workers, batch.batches, closures, strict=True):
             self._log_for(own)
             with self._as(worker), gradients.of(worker):
@@ -133,46 +118,38 @@ class WorkerSteps:
             gradients.reduce(self._workers)
         return output
 
+    def _share_buffers(self) -> None:
+        """Have a group begin a batch with the buffers of its first worker. A collective of it.
+
+        DDP does it before every forward pass, so that changes of the other workers are lost.
+        """
+        buffers = self._models.buffers
+        buffers.reclaim()
+        broadcast_tensors_(buffers.tensors, self._session.communicators.group, "buffers")
+        self._first_buffers = [buffer.clone() for buffer in buffers.tensors]
+
     @contextmanager
     def _as(self, worker: int) -> Iterator[None]:
-        with ExitStack() as stack:
-            if worker != self._workers[0]:  # whose random numbers are in place for the whole step
-                stack.enter_context(self._random.of(worker))
-                stack.enter_context(self._buffers.of_another())
+        """Draw as a worker of the model, and keep the buffers of its first one."""
+        if worker == self._workers[0]:  # whose random numbers are in place for the whole step
             yield
+            return
+        buffers, first = self._models.buffers, SavedTensors()
+        buffers.reclaim()
+        own = list(buffers.tensors)
+        first.save(own)
+        if own:
+            torch._foreach_copy_(own, self._first_buffers)
+        try:
+            with self._random.of(worker):
+                yield
+        finally:
+            buffers.reclaim()
+            first.restore()
 
     def _log_for(self, batch: Any) -> None:
         """Have Lightning weight logged values by the size of this batch."""
         self._trainer._results.batch, self._trainer._results.batch_size = batch, None
-
-    @staticmethod
-    def _progress(optimization: Any) -> str:
-        """Return the name of the attribute in which the loop counts steps."""
-        return (
-            "optim_progress" if hasattr(optimization, "optim_progress") else "optim_step_progress"
-        )
-
-
-class SharedClosure(Closure):
-    """The closure of an optimizer for the gradients of all workers that share its model.
-
-    Args:
-        closures: of Lightning, one for each worker.
-        make_gradients: calls each of them as its worker.
-
-    """
-
-    def __init__(
-        self, closures: Sequence[Closure], make_gradients: Callable[[], ClosureResult]
-    ) -> None:
-        check_names(closures[0])
-        super().__init__(closures[0]._step_fn)
-        self._make_gradients = make_gradients
-
-    @override
-    def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
-        """Return the result of the last worker; the gradients are those of all."""
-        return self._make_gradients()
 
 
 class ManualStep:

@@ -1,21 +1,31 @@
-"""Goes on from a checkpoint on the same groups of ranks: exactly."""
+"""A run that was saved: read by all ranks alike, its files, and the shards of the global model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO
+from torch import Tensor
 
-from lightning_hier.comm.agreement import raise_everywhere
+from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, base_io
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, damage_beside
-from lightning_hier.strategies.checkpoints.rank_files import RankFiles
-from lightning_hier.strategies.checkpoints.run_state import State
-from lightning_hier.strategies.checkpoints.shares import Shares, can_be_cut
+from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
+
+Shares = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
+"""What each rank of a group has saved of its blocks, in order: of each block the parts."""
+
+_WAY_OUT = (
+    "Every rank must read the same checkpoint: save into a folder that all hosts share (or a URL), "
+    "or copy the checkpoint, with its folder NAME.ckpt.ranks, to every host"
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +81,10 @@ class SavedRun:
         shares can be cut anew.
         """
         differ = self._differing(kinds)
+        # Error feedback and updates in flight are kept by shard too, and can't be cut.
+        can_be_cut = not kinds["overlap"] and kinds["across_dtype"] in (None, "same")
         return self.sizes == sizes and (
-            not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut(kinds))
+            not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut)
         )
 
     def shares_for(self, group: int, kinds: Mapping[str, Any]) -> Shares | None:
@@ -121,3 +133,102 @@ class SavedRun:
             path, map_location=torch.device("cpu"), weights_only=self.weights_only
         )
         return state
+
+
+def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
+    """A flat tensor of one part, whole; None where none is kept.
+
+    Args:
+        shares: of the ranks of a group, in order.
+        name: as in :meth:`Fragment.state`.
+
+    """
+    own = [share[name] for share in shares if share.get(name) is not None]
+    return torch.cat(own) if own else None
+
+
+def cut_for(blocks: Sequence[ModelBlock], shares: Shares) -> list[list[dict[str, Any]]]:
+    """What this rank would have saved if its group had divided the model as it does now."""
+    return [
+        [_cut([rank[index][i] for rank in shares], own) for i, own in enumerate(block.state())]
+        for index, block in enumerate(blocks)
+    ]
+
+
+def _cut(shares: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(shares[0])
+    for name, present in own.items():
+        whole = joined(shares, name) if isinstance(present, Tensor) else None
+        if whole is not None:
+            start = own["carried_start" if name == "previous" else "start"]
+            found[name] = whole[start : start + present.numel()]
+    return found
+
+
+def read_same(
+    read: Callable[[], dict[str, Any]], path: str | Path, device: torch.device
+) -> dict[str, Any]:
+    """Read a checkpoint, and compare it with those of the other ranks.
+
+    A collective of the world: every rank must call it, or ``read_nothing``.
+
+    Args:
+        read: reads it.
+        path: of the checkpoint, as this rank calls it.
+        device: of collectives.
+
+    Raises:
+        OSError: on every rank, if none can read it.
+        ValueError: on every rank, if the ranks resume from different checkpoints, or some from
+            none, or only some can read it.
+
+    """
+    checkpoint: dict[str, Any] = {}
+    failed = None
+    try:
+        checkpoint = read()
+        holds = _described(checkpoint)
+        text = f"resume from {path} ({holds})"
+    except Exception as error:
+        failed, holds = error, None
+        text = f"could not read {path} ({type(error).__name__}: {error})"
+    _compare(holds, text, device, failed)
+    if failed is not None:
+        raise failed  # none could read it, and each raises its own error
+    return checkpoint
+
+
+def read_nothing(device: torch.device) -> None:
+    """Compare with the other ranks that this one resumes from nothing.
+
+    A collective of the world: every rank must call it, or ``read_same``.
+
+    Raises:
+        ValueError: on every rank, if another rank resumes from a checkpoint.
+
+    """
+    _compare("", "begin anew, since they were given no checkpoint", device)
+
+
+def _described(checkpoint: Mapping[str, Any]) -> str:
+    """What tells one checkpoint from another, wherever the file lies."""
+    section = section_of(checkpoint)
+    saved = "" if section is None else f", save of the checkpoint {section['save']}"
+    return f"epoch {checkpoint.get('epoch')}, step {checkpoint.get('global_step')}{saved}"
+
+
+def _compare(
+    holds: str | None, text: str, device: torch.device, failed: Exception | None = None
+) -> None:
+    rows = gather_json([holds, text], device, place="the comparison of checkpoints")
+    if len({own for own, _ in rows}) == 1:
+        return
+    ranks: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, (_, own) in enumerate(rows):
+        ranks[own].append(rank)
+    said = "; ".join(
+        f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} {own}"
+        for own, numbers in ranks.items()
+    )
+    problem = f"the ranks do not resume from the same checkpoint: {said}. {_WAY_OUT}"
+    raise ValueError(problem) from failed
