@@ -52,9 +52,7 @@ class Pending:
         begun = time.perf_counter()
         with self._channel.explaining(self._kind), profiler_range("hier/wait"):
             self.work.wait()
-        now = time.perf_counter()
-        self._channel.count_wait(now - begun)
-        self._channel.count(self._kind, self._payload_bytes, now - self._begun)
+        self._count(waiting_since=begun)
 
     def future(self, *, nothing_left: bool = False) -> torch.futures.Future[torch.Tensor]:
         """The result as a future for DDP's communication hooks.
@@ -68,15 +66,22 @@ class Pending:
         def finish(done: torch.futures.Future[list[Tensor]]) -> Tensor:
             with self._channel.explaining(self._kind):
                 result = done.value()[0]
-            now = time.perf_counter()
-            if nothing_left:
-                # In the callback, because the backward pass still waits. Later would be a race.
-                self._channel.count_wait(now - begun)
-            self._channel.count(self._kind, self._payload_bytes, now - self._begun)
+            # In the callback, because the backward pass still waits. Later would be a race.
+            self._count(waiting_since=begun if nothing_left else None)
             return result
 
         future: torch.futures.Future[torch.Tensor] = self.work.get_future().then(finish)
         return future
+
+    def _count(self, *, waiting_since: float | None) -> None:
+        """Count the collective, which is complete now, and the time that this rank has waited."""
+        now, channel = time.perf_counter(), self._channel
+        seconds = now - self._begun
+        channel.traffic.add(
+            channel.tier, self._kind, payload_bytes=self._payload_bytes, seconds=seconds
+        )
+        if waiting_since is not None:
+            channel.traffic.add_wait(channel.tier, now - waiting_since)
 
 
 class Channel:
@@ -97,7 +102,7 @@ class Channel:
         self.ranks = dist.get_process_group_ranks(group)
         # Bytes that a rank sends in a ring all-reduce, relative to the tensor.
         self._ring_share = 2 * (self.size - 1) / self.size
-        self._traffic = traffic
+        self.traffic = traffic
         self._progress = progress
 
     def all_reduce_(self, tensor: Tensor, kind: str) -> Pending:
@@ -161,17 +166,10 @@ class Channel:
         with self.explaining(kind):
             yield pending
 
-    def count(self, kind: str, payload_bytes: float, seconds: float) -> None:
-        """Count a collective that completes now."""
-        self._traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
-
     def count_all_reduce(self, kind: str, payload_bytes: float, seconds: float) -> None:
         """Count an all-reduce of ``payload_bytes`` by a hook of the user."""
-        self.count(kind, self._ring_share * payload_bytes, seconds)
-
-    def count_wait(self, seconds: float) -> None:
-        """Count ``seconds`` until now in which this rank waited for the others."""
-        self._traffic.add_wait(self.tier, seconds)
+        payload_bytes *= self._ring_share
+        self.traffic.add(self.tier, kind, payload_bytes=payload_bytes, seconds=seconds)
 
     def explaining(self, kind: str) -> AbstractContextManager[None]:
         """Context that names the missing ranks if a collective fails."""

@@ -129,7 +129,8 @@ class BlockSynchroniser:
             return
         count.total += 1
         count.in_block += 1
-        self._communicators.route.in_flight.step()
+        if self._config is not None and self._config.overlap:
+            self._communicators.route.in_flight.step()
         # Above the block size if a run resumes with a smaller block_size.
         if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
             point = SyncPoint.CHECK if self.blocks is None else SyncPoint.BLOCK

@@ -112,7 +112,8 @@ class HookReducer(Reducer):
         def done(future: Future) -> Tensor:
             result = future.value()
             if is_last:  # no computation is left that would overlap
-                self.channel.count_wait(time.perf_counter() - handed_over)
+                waited = time.perf_counter() - handed_over
+                self.channel.traffic.add_wait(self.channel.tier, waited)
             self.channel.count_all_reduce("gradients", payload_bytes, time.perf_counter() - begun)
             return result[0] if isinstance(result, list) else result
 
