@@ -1,1 +1,1 @@
-"""What the planner predicts beside what the papers report and what was measured here."""
+"""Predictions of the planner compared with the papers and with our measurements."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedupReading:
-    """One run.
+    """Measured speedup of a run.
 
     Attributes:
-        ranks: N.
-        block_size: tau.
-        speedup: over one rank alone.
+        ranks: number of ranks N.
+        block_size: block size tau.
+        speedup: speedup over one rank.
 
     """
 
@@ -24,11 +24,11 @@ class SpeedupReading:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCosts:
-    """The two parameters.
+    """The two fitted parameters.
 
     Attributes:
-        efficiency: e.
-        synchronisation_steps: s, a synchronisation in steps.
+        efficiency: efficiency e.
+        synchronisation_steps: cost s of a synchronisation in steps.
 
     """
 
@@ -36,20 +36,20 @@ class BlockCosts:
     synchronisation_steps: float
 
     def speedup(self, ranks: int, block_size: int) -> float:
-        """N e / (1 + s / tau)."""
+        """Return N e / (1 + s / tau)."""
         return ranks * self.efficiency / (1 + self.synchronisation_steps / block_size)
 
 
 def fit_block_costs(readings: Sequence[SpeedupReading]) -> BlockCosts:
-    """Least squares of relative deviations: N / speedup = 1 / e + (s / e) / tau.
+    """Fit N / speedup = 1 / e + (s / e) / tau by least squares of relative deviations.
 
     Raises:
-        ValueError: fewer than two block sizes, or readings that no such parameters explain.
+        ValueError: fewer than two block sizes, or no valid parameters fit the readings.
 
     """
     if len({own.block_size for own in readings}) < 2:
-        raise ValueError("two parameters need readings of at least two block sizes")
-    # Each equation divided by its left side: the deviations are relative then.
+        raise ValueError("readings of at least two block sizes are needed to fit two parameters")
+    # Divide each equation by its left side, so that the deviations are relative.
     rows = [(own.speedup / own.ranks, own.speedup / own.ranks / own.block_size) for own in readings]
     aa, ab, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b = (sum(row[i] for row in rows) for i in (0, 1))
@@ -58,7 +58,7 @@ def fit_block_costs(readings: Sequence[SpeedupReading]) -> BlockCosts:
     slope = (b * aa - a * ab) / determinant
     if inverse <= 0 or slope < 0:
         raise ValueError(
-            f"speedups that do not grow with the block size have no such parameters: 1/e would be "
-            f"{inverse:.3g} and s/e {slope:.3g}"
+            f"the speedup must grow with the block size: the fit has 1/e = {inverse:.3g} and "
+            f"s/e = {slope:.3g}"
         )
     return BlockCosts(efficiency=1 / inverse, synchronisation_steps=slope / inverse)

@@ -1,4 +1,4 @@
-"""Predictions beside what was found, in sections of a report."""
+"""Predictions and their reference values in sections of a report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from examples.tables import markdown
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One value.
+    """A predicted value and its reference.
 
     Attributes:
-        name: of the row.
-        predicted: by the planner.
-        found: reported or measured.
+        name: name of the row.
+        predicted: value predicted by the planner.
+        found: reported or measured value.
 
     """
 
@@ -26,22 +26,22 @@ class Comparison:
 
     @property
     def deviation(self) -> float:
-        """Of the prediction, as a share of what was found."""
+        """Relative error of the prediction."""
         return self.predicted / self.found - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Values that one set of parameters predicts.
+    """Values predicted with the same parameters.
 
     Attributes:
-        title: of the section.
-        unit: of the values.
-        source: where they were found.
-        given: what the planner was told, and what of it was fitted to these values.
+        title: title of the section.
+        unit: unit of the values.
+        source: source of the reference values.
+        given: inputs of the planner, and which of them were fitted to these values.
         rows: the values.
-        limit: by which each may deviate; None where none was set.
-        remark: what is to be said about it.
+        limit: largest deviation allowed. None: no limit.
+        remark: remark below the table.
 
     """
 
@@ -55,7 +55,7 @@ class Section:
 
     @property
     def largest(self) -> float:
-        """Deviation, without its sign."""
+        """Largest absolute deviation."""
         return max(abs(row.deviation) for row in self.rows)
 
     @property
@@ -66,26 +66,26 @@ class Section:
 
     @property
     def verdict(self) -> str:
-        """Whether the limit is kept."""
+        """Whether all rows are within the limit."""
         if self.limit is None:
-            return "none set"
+            return "no limit"
         missed = len(self.missed)
-        return "yes" if not missed else f"{missed} of {len(self.rows)} beyond it"
+        return "yes" if not missed else f"{missed} of {len(self.rows)} exceed it"
 
     def text(self) -> str:
-        """As a section in Markdown."""
-        header = ("", f"predicted, {self.unit}", f"found, {self.unit}", "deviation")
+        """Return the section as Markdown."""
+        header = ("", f"predicted ({self.unit})", f"reference ({self.unit})", "deviation")
         rows = [
             (row.name, f"{row.predicted:.4g}", f"{row.found:.4g}", f"{row.deviation:+.1%}")
             for row in self.rows
         ]
-        parts = [f"## {self.title}", f"Found: {self.source}. Given: {self.given}",
+        parts = [f"## {self.title}", f"Reference: {self.source}. Inputs: {self.given}",
                  markdown(header, rows), self.remark]  # fmt: skip
         return "\n\n".join(part for part in parts if part)
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """The limits, as a table."""
+    """Return a table of the limits."""
     rows = [
         (
             own.title,
@@ -95,9 +95,9 @@ def summary(sections: Sequence[Section]) -> str:
         )
         for own in sections
     ]
-    return markdown(("", "limit", "largest deviation", "kept"), rows)
+    return markdown(("", "limit", "largest deviation", "within limit"), rows)
 
 
 def wrapped(text: str) -> str:
-    """In lines of a report."""
+    """Wrap text at the line length of the reports."""
     return textwrap.fill(text, 115, break_long_words=False, break_on_hyphens=False)

@@ -1,9 +1,9 @@
-"""LocalSGD as another project has measured it: github.com/Adnan082/diloco-measured, 07b7885.
+"""LocalSGD measured by another project: github.com/Adnan082/diloco-measured, 07b7885.
 
-Four hosts with one L40S each, NCCL over TCP, their rates shaped by a token bucket. Every H steps
-each parameter tensor is all-reduced in float32, one after the other. It is their own implementation
-(`measurement/localsgd.py`), which sends what torchft's LocalSGD sends. The steps and the payload
-that iperf3 found are those of the same runs (`results/raw/cu_grid-localsgd-*.json`).
+Four hosts with one L40S each, NCCL over TCP, rates limited by a token bucket. Every H steps the
+parameter tensors are all-reduced in float32, one after the other. It is their implementation
+(`measurement/localsgd.py`), which sends the same data as torchft's LocalSGD. The step times and the
+payload measured by iperf3 are from the same runs (`results/raw/cu_grid-localsgd-*.json`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from lightning_hier.planning import Link, Network, Processor, Settings, Workload
 PARAMETERS = 30_846_720
 
 STEP_S = {1: 0.0257, 8: 0.0247, 32: 0.0245, 128: 0.0246}
-"""Mean computation of a step, by block size."""
+"""Mean computation time of a step, by block size."""
 
 PAYLOAD_SHARE = 0.992
-"""Payload of the shaped links, as a share of their rate."""
+"""Payload of the rate-limited links as a fraction of their rate."""
 
 UTILISATION = {
     1: {50: 0.07, 200: 0.31, 1000: 1.69, 5000: 7.61},
@@ -25,13 +25,13 @@ UTILISATION = {
     32: {50: 2.30, 200: 9.36, 1000: 33.65, 5000: 62.57},
     128: {50: 10.81, 200: 33.46, 1000: 65.56, 5000: 80.72},
 }
-"""Share of the time that ranks compute, in percent, by block size and Mbit/s."""
+"""Percentage of the time spent in computation, by block size and Mbit/s."""
 
 
 def utilisation(block_size: int, mbit_s: float, step_s: float) -> float:
-    """Percent of the time that ranks compute, as the planner predicts it.
+    """Predict the percentage of the time spent in computation.
 
-    Model averaging of all ranks sends what LocalSGD sends: an all-reduce of the model in a ring.
+    Model averaging sends the same data as LocalSGD: a ring all-reduce of the model.
     """
     network = Network(
         hosts=4,
@@ -46,14 +46,14 @@ def utilisation(block_size: int, mbit_s: float, step_s: float) -> float:
 
 
 def section() -> Section:
-    """All of their cells."""
+    """Return the section with all their cells."""
     return Section(
-        title="LocalSGD, 4 x 1, measured elsewhere",
+        title="LocalSGD, 4 x 1, measured by others",
         unit="% of the time",
-        source="`cu_measured` of github.com/Adnan082/diloco-measured, one run for each row",
-        given="30.8M float32 parameters, the mean computation of a step and the links' payload of "
-        "the same runs (24.5 to 25.7 ms; 99.2% of the rate), a latency of 0.1 ms and copies of "
-        "300 GB/s.",
+        source="`cu_measured` of github.com/Adnan082/diloco-measured, one run per row",
+        given="30.8M float32 parameters, the mean computation time of a step and the payload of "
+        "the links in the same runs (24.5 to 25.7 ms; 99.2% of the rate), a latency of 0.1 ms and "
+        "copies at 300 GB/s.",
         rows=[
             Comparison(
                 name=f"H = {size}, {rate} Mbit/s",
@@ -64,9 +64,9 @@ def section() -> Section:
             for rate, found in cells.items()
         ],
         limit=0.30,
-        remark="At 1 and 5 Gbit/s a synchronisation took within 8% of the time that a ring needs, "
-        "at 200 Mbit/s 11% more, at 50 Mbit/s 28% more, probably since their token bucket, with a "
-        "queue of 50 ms, drops packets. The planner does not model lost packets. The rows of H = "
-        "32 and 128 include the first synchronisation, in which NCCL connects (0.7 s), and those "
-        "of H = 128 have one synchronisation in 180 steps.",
+        remark="At 1 and 5 Gbit/s, the time of a synchronisation is within 8% of that of a ring. "
+        "At 200 Mbit/s it is 11% longer and at 50 Mbit/s 28%, probably because the token bucket "
+        "with a queue of 50 ms drops packets, which the planner does not model. The rows with "
+        "H = 32 and 128 include the first synchronisation, in which NCCL connects (0.7 s). Those "
+        "with H = 128 contain one synchronisation in 180 steps.",
     )

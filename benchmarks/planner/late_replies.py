@@ -1,4 +1,4 @@
-"""Waits of PSP-SGD for replies that come late, by the binomial distribution."""
+"""Time that PSP-SGD waits for late replies, from the binomial distribution."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from math import comb
 def late_wait_s(
     ranks: int, *, min_pushes: int, min_pulled: int, late_share: float, late_s: float
 ) -> float:
-    """Mean seconds of a step: P(more workers are late than a server can spare) times the delay.
+    """Return the mean wait of a step: P(too many workers are late for a server) times the delay.
 
-    A worker is late if more of its replies are late than it can spare.
+    A worker is late if fewer than ``min_pulled`` of its replies are on time.
 
     Args:
-        ranks: N, workers and blocks.
-        min_pushes: c, workers whose gradients a server needs.
-        min_pulled: blocks that a worker needs.
-        late_share: share of the replies that come late.
-        late_s: by how much.
+        ranks: number N of workers and of blocks.
+        min_pushes: number c of workers whose gradients a server needs.
+        min_pulled: number of blocks that a worker needs.
+        late_share: fraction of the replies that are late.
+        late_s: delay of a late reply in seconds.
 
     """
     worker_late = _more_than(ranks - min_pulled, ranks, late_share)
@@ -25,7 +25,7 @@ def late_wait_s(
 
 
 def _more_than(spare: int, number: int, chance: float) -> float:
-    """P(X > spare)."""
+    """Return P(X > spare) of the binomial distribution."""
     return sum(
         comb(number, k) * chance**k * (1 - chance) ** (number - k)
         for k in range(spare + 1, number + 1)

@@ -1,4 +1,4 @@
-"""Our own measurements over emulated hosts."""
+"""Our measurements on emulated hosts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HOSTS = Network(
     between=Link(latency_s=1e-4, bytes_per_second=119.6e6),
     processor=Processor(cores=1, copy_bytes_per_second=5.7e9, socket_bytes_per_second=0.9e9),
 )
-"""Two emulated hosts of two ranks on two cores: one core for each host."""
+"""Two emulated hosts with two ranks each on two cores: one core per host."""
 
 _GIVEN = (
-    "the link's goodput of the same runs (119.6 MB/s), one core for each host, a copy of the model "
-    "in 17 ms where both cores are at it, 456 MB/s between two ranks of a host (a broadcast by "
-    "gloo), and 0.9 GB/s of a core through sockets. The last one was fitted, to the nine "
-    "synchronisations together, and so were the two copies that a gather counts for."
+    "the goodput of the link in the same runs (119.6 MB/s), one core per host, 17 ms for a copy of "
+    "the model while both cores are copying, 456 MB/s between two ranks of a host (gloo "
+    "broadcast), and 0.9 GB/s per core through sockets. The last value and the two copies per "
+    "gather are fitted to the nine synchronisations together."
 )
 
 FRAMES = 256
@@ -46,15 +46,15 @@ TWO_STAGE = {
 
 _TWO_STAGE_PARAMETERS = 4_025_000
 _TWO_STAGE_ALONE = {"devices that wait": 3131.0, "devices on a core": 3238.0}
-# Two ranks that know nothing of each other, as a share of twice one.
+# Speed of two independent ranks relative to twice the speed of one.
 _TWO_STAGE_EFFICIENCY = {"devices that wait": 1.0, "devices on a core": 0.915}
 
 LATE = {(1.0, 1.0): 1.43, (7 / 8, 1.0): 1.19, (7 / 8, 7 / 8): 0.99, (5 / 8, 3 / 4): 0.96}
-"""Epochs of PSP-SGD with late replies, to those without, by c / N and b."""
+"""Epoch time of PSP-SGD with late replies relative to that without, by c / N and b."""
 
 
 def sections() -> list[Section]:
-    """All of them."""
+    """Return all sections."""
     return [
         _synchronisations(),
         *whole_runs.sections(LSTM, HOSTS),
@@ -76,7 +76,7 @@ def _block(variant: Variant) -> Settings:
 
 
 def _found(variant: Variant, value: str) -> float:
-    """Median of the report's runs."""
+    """Return the median over the runs of the report."""
     runs = whole_runs.results().section("synchronisation, 2 x 2, 1gbit").values()
     return statistics.median(run[variant.name][value] for run in runs)
 
@@ -103,8 +103,8 @@ def _memory() -> Section:
     return Section(
         title="Memory of block synchronisation, 2 x 2",
         unit="models",
-        source="[performance](performance.md): tensors held besides the model's own",
-        given="nothing but the settings.",
+        source="[performance](performance.md), tensors in addition to the model",
+        given="the settings only.",
         rows=[
             Comparison(
                 name=variant.name,
@@ -134,13 +134,13 @@ def _two_stage(kind: str) -> Section:
         name = f"N = {period}, {'with' if buffering else 'without'} buffering"
         speed = network.ranks * FRAMES / step_s
         rows.append(Comparison(name=name, predicted=speed, found=found))
-    by_itself = "" if not work.on_cores else ", and that two ranks by themselves keep 0.915 of it"
+    by_itself = "" if not work.on_cores else ", of which two independent ranks keep 0.915"
     return Section(
         title=f"Two-stage ASGD, 2 x 1, 1 Gbit/s, {kind}",
         unit="frames/s",
         source="[two-stage ASGD](two_stage_asgd.md), median of five repetitions",
-        given=f"one rank alone ({_TWO_STAGE_ALONE[kind]:,.0f} frames/s){by_itself}; the link's "
-        "119.3 MB/s; copies and sockets as above.",
+        given=f"the speed of a single rank ({_TWO_STAGE_ALONE[kind]:,.0f} frames/s){by_itself}; "
+        "119.3 MB/s of the link; copies and sockets as above.",
         rows=rows,
         limit=0.20,
     )
@@ -162,10 +162,10 @@ def _late_replies() -> Section:
         rows.append(Comparison(name=name, predicted=predicted, found=found))
     return Section(
         title="PSP-SGD with late replies, 8 ranks",
-        unit="of no delays",
+        unit="relative to no delays",
         source="[stragglers](stragglers.md), median epoch",
-        given="a step of 0.272 s, 0.7% of the replies late by 0.33 s.",
+        given="a step of 0.272 s; 0.7% of the replies are 0.33 s late.",
         rows=rows,
         limit=0.20,
-        remark="The delay was chosen so that c = 8 gives 1.43: that row proves nothing.",
+        remark="The delay is fitted to the row with c = 8 (1.43), so that row is no evidence.",
     )

@@ -1,4 +1,4 @@
-"""The papers' own tables."""
+"""Tables of the papers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EPOCH_S = {
     (32, 8): 164.36, (32, 16): 157.68, (32, 32): 153.64,
     (64, 8): 84.83,
 }  # fmt: skip
-"""By GPUs and block size; the text that lies here ends with 64 GPUs in blocks of 8."""
+"""By GPUs and block size. Our copy of the paper ends at 64 GPUs with block size 8."""
 
 KFPS = {
     (1, 2): (28.2, 15.1),
@@ -35,13 +35,13 @@ KFPS = {
     (4, 8): (112.5, 59.6),
 }
 """By devices of a node and push period, with and without double buffering (two_stage_asgd,
-Table 2); 4 nodes, 9400 frames/s of one device by itself, mini-batches of 4096, 112 MB."""
+Table 2); 4 nodes, 9400 frames/s of a single device, mini-batches of 4096, 112 MB."""
 
 _NODES, _DEVICE_FPS, _BATCH, _MODEL_BYTES = 4, 9400.0, 4096, 112e6
 
 
 def sections() -> list[Section]:
-    """All of them."""
+    """Return all sections."""
     return [
         _by_block("BMUF on 128 GPUs", BMUF, 0.01),
         _by_block("BMUF_GTC on 128 GPUs", BMUF_GTC, 0.07),
@@ -80,14 +80,14 @@ def _by_ranks() -> Section:
         title="BMUF on fewer GPUs",
         unit="speedup",
         source="two_tiered_bmuf_gtc, Table 1, block size 50",
-        given=f"what was fitted on 128 GPUs: {_said(costs)}.",
+        given=f"the parameters fitted on 128 GPUs: {_said(costs)}.",
         rows=[
             Comparison(name=f"{ranks} GPUs", predicted=costs.speedup(ranks, 50), found=found)
             for ranks, found in BMUF_BY_RANKS.items()
         ],
         limit=None,
-        remark="What ranks lose grows with their number, so what was fitted on 128 is too "
-        "pessimistic for fewer. 16 GPUs reach 98% of linear speed in the paper.",
+        remark="The loss per rank grows with the number of ranks, so the parameters fitted on 128 "
+        "GPUs are too pessimistic for fewer. In the paper, 16 GPUs reach 98% of linear speedup.",
     )
 
 
@@ -100,9 +100,9 @@ def _bmuf_adam() -> Section:
     )
     return Section(
         title="BMUF-Adam, OCR",
-        unit="s an epoch",
+        unit="s per epoch",
         source="bmuf_adam, Table 2",
-        given=f"the epoch on one GPU, {ALONE_S} s, and two parameters, fitted to all rows: "
+        given=f"the epoch on one GPU, {ALONE_S} s, and two parameters fitted to all rows: "
         f"{_said(costs)}.",
         rows=[
             Comparison(
@@ -113,8 +113,8 @@ def _bmuf_adam() -> Section:
             for (ranks, size), found in EPOCH_S.items()
         ],
         limit=0.10,
-        remark="An efficiency above 1: 16 GPUs in blocks of 32 take less than 1/16 of the epoch of "
-        "one, so that one was held up by something that 16 do not share.",
+        remark="The efficiency exceeds 1: 16 GPUs with block size 32 take less than 1/16 of the "
+        "epoch of one GPU, so the run on one GPU had an overhead that the run on 16 did not have.",
     )
 
 
@@ -146,8 +146,8 @@ def _two_stage() -> Section:
         title="Two-stage ASGD",
         unit="kfps",
         source="two_stage_asgd, Table 2",
-        given="eq. 6 and 7, 9.4 kfps of one device, N_e = 4, M = 112 MB, and the bandwidth B in "
-        f"practice, which the paper does not print: {bandwidth / 1e6:.0f} MB/s, fitted to all.",
+        given="eq. 6 and 7, 9.4 kfps per device, N_e = 4, M = 112 MB, and the effective bandwidth "
+        f"B, which the paper does not report: {bandwidth / 1e6:.0f} MB/s, fitted to all rows.",
         rows=_table_2(bandwidth),
         limit=0.10,
     )
@@ -163,13 +163,13 @@ def _two_stage_table_3() -> Section:
         given="the same bandwidth; N = 6.",
         rows=[Comparison(name="4x2, N = 6", predicted=speed, found=55.7)],
         limit=None,
-        remark="The paper counts initialisation here, and has N = 6 no faster than N = 4 (56.3 in "
-        "Table 2), while eq. 6 and 7 would be: T_calc is the longer one then.",
+        remark="This table of the paper includes initialisation, and N = 6 is no faster than N = 4 "
+        "(56.3 in Table 2). In eq. 6 and 7 it is faster, because T_calc is the longer term.",
     )
 
 
 def least(cost: Callable[[float], float], low: float, high: float) -> float:
-    """The point between two others at which a function with one valley is least."""
+    """Minimise a unimodal function between two points by ternary search."""
     for _ in range(100):
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, right) if cost(left) < cost(right) else (left, high)

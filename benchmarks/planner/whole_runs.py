@@ -1,4 +1,4 @@
-"""Whole runs over emulated hosts: the rows of the performance report, predicted."""
+"""Predictions of complete runs on emulated hosts: the rows of the performance report."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _KINDS = {"2 x 2, 1gbit, emulated": "1 Gbit/s", "2 x 2, 100mbit, emulated": "100
 
 @cache
 def results() -> Results:
-    """What the performance report was made of."""
+    """Return the results that the performance report is based on."""
     return Results.of(REPORTED)
 
 
 def sections(work: Workload, network: Network) -> list[Section]:
-    """Times of all systems at both rates, and their bytes.
+    """Return sections on the time and bytes of all systems at both rates.
 
     Args:
-        work: whose rows were measured.
-        network: the emulated hosts; their links are taken from each row.
+        work: workload that was measured.
+        network: emulated hosts. The bandwidth of their links is taken from each row.
 
     """
     measured = results()
@@ -61,23 +61,23 @@ def _rows(measured: Results, kind: str, name: str) -> list[Figures]:
 
 
 def _predicted(name: str, work: Workload, network: Network, own: Sequence[Figures]) -> Prediction:
-    """With the step of the same ranks without communication, and the link's goodput, of its run."""
+    """Predict from the step without communication and the goodput of the same run."""
     between = replace(network.between, bytes_per_second=_median(own, lambda row: row.goodput))
     step_s = _median(own, lambda row: row.control_s)
     strategy, settings = SETTINGS[name]
-    # A hook that sends float16 sends half of the bytes.
+    # The float16 hook halves the bytes sent.
     work = replace(work, step_s=step_s, element_bytes=2 if name == "ddp_fp16" else 4)
     return predict(strategy, work, replace(network, between=between), settings)
 
 
 def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rate: str) -> Section:
     return Section(
-        title=f"Whole runs, 2 x 2, {rate}",
-        unit="ms a step",
+        title=f"Complete runs, 2 x 2, {rate}",
+        unit="ms per step",
         source=f"[performance](performance.md), {_runs(rows)}",
-        given="as for one synchronisation; the step of the same ranks without communication, and "
-        "the link's goodput, of the same runs. That DDP's buckets cost GTC 3.5 copies of the "
-        "gradient was fitted to its rows at both rates together.",
+        given="as for one synchronisation; the step of the same ranks without communication and "
+        "the goodput of the link in the same runs. The 3.5 copies of the gradient that DDP's "
+        "buckets cost GTC are fitted to its rows at both rates together.",
         rows=[
             Comparison(
                 name=f"`{name}`",
@@ -92,10 +92,10 @@ def _times(rows: dict[str, list[Figures]], work: Workload, network: Network, rat
 
 def _bytes(rows: dict[str, list[Figures]], work: Workload, network: Network, rate: str) -> Section:
     return Section(
-        title=f"Bytes of whole runs, 2 x 2, {rate}",
-        unit="MB a host and step",
+        title=f"Bytes of complete runs, 2 x 2, {rate}",
+        unit="MB per host and step",
         source=f"[performance](performance.md), {_runs(rows)}",
-        given="nothing but the settings, and the density of GTC, 1%.",
+        given="the settings only; the density of GTC is 1%.",
         rows=[
             Comparison(
                 name=f"`{name}`",

@@ -10,7 +10,7 @@ With the round figures one of eight cells is beyond 30%: at 50 Mbit/s and H = 8 
 28% more than the 29.6 s of a ring at 50 Mbit/s, probably since their token bucket drops packets;
 the planner does not model lost packets. With the steps and the payload that they measured in
 the same runs (24.7 ms, 49.6 Mbit/s) all of their 16 cells are within 30%, this one by 26%: that is
-the section "LocalSGD, 4 x 1, measured elsewhere" of docs/reports/planner.md.
+the section "LocalSGD, 4 x 1, measured by others" of docs/reports/planner.md.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ LIMITS = {
     "Two-stage ASGD": 0.10,
     "BMUF-Adam, OCR": 0.10,
     "One synchronisation, 2 x 2, 1 Gbit/s": 0.20,
-    "Whole runs, 2 x 2, 1 Gbit/s": 0.20,
-    "Whole runs, 2 x 2, 100 Mbit/s": 0.20,
-    "LocalSGD, 4 x 1, measured elsewhere": 0.30,
+    "Complete runs, 2 x 2, 1 Gbit/s": 0.20,
+    "Complete runs, 2 x 2, 100 Mbit/s": 0.20,
+    "LocalSGD, 4 x 1, measured by others": 0.30,
 }
 
 
@@ -39,7 +39,7 @@ def test_a_row_beyond_its_limit_is_told() -> None:
     rows = [Comparison(name=str(n), predicted=n, found=100) for n in (90, 100, 121)]
     section = Section(title="t", unit="s", source="f", given="g", rows=rows, limit=0.2)
     assert [row.name for row in section.missed] == ["121"]
-    assert section.verdict == "1 of 3 beyond it"
+    assert section.verdict == "1 of 3 exceed it"
     assert "+21.0%" in section.text()
 
 
@@ -59,5 +59,5 @@ def test_fitting_refuses_what_has_no_parameters() -> None:
     with pytest.raises(ValueError, match="at least two block sizes"):
         fit_block_costs([one, one])
     slower = SpeedupReading(ranks=8, block_size=100, speedup=3)
-    with pytest.raises(ValueError, match="do not grow with the block size"):
+    with pytest.raises(ValueError, match="must grow with the block size"):
         fit_block_costs([one, slower])
