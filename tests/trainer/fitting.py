@@ -201,7 +201,7 @@ class Fitted:
         metrics: of the strategy, also of what ends with training.
         logged: last values of what the module logs.
         warned: the texts of all warnings.
-        loss_scale: of the gradients, with ``scaled()``.
+        loss_scale: of the gradients, with `scaled` precision.
 
     """
 
@@ -221,7 +221,7 @@ def fitted(
     model: Callable[[], Any] = Net,
     batches: int = 6,
     *,
-    validate: int = 0,
+    validate: int | DataLoader[Any] = 0,
     data: Any = None,
     ckpt_path: Any = None,
     weights_only: bool | None = None,
@@ -234,7 +234,7 @@ def fitted(
         strategy: its name, or what makes it.
         model: makes the module.
         batches: for each rank.
-        validate: batches of validation for each rank.
+        validate: batches of validation for each rank, or what loads them.
         data: in place of so many batches; a callable makes it.
         ckpt_path: goes on from there.
         weights_only: how that is read.
@@ -245,7 +245,9 @@ def fitted(
     trainer = make_trainer(strategy if isinstance(strategy, str) else strategy(), **settings)
     module = model()
     batches_of_all = loader(batches) if data is None else data() if callable(data) else data
-    validation = loader(validate) if validate else None
+    validation: Any = validate
+    if isinstance(validate, int):
+        validation = loader(validate) if validate else None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(

@@ -1,10 +1,9 @@
-"""Wherever ranks meet next, a killed or stopped rank is named on all others, in limited time."""
+"""Wherever ranks meet next, a rank that is lost is named on all others, in limited time."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -16,25 +15,38 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-import lightning_hier as lh
-from tests.ranks import rank_outcomes, run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.ranks import RankOutcome, rank_outcomes
+from tests.trainer.fitting import (
+    BMUF,
+    BMUF_GTC,
+    HIERARCHICAL,
+    Net,
+    fit,
+    fit_on_ranks,
+    fitted,
+    this_rank,
+)
 from tests.waiting import leave_mark, wait_for_marks
 
-# Ranks of a busy machine come to their first meeting seconds apart.
+# Ranks of a busy machine come to their first collective seconds apart.
 LIMIT = timedelta(seconds=6)
+KILL, STOP, RAISE = signal.SIGKILL, signal.SIGSTOP, None
+ONE_TIER = partial(BMUF, timeout=LIMIT)
+TIERS = partial(BMUF_GTC, timeout=LIMIT)
 
 
 class _Lost(Net):
-    """One rank gets a signal when it comes to a hook for the second time."""
+    """One rank gets a signal, or raises, at one call of a hook."""
 
-    def __init__(self, rank: int, hook: str, number: signal.Signals, marks: Path) -> None:
+    def __init__(self, rank: int, number: Any, hook: str, at: int, marks: Path) -> None:
         super().__init__(batchnorm=True)
         self.calls = 0
 
         def lose(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
-            if self.calls == (2 if hook == "training_step" else 1) and _rank() == rank:
+            if self.calls == at and this_rank() == rank:
+                if number is None:
+                    raise ValueError("this rank's own mistake")
                 leave_mark(marks, "lost", str(os.getpid()))
                 os.kill(os.getpid(), number)
             return own(*args, **kwargs)
@@ -43,96 +55,96 @@ class _Lost(Net):
         setattr(self, hook, lose)
 
 
-def _rank() -> int:
-    return int(os.environ["RANK"])
-
-
-def _train(
-    folder: Path,
-    make: Callable[[], Any],
-    rank: int,
-    hook: str,
-    number: signal.Signals,
-    **settings: Any,
-) -> None:
+def _train(folder: Path, lost: int, strategy: Any, model: Any, **settings: Any) -> None:
     """The lowest rank that is left ends the stopped one when all others have failed."""
-    trainer = make_trainer(make(), **settings)
-    model = _Lost(rank, hook, number, folder)
-    path = str(folder / "whole.ckpt") if (folder / "whole.ckpt").exists() else None
     try:
-        trainer.fit(model, loader(5), loader(1), ckpt_path=path)
+        fitted(strategy, model, **settings)
     finally:
-        leave_mark(folder, str(_rank()))
-        left = [own for own in range(trainer.world_size) if own != rank]
-        if _rank() == left[0]:
+        leave_mark(folder, str(this_rank()))
+        left = [own for own in range(int(os.environ["WORLD_SIZE"])) if own != lost]
+        if this_rank() == left[0]:
             wait_for_marks(folder, *map(str, left))
-            with suppress(ProcessLookupError):  # it was killed
+            with suppress(OSError, ProcessLookupError):  # it was killed, or has raised
                 os.kill(int((folder / "lost").read_text()), signal.SIGKILL)
 
 
-def _check(
-    folder: Path, make: Callable[[], Any], ranks: int, lost: int, *more: Any, **settings: Any
-) -> dict[int, str]:
+def _outcomes(
+    folder: Path,
+    strategy: Any,
+    ranks: int,
+    lost: int,
+    number: Any,
+    hook: str = "training_step",
+    at: int = 1,
+    batches: int = 5,
+    **settings: Any,
+) -> list[RankOutcome]:
     """All other ranks raise a PeerError that names the lost one."""
-    outcomes = rank_outcomes(_train, ranks, folder, make, lost, *more, **settings)
-    errors = {own.rank: str(own.error) for own in outcomes if own.rank != lost}
-    for outcome in outcomes:
-        print(
-            outcome.rank,
-            outcome.error,
-            outcome.traceback[-1500:] if "Peer" not in str(outcome.error) else "",
-        )
-    for rank, error in errors.items():
-        assert error.startswith("PeerError"), (rank, error)
-        assert f"rank {lost}" in error or f"{lost} did not take part" in error, (rank, error)
-    return errors
+    model = partial(_Lost, lost, number, hook, at, folder)
+    settings = {"batches": batches, "validate": 1, **settings}
+    outcomes = rank_outcomes(_train, ranks, folder, lost, strategy, model, **settings)
+    for own in outcomes:
+        if own.rank != lost:
+            assert own.error is not None and own.error.startswith("PeerError"), own.traceback
+            assert f"rank {lost}" in own.error or f"{lost} did not take part" in own.error
+    return outcomes
 
 
-KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-bmuf = partial(lh.BMUFStrategy, block_size=4, timeout=LIMIT, warmup_steps=0)
-tiers = partial(
-    lh.BMUFGTCStrategy,
-    group_size=2,
-    block_size=4,
-    dense_below=0,
-    timeout=LIMIT,
-    warmup_steps=0,
-    density=0.01,
-)
+def _errors(outcomes: list[RankOutcome], lost: int) -> dict[int, str]:
+    return {own.rank: str(own.error) for own in outcomes if own.rank != lost}
 
 
 @pytest.mark.parametrize("number", [KILL, STOP])
 def test_in_the_warm_up(number: signal.Signals, tmp_path: Path) -> None:
     """Where DDP reduces over all ranks."""
-    _check(tmp_path, partial(tiers, warmup_steps=4), 4, 3, "training_step", number)
+    _outcomes(tmp_path, partial(TIERS, warmup_steps=4), 4, 3, number, at=2)
 
 
-def test_in_a_step_of_a_group(tmp_path: Path) -> None:
-    """Its group's other rank finds out at the step, the other group at the end of its block."""
-    for error in _check(tmp_path, tiers, 4, 2, "training_step", KILL).values():
-        assert "because rank 2 did not take part" in error
+@pytest.mark.parametrize("number", [RAISE, KILL, STOP])
+def test_in_a_step_of_a_group(number: Any, tmp_path: Path) -> None:
+    """The rank beside it says so; the other group finds out at the end of its block."""
+    outcomes = _outcomes(tmp_path, TIERS, 4, 3, number, at=6, batches=12, validate=0)
+    errors = _errors(outcomes, 3)
+    assert (
+        "a step after the synchronisation of models at the end of a block failed because rank 3 "
+        "did not take part"
+    ) in errors[2]
+    for rank in (0, 1):
+        assert "end of a block failed" in errors[rank]
+        assert "3 did not take part" in errors[rank]
+    if number is RAISE:
+        assert outcomes[3].error == "ValueError: this rank's own mistake"
 
 
-def test_at_the_end_of_a_block(tmp_path: Path) -> None:
-    """In groups of two; the ranks that exchange between groups are not the only ones to know."""
-    make = partial(
-        lh.BMUFGTCStrategy, group_size=2, block_size=2, timeout=LIMIT, warmup_steps=0, density=0.01
-    )
-    for error in _check(tmp_path, make, 4, 3, "on_before_zero_grad", STOP).values():
+@pytest.mark.parametrize("number", [RAISE, KILL, STOP])
+def test_at_the_end_of_a_block(number: Any, tmp_path: Path) -> None:
+    outcomes = _outcomes(tmp_path, ONE_TIER, 3, 1, number, at=7, batches=12, validate=0)
+    for error in _errors(outcomes, 1).values():
+        assert "end of a block failed because rank 1 did not take part" in error
+        assert "rank 1 was last seen at the synchronisation of models" in error
+    if number is RAISE:
+        assert outcomes[1].error == "ValueError: this rank's own mistake"
+
+
+def test_at_the_end_of_a_block_of_groups(tmp_path: Path) -> None:
+    """The ranks that exchange between groups are not the only ones to know."""
+    strategy = partial(TIERS, block_size=2)
+    outcomes = _outcomes(tmp_path, strategy, 4, 3, STOP, "on_before_zero_grad")
+    for error in _errors(outcomes, 3).values():
         assert "because rank 3 did not take part" in error
 
 
 def test_while_blocks_overlap(tmp_path: Path) -> None:
-    make = partial(lh.BMUFStrategy, block_size=1, overlap=True, timeout=LIMIT, warmup_steps=0)
-    _check(tmp_path, make, 3, 1, "training_step", KILL)
+    _outcomes(tmp_path, partial(ONE_TIER, block_size=1, overlap=True), 3, 1, KILL, at=2)
 
 
 @pytest.mark.parametrize("number", [KILL, STOP])
 def test_at_a_save(number: signal.Signals, tmp_path: Path) -> None:
     save = ModelCheckpoint(tmp_path / "saves", every_n_train_steps=3)
     settings = {"enable_checkpointing": True, "callbacks": [save]}
-    errors = _check(tmp_path, tiers, 4, 1, "on_save_checkpoint", number, **settings)
-    assert all("a save of a checkpoint failed because rank 1" in own for own in errors.values())
+    outcomes = _outcomes(tmp_path, TIERS, 4, 1, number, "on_save_checkpoint", **settings)
+    for error in _errors(outcomes, 1).values():
+        assert "a save of a checkpoint failed because rank 1" in error
 
 
 @pytest.mark.parametrize(
@@ -140,40 +152,44 @@ def test_at_a_save(number: signal.Signals, tmp_path: Path) -> None:
 )
 def test_in_validation(hook: str, number: signal.Signals, tmp_path: Path) -> None:
     """Where the next collective reduces a metric, or is the one after validation."""
-    _check(tmp_path, tiers, 4, 2, hook, number, num_sanity_val_steps=0)
+    _outcomes(tmp_path, TIERS, 4, 2, number, hook, num_sanity_val_steps=0)
 
 
 def test_at_the_end_of_fit(tmp_path: Path) -> None:
-    errors = _check(tmp_path, bmuf, 3, 2, "on_train_epoch_end", KILL)
-    assert all("the end of training" in own for own in errors.values())
-
-
-def _save(folder: Path, make: Callable[[], Any]) -> None:
-    trainer = make_trainer(make(), max_steps=3, max_epochs=-1)
-    trainer.fit(Net(batchnorm=True), loader(5))
-    trainer.save_checkpoint(folder / "whole.ckpt")
+    outcomes = _outcomes(tmp_path, ONE_TIER, 3, 2, KILL, "on_train_epoch_end")
+    assert all("the end of training" in error for error in _errors(outcomes, 2).values())
 
 
 def test_at_a_resume(tmp_path: Path) -> None:
-    run_ranks(_save, 4, tmp_path, tiers)
-    _check(tmp_path, tiers, 4, 1, "on_load_checkpoint", KILL)
+    path = tmp_path / "whole.ckpt"
+    model = partial(Net, batchnorm=True)
+    fit_on_ranks(4, TIERS, model, 5, max_steps=3, max_epochs=-1, save=path)
+    _outcomes(tmp_path, TIERS, 4, 1, KILL, "on_load_checkpoint", ckpt_path=path)
+
+
+def _second_fit_with_a_late_rank(folder: Path) -> None:
+    fit(ONE_TIER(block_size=2), 12)
+    _train(folder, 1, ONE_TIER, partial(_Lost, 1, RAISE, "training_step", 3, folder), batches=12)
+
+
+def test_in_a_second_fit(tmp_path: Path) -> None:
+    """The first fit's notes do not hide who is missing."""
+    first, _ = rank_outcomes(_second_fit_with_a_late_rank, 2, tmp_path)
+    assert first.error is not None and first.error.startswith("PeerError")
+    assert "rank 1 did not take part" in first.error
 
 
 class _OwnCollective(Net):
     """Has a collective of its own in a hook, as metrics of other packages have."""
 
     def on_train_epoch_end(self) -> None:
-        if _rank() == 1:
+        if this_rank() == 1:
             os.kill(os.getpid(), KILL)
         dist.all_reduce(torch.zeros(1))
 
 
-def _train_own() -> None:
-    make_trainer(bmuf()).fit(_OwnCollective(), loader(2))
-
-
 def test_in_a_collective_of_the_user() -> None:
-    first, _, third = rank_outcomes(_train_own, 3)
+    first, _, third = rank_outcomes(fitted, 3, ONE_TIER, _OwnCollective, 2)
     for outcome in (first, third):
         assert outcome.error is not None and outcome.error.startswith("PeerError"), outcome.error
         assert "because rank 1 did not take part" in outcome.error
@@ -184,14 +200,12 @@ def _refuse_on_rank_one() -> None:
     reduce = dist.all_reduce
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        if _rank() == 1 and kwargs.get("async_op"):
+        if this_rank() == 1 and kwargs.get("async_op"):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return reduce(*args, **kwargs)
 
     dist.all_reduce = refuse
-    make_trainer(lh.HierarchicalStrategy(group_size="world", timeout=LIMIT, warmup_steps=0)).fit(
-        Net(), loader(4)
-    )
+    fit(HIERARCHICAL(group_size="world", timeout=LIMIT), 4)
 
 
 def test_error_of_one_rank_is_raised_as_it_is_and_names_it_on_the_others() -> None:

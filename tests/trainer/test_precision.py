@@ -18,11 +18,7 @@ from tests.trainer.trainer_settings import scaled
 
 @pytest.mark.parametrize(
     ("precision", "dtype"),
-    [
-        ("bf16-mixed", torch.float32),
-        ("64-true", torch.float64),
-        ("bf16-true", torch.bfloat16),
-    ],
+    [("bf16-mixed", torch.float32), ("64-true", torch.float64), ("bf16-true", torch.bfloat16)],
 )
 def test_ranks_end_with_one_finite_model(precision: str, dtype: torch.dtype) -> None:
     model = partial(Net, batchnorm=True)

@@ -81,9 +81,7 @@ class _Late(Net):
         )
 
 
-def test_late_rank_holds_up_nobody_and_leaves_out_what_the_others_have_done(
-    tmp_path: Path,
-) -> None:
+def test_late_rank_holds_up_nobody_and_leaves_out_what_the_others_have_done(tmp_path: Path) -> None:
     strategy = partial(PSP, min_pushes=RANKS - 1)
     ranks = fit_on_ranks(RANKS, strategy, partial(_Late, tmp_path), 20, max_epochs=2)
     assert all_equal(own.weights for own in ranks)

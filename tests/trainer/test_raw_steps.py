@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_hier.strategies.misuse import RawSteps
-from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit, weights
+from tests.trainer.fitting import Net, all_equal, errors_on_ranks, fit_on_ranks
 
 
 class _Raw(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers(use_pl_optimizer=False)
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        optimizer.step()
+    def due(self, batch_idx: int) -> list[Any]:
+        return [self.optimizers(use_pl_optimizer=False)]
 
 
-def _train(strategy: str) -> int:
-    model = _Raw()
-    fit(strategy, 6, model)
-    return len(model.seen)
+RAW = partial(_Raw, by_hand=True)
 
 
 @pytest.mark.parametrize("strategy", ["bmuf", "psp", "two_stage_asgd"])
 def test_one_clear_error_on_every_rank(strategy: str) -> None:
-    for error in run_ranks(_train, 2, strategy, expect_failure=True):
+    for error in errors_on_ranks(2, strategy, RAW):
         assert error.startswith("RuntimeError: SGD.step() was called on the optimizer itself")
         assert "self.optimizers()" in error
 
 
 def test_servers_count_the_steps_of_one_rank_too() -> None:
     """A run that goes on from its checkpoint on more ranks leaves out what it has of a warm-up."""
-    [error] = run_ranks(_train, 1, "psp", expect_failure=True)
+    [error] = errors_on_ranks(1, "psp", RAW)
     assert "nobody would count this step" in error
 
 
 def test_one_rank_has_nothing_to_synchronise() -> None:
-    assert run_ranks(_train, 1, "bmuf") == [6]
+    [own] = fit_on_ranks(1, "bmuf", RAW)
+    assert len(own.seen) == 6
 
 
 class _Wrapping(torch.optim.Optimizer):
@@ -68,35 +58,20 @@ class _Wrapped(Net):
         return _Wrapping(super().configure_optimizers())
 
 
-def _train_wrapped() -> tuple[Tensor, Tensor]:
-    models = _Wrapped(), Net()
-    for model in models:
-        fit("bmuf", 6, model)
-    return weights(models[0]), weights(models[1])
-
-
 def test_an_optimizer_that_merely_looks_like_one_trains() -> None:
-    results = run_ranks(_train_wrapped, 2)
-    for wrapped, plain in results:
-        assert torch.equal(wrapped, plain) and torch.equal(wrapped, results[0][0])
+    ranks = [*fit_on_ranks(2, "bmuf", _Wrapped), *fit_on_ranks(2, "bmuf")]
+    assert all_equal(own.weights for own in ranks)
 
 
-class _StepsInside(_Wrapped, _Raw):
+class _StepsInside(_Wrapped):
     """As a SAM whose two steps are taken by hand."""
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        optimizer.inner.step()
-
-
-def _train_inside() -> None:
-    fit("bmuf", 6, _StepsInside())
+    def due(self, batch_idx: int) -> list[Any]:
+        return [own.inner for own in super().due(batch_idx)]
 
 
 def test_a_step_of_an_optimizer_inside_another_is_an_error() -> None:
-    for error in run_ranks(_train_inside, 2, expect_failure=True):
+    for error in errors_on_ranks(2, "bmuf", partial(_StepsInside, by_hand=True)):
         assert error.startswith("RuntimeError: SGD.step() was called on the optimizer itself")
 
 

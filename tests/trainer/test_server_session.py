@@ -21,13 +21,7 @@ _CLOSE = ServerSession.close
 
 def _session(ports: Ports, build: Any) -> ServerSession:
     return ServerSession(
-        ports,
-        build,
-        rank=0,
-        world_size=1,
-        timeout_s=60.0,
-        traffic=Traffic(),
-        world_tier="group",
+        ports, build, rank=0, world_size=1, timeout_s=60.0, traffic=Traffic(), world_tier="group"
     )
 
 

@@ -12,38 +12,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, make_trainer
+from tests.trainer.fitting import BMUF, Net, Untrained, make_trainer, this_rank
 from tests.trainer.mistakes import check_mistake
 
 ROWS = 24
 
 
-class _Untrained(Net):
-    """Fails if it gets a batch."""
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        raise AssertionError("the mistake was found after a batch")
-
-
 class _Noting(Net):
     """Notes the rows of its batches; draws as its own rank does once training starts."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[float] = []
-
     def on_train_start(self) -> None:
-        pl.seed_everything(100 + _rank())
+        pl.seed_everything(100 + this_rank())
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        self.rows += batch[0][:, 0].tolist()
-        return super().training_step(batch, batch_idx)
-
-
-def _rank() -> int:
-    return int(os.environ["RANK"])
+        self.notes += batch[0][:, 0].tolist()
+        return self.loss(batch)
 
 
 def _data(**settings: Any) -> DataLoader[Any]:
@@ -53,33 +37,32 @@ def _data(**settings: Any) -> DataLoader[Any]:
 
 
 def _fit(data: DataLoader[Any], strategy: Any = "bmuf", model: Any = None, **settings: Any) -> None:
-    make_trainer(strategy, **settings).fit(model or _Untrained(), data)
+    make_trainer(strategy, **settings).fit(model or Untrained(), data)
 
 
 def _shuffled() -> None:
-    pl.seed_everything(_rank())
+    pl.seed_everything(this_rank())
     _fit(_data(shuffle=True))
 
 
 def _virtual() -> None:
-    os.environ["PL_GLOBAL_SEED"] = str(_rank())
-    _fit(_data(shuffle=True), lh.BMUFStrategy(virtual_workers=2, warmup_steps=0, block_size=50))
+    os.environ["PL_GLOBAL_SEED"] = str(this_rank())
+    _fit(_data(shuffle=True), BMUF(virtual_workers=2))
 
 
 def _under_servers() -> None:
-    pl.seed_everything(_rank())
+    pl.seed_everything(this_rank())
     _fit(_data(), "psp")  # Lightning shuffles what it divides for training, in any case
 
 
 def _wrapped() -> None:
-    pl.seed_everything(_rank())
-    data = TensorDataset(torch.zeros(ROWS, 4), torch.zeros(ROWS, 2))
-    _fit(_data(sampler=RandomSampler(data)))
+    pl.seed_everything(this_rank())
+    _fit(_data(sampler=RandomSampler(_data().dataset)))
 
 
 def _own() -> None:
-    data = _data().dataset
-    _fit(_data(sampler=DistributedSampler(data, 4, _rank(), seed=_rank())))
+    rank = this_rank()
+    _fit(_data(sampler=DistributedSampler(_data().dataset, 4, rank, seed=rank)))
 
 
 @pytest.mark.parametrize("mistake", [_shuffled, _virtual, _under_servers, _wrapped, _own])
@@ -93,25 +76,21 @@ def test_other_seeds_are_one_error_on_every_rank(mistake: Callable[[], None]) ->
 
 def _rows(case: str) -> list[float]:
     model = _Noting()
-    if case == "set to the default on one rank" and _rank() == 1:
+    if case == "set to the default on one rank" and this_rank() == 1:
         os.environ["PL_GLOBAL_SEED"] = "0"
-    settings: dict[str, Any] = {"shuffle": True}
     if case == "divided by the user":
-        pl.seed_everything(_rank())
-        own: Any = DistributedSampler(_data().dataset, 4, _rank(), shuffle=False)
-        settings = {"sampler": own}
-    _fit(_data(**settings), "bmuf", model, use_distributed_sampler=case != "divided by the user")
-    os.environ.pop("PL_GLOBAL_SEED", None)
-    return model.rows
+        pl.seed_everything(this_rank())
+        own: Any = DistributedSampler(_data().dataset, 4, this_rank(), shuffle=False)
+        _fit(_data(sampler=own), "bmuf", model, use_distributed_sampler=False)
+    else:
+        _fit(_data(shuffle=True), "bmuf", model)
+    return model.notes
 
 
-def _all_rows(cases: list[str]) -> list[list[float]]:
-    return [_rows(case) for case in cases]
-
-
-def test_ranks_that_need_no_seed_go_on_and_see_each_row_once() -> None:
+@pytest.mark.parametrize(
+    "case", ["not seeded", "set to the default on one rank", "divided by the user"]
+)
+def test_ranks_that_need_no_seed_go_on_and_see_each_row_once(case: str) -> None:
     """Not seeded at all; seeded where it does not matter; each rank by itself after the start."""
-    cases = ["not seeded", "set to the default on one rank", "divided by the user"]
-    by_rank = run_ranks(_all_rows, 4, cases)
-    for number in range(len(cases)):
-        assert sorted(row for rows in by_rank for row in rows[number]) == list(range(ROWS))
+    by_rank = run_ranks(_rows, 4, case)
+    assert sorted(row for rows in by_rank for row in rows) == list(range(ROWS))

@@ -21,27 +21,23 @@ import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, differences, outcome, shuffled
-from tests.trainer.fitting import Net, fit, make_trainer
+from tests.trainer.fitting import (
+    BMUF,
+    BMUF_ADAM,
+    BMUF_GTC,
+    Net,
+    all_equal,
+    fit,
+    make_trainer,
+    this_rank,
+)
 
 MakeStrategy = Callable[[], Any]
 
 STRATEGIES: dict[str, tuple[MakeStrategy, int]] = {
-    "bmuf": (partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), 2),
-    "bmuf_adam": (
-        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
-        2,
-    ),
-    "bmuf_gtc": (
-        partial(
-            lh.BMUFGTCStrategy,
-            group_size=2,
-            block_size=4,
-            density=0.2,
-            dense_below=10,
-            warmup_steps=0,
-        ),
-        4,
-    ),
+    "bmuf": (BMUF, 2),
+    "bmuf_adam": (BMUF_ADAM, 2),
+    "bmuf_gtc": (BMUF_GTC, 4),
 }
 
 
@@ -62,49 +58,34 @@ class _Signalled(DropoutNet):
         return super().training_step(batch, batch_idx)
 
 
-def _signalled(group_size: int) -> tuple[int, torch.Tensor, bool]:
-    strategy = lh.BMUFGTCStrategy(
-        group_size=group_size, block_size=4, nesterov=False, warmup_steps=0, density=0.01
-    )
-    model = _Terminated()
-    raised = False
-    try:
-        fit(strategy, 20, model)
-    except SIGTERMException:
-        raised = True
-    return len(model.seen), model.seen[-1], raised
-
-
 class _Terminated(Net):
     """One rank receives the signal in the middle of its first block."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if int(os.environ["RANK"]) == 2 and batch_idx == 1:
+        if this_rank() == 2 and batch_idx == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return super().training_step(batch, batch_idx)
+        return self.loss(batch)
+
+
+def _terminated(strategy: MakeStrategy, batches: int) -> list[torch.Tensor]:
+    model = _Terminated()
+    with pytest.raises(SIGTERMException):
+        fit(strategy(), batches, model)
+    return model.seen
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_all_ranks_stop_at_the_next_synchronisation(group_size: int) -> None:
-    results = run_ranks(_signalled, 4, group_size)
-    assert [steps for steps, _, _ in results] == [4] * 4
-    assert all(torch.equal(weights, results[0][1]) for _, weights, _ in results)
-    assert [raised for _, _, raised in results] == [True] * 4
-
-
-def _signalled_in_the_warm_up() -> tuple[int, bool]:
-    model = _Terminated()
-    raised = False
-    try:
-        fit(lh.BMUFStrategy(block_size=4, warmup_steps=150), 200, model)
-    except SIGTERMException:
-        raised = True
-    return len(model.seen), raised
+    strategy = partial(BMUF_GTC, group_size=group_size, nesterov=False)
+    seen = run_ranks(_terminated, 4, strategy, 20)
+    assert [len(own) for own in seen] == [4] * 4
+    assert all_equal(own[-1] for own in seen)
 
 
 def test_all_ranks_stop_in_a_long_warm_up() -> None:
     """At the next check of all ranks, which comes every 50 steps."""
-    assert run_ranks(_signalled_in_the_warm_up, 3) == [(50, True)] * 3
+    seen = run_ranks(_terminated, 3, partial(BMUF, warmup_steps=150), 200)
+    assert [len(own) for own in seen] == [50] * 3
 
 
 def _train(

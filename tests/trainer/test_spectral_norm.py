@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import lightning_hier as lh
-from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
-
-STRATEGIES = {
-    "bmuf": partial(lh.BMUFStrategy, block_size=4, warmup_steps=0),
-    "psp": lh.PSPStrategy,
-}
+from tests.trainer.fitting import BMUF, Net, fit_on_ranks, this_rank
 
 
 class _Normed(Net):
-    """Both forms of torch; validation notes the buffers, and the largest singular values."""
+    """Both forms of torch; validation notes the buffers."""
 
     def __init__(self) -> None:
         super().__init__(batchnorm=True, lr=0.5)
         nn.utils.spectral_norm(self.layers[0])
         nn.utils.parametrizations.spectral_norm(self.layers[2])
         # The vectors of ranks are far apart.
-        torch.manual_seed(int(os.environ["RANK"]))
-        self.looked: list[dict[str, Tensor]] = []
-        self.norms: list[float] = []
+        torch.manual_seed(this_rank())
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         for name, buffer in self.named_buffers():
@@ -38,24 +28,19 @@ class _Normed(Net):
                 buffer.copy_(nn.functional.normalize(torch.randn(len(buffer)), dim=0))
 
     def on_validation_epoch_end(self) -> None:
-        self.looked.append({name: own.clone() for name, own in self.named_buffers()})
+        self.notes.append({name: own.clone() for name, own in self.named_buffers()})
 
 
-def _train(name: str) -> list[dict[str, Tensor]]:
-    model = _Normed()
-    trainer = make_trainer(STRATEGIES[name](), num_sanity_val_steps=0)
-    trainer.fit(model, loader(6), loader(1))
-    return [*model.looked, {name: own.clone() for name, own in model.named_buffers()}]
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_vectors_have_length_one_and_statistics_are_averaged(name: str) -> None:
-    ranks = run_ranks(_train, 2, name)
-    for looked in ranks:
+@pytest.mark.parametrize("strategy", [BMUF, lh.PSPStrategy], ids=["bmuf", "psp"])
+def test_vectors_have_length_one_and_statistics_are_averaged(strategy: Any) -> None:
+    ranks = fit_on_ranks(2, strategy, _Normed, validate=1, num_sanity_val_steps=0)
+    for own in ranks:
+        looked = [*own.notes, {name: own.state[name] for name in own.notes[0]}]
+        others = [*ranks[0].notes, ranks[0].state]
         assert len(looked) == 2
-        for buffers, others in zip(looked, ranks[0], strict=True):
+        for buffers, first in zip(looked, others, strict=True):
             directions = [key for key in buffers if key.endswith(("_u", "_v"))]
             assert len(directions) == 4
             for key in directions:
                 assert torch.linalg.vector_norm(buffers[key]) == pytest.approx(1.0, abs=1e-5)
-            assert all(torch.equal(value, others[key]) for key, value in buffers.items())
+            assert all(torch.equal(value, first[key]) for key, value in buffers.items())

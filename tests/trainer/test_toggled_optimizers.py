@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
-import lightning_hier as lh
-from tests.ranks import run_ranks
-from tests.trainer.fitting import loader, make_trainer
+from tests.trainer.fitting import GTC, Net, fit_on_ranks, this_rank
+from tests.trainer.trainer_settings import scaled
 
 
-class _Adversaries(pl.LightningModule):
+class _Adversaries(Net):
     """A generator and a discriminator; one loss of the latter overflows on a rank."""
 
     def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.automatic_optimization = False
+        super().__init__(by_hand=True)
         self.made, self.judged = nn.Linear(4, 4), nn.Linear(4, 1)
-        self.sound: list[bool] = []
+        del self.layers
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
         maker, judge = self.optimizers()
         real = batch[0]
-        bad = 1e38 if batch_idx == 2 and os.environ["RANK"] == "1" else 1.0
+        bad = 1e38 if batch_idx == 2 and this_rank() == 1 else 1.0
 
         def of_judge() -> Tensor:
             false = self.judged(self.made(real).detach())
@@ -37,7 +32,7 @@ class _Adversaries(pl.LightningModule):
 
         self._step(judge, of_judge)
         self._step(maker, lambda: (self.judged(self.made(real)) - 1).square().mean())
-        self.sound.append(bool(self.made.weight.grad.isfinite().all()))
+        self.notes.append(bool(self.made.weight.grad.isfinite().all()))
 
     def _step(self, optimizer: Any, loss: Callable[[], Tensor]) -> None:
         self.toggle_optimizer(optimizer)
@@ -50,18 +45,8 @@ class _Adversaries(pl.LightningModule):
         return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.made, self.judged)]
 
 
-def _train() -> tuple[list[bool], float]:
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    strategy = lh.GTCStrategy(
-        density=0.3, dense_below=0, find_unused_parameters=True, warmup_steps=0
-    )
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    model = _Adversaries()
-    make_trainer(strategy, plugins=[plugin]).fit(model, loader(6))
-    return model.sound, scaler.get_scale()
-
-
 def test_an_overflow_skips_one_step_of_one_optimizer() -> None:
-    (sound, scale), _ = run_ranks(_train, 2)
-    assert sound == [True] * 6
-    assert scale == 512.0
+    strategy = partial(GTC, density=0.3, dense_below=0, find_unused_parameters=True)
+    first, _ = fit_on_ranks(2, strategy, _Adversaries, **scaled())
+    assert first.notes == [True] * 6
+    assert first.loss_scale == 512.0

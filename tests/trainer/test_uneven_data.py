@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,76 +17,78 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.utils.data import DataLoader, IterableDataset
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import (
+    BMUF,
+    BMUF_GTC,
+    GTC,
+    HIERARCHICAL,
+    Net,
+    Untrained,
+    all_equal,
+    loader,
+    make_trainer,
+    this_rank,
+    weights,
+)
+from tests.trainer.mistakes import Mistakes, check_errors, errors_of
 
 JOIN: dict[str, Any] = {"uneven_batches": "join"}
+_JOINING = partial(lh.BMUFStrategy, **JOIN)
 
 
-def _rank() -> int:
-    return int(os.environ["RANK"])
+def _fit(
+    strategy: Any, batches: tuple[int, ...], model: Any = None, path: Any = None, **settings: Any
+) -> Any:
+    """Train with so many batches on each rank; without a module, it is a mistake."""
+    trainer = make_trainer(strategy, use_distributed_sampler=False, **settings)
+    data = loader(batches[this_rank()], ranks=1)
+    trainer.fit(model or Untrained(), data, loader(2, ranks=1), ckpt_path=path)
+    return trainer
 
 
 class _Counted(Net):
-    """Validates with a metric over all ranks; `ends` are the models at the ends of epochs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ends: list[torch.Tensor] = []
+    """Validates with a metric over all ranks; notes the models at the ends of epochs."""
 
     def on_train_epoch_end(self) -> None:
-        self.ends.append(self.layers[0].weight.detach().clone())
+        self.notes.append(weights(self))
 
 
-def _whole_run(folder: Path) -> tuple[list[torch.Tensor], int, list[str]]:
+def _whole_run(folder: Path) -> tuple[list[torch.Tensor], int, int]:
     """Checkpoints, early stopping and metrics over all ranks at the ends of epochs."""
     model = _Counted()
     saves = ModelCheckpoint(dirpath=folder, monitor="val_loss", save_top_k=-1)
     stops = EarlyStopping("val_loss", patience=1, min_delta=1e3)
-    trainer = make_trainer(
-        lh.BMUFStrategy(block_size=3, **JOIN),
-        max_epochs=9,
-        use_distributed_sampler=False,
-        enable_checkpointing=True,
-        callbacks=[saves, stops],
-    )
-    trainer.fit(model, loader((7, 2, 4)[_rank()], ranks=1), loader(2, ranks=1))
-    return model.ends, trainer.current_epoch, sorted(path.name for path in folder.glob("*.ckpt"))
+    settings: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [saves, stops]}
+    trainer = _fit(_JOINING(block_size=3), (7, 2, 4), model, max_epochs=9, **settings)
+    return model.notes, trainer.current_epoch, len(list(folder.glob("*.ckpt")))
 
 
 def test_all_meet_at_epoch_ends_for_validation_checkpoints_and_early_stopping(
     tmp_path: Path,
 ) -> None:
     results = run_ranks(_whole_run, 3, tmp_path)
-    for ends, epochs, names in results:
+    for ends, epochs, saved in results:
         assert epochs == len(ends) == 2  # no loss is better by 1000 than the first
-        assert len(names) == 2
+        assert saved == 2
         assert all(torch.equal(one, other) for one, other in zip(ends, results[0][0], strict=True))
 
 
-def _resumed(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def _resumed(folder: Path) -> list[torch.Tensor]:
     """Three epochs in one run, and in two."""
-
-    def train(epochs: int, **more: Any) -> tuple[Any, torch.Tensor]:
-        model = Net()
-        trainer = make_trainer(
-            lh.BMUFStrategy(block_size=5, **JOIN), max_epochs=epochs, use_distributed_sampler=False
-        )
-        trainer.fit(model, loader((7, 3)[_rank()], ranks=1), **more)
-        return trainer, model.layers[0].weight.detach()
-
-    _, whole = train(3)
-    trainer, _ = train(2)
-    trainer.save_checkpoint(folder / "two.ckpt")
-    _, rest = train(3, ckpt_path=folder / "two.ckpt")
-    return whole, rest
+    models, path = [Net(), Net(), Net()], folder / "two.ckpt"
+    _fit(_JOINING(block_size=5), (7, 3), models[0], max_epochs=3)
+    _fit(_JOINING(block_size=5), (7, 3), models[1], max_epochs=2).save_checkpoint(path)
+    _fit(_JOINING(block_size=5), (7, 3), models[2], path, max_epochs=3)
+    return [weights(models[0]), weights(models[2])]
 
 
 def test_run_that_is_resumed_at_an_epoch_s_end_goes_on_exactly(tmp_path: Path) -> None:
-    for whole, rest in run_ranks(_resumed, 2, tmp_path):
-        assert torch.equal(whole, rest)
+    for ends in run_ranks(_resumed, 2, tmp_path):
+        assert all_equal(ends)
 
 
 class _Signalled(Net):
@@ -97,101 +99,86 @@ class _Signalled(Net):
         self.where = rank, batch
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self.where == (_rank(), batch_idx):
+        if self.where == (this_rank(), batch_idx):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _terminated(rank: int, batch: int) -> tuple[int, bool]:
+def _terminated(rank: int, batch: int) -> int:
     model = _Signalled(rank, batch)
-    trainer = make_trainer(
-        lh.BMUFStrategy(block_size=3, **JOIN), max_epochs=2, use_distributed_sampler=False
-    )
-    try:
-        trainer.fit(model, loader((4, 20)[_rank()], ranks=1), loader(1, ranks=1))
-    except SIGTERMException:
-        pass
-    return len(model.seen), trainer.received_sigterm
+    with pytest.raises(SIGTERMException):
+        _fit(_JOINING(block_size=3), (4, 20), model, max_epochs=2)
+    return len(model.seen)
 
 
 @pytest.mark.parametrize(("rank", "batch", "steps"), [(1, 8, 9), (0, 3, 6), (1, 1, 3)])
 def test_signal_stops_those_that_join_at_the_same_synchronisation(
     rank: int, batch: int, steps: int
 ) -> None:
-    """Rank 0 has four batches; blocks end after steps 3, 6, 9 of rank 1."""
-    (first, told), (second, told_too) = run_ranks(_terminated, 2, rank, batch)
-    assert told and told_too
-    # A batch in which the signal was noted ends, but for rank 0 where it has left from there.
-    assert second == steps
-    assert first == min(steps, 3)
+    """Rank 0 has four batches; blocks end after steps 3, 6, 9 of rank 1.
 
-
-class _Untrained(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        raise AssertionError("training has begun")
-
-
-def _fit(strategy: Any, batches: tuple[int, ...], **settings: Any) -> None:
-    trainer = make_trainer(strategy, use_distributed_sampler=False, **settings)
-    trainer.fit(_Untrained(), loader(batches[_rank()], ranks=1), loader(1, ranks=1))
-
-
-def _plain() -> None:
-    _fit(lh.BMUFStrategy(warmup_steps=0, block_size=50), (5, 3, 5, 5))
-
-
-def _one_group() -> None:
-    _fit(lh.GTCStrategy(warmup_steps=0, density=0.01), (5, 3, 5, 5))
-
-
-def _inside_a_group() -> None:
-    _fit(lh.BMUFGTCStrategy(group_size=2, **JOIN), (5, 3, 5, 5))
-
-
-def _in_the_warm_up() -> None:
-    _fit(lh.BMUFStrategy(warmup_steps=3, **JOIN), (5, 4, 5, 5), accumulate_grad_batches=2)
-
-
-def _counting_steps() -> None:
-    _fit(lh.BMUFStrategy(**JOIN), (5, 3, 5, 5), max_steps=7)
-
-
-def _validating_often() -> None:
-    _fit(lh.BMUFStrategy(**JOIN), (5, 3, 5, 5), val_check_interval=2)
-
-
-def _saving_often() -> None:
-    saves = ModelCheckpoint(every_n_train_steps=2)
-    _fit(lh.BMUFStrategy(**JOIN), (5,) * 4, enable_checkpointing=True, callbacks=[saves])
-
-
-def _looking_at_the_clock() -> None:
-    _fit(lh.BMUFStrategy(**JOIN), (5,) * 4, max_time="00:01:00:00")
+    A batch in which the signal was noted ends, but for rank 0 where it has left from there.
+    """
+    assert run_ranks(_terminated, 2, rank, batch) == [min(steps, 3), steps]
 
 
 COUNTS = r"different numbers of training batches: 5 on ranks 0, 2, 3; 3 on rank 1"
-MISTAKES: list[tuple[Callable[[], None], str]] = [
-    (_plain, COUNTS + r"\. Give every rank .*, or pass uneven_batches='join'$"),
-    (_one_group, COUNTS + r"\. Give every rank the same number \([^)]*\)$"),
-    (_inside_a_group, r"ranks of a group have " + COUNTS + ", in groups of 2"),
-    (_in_the_warm_up, r"warm-up of 3 steps .* after 2 steps: .*4 on rank 1.*to at most 2"),
-    (_counting_steps, r"meet at the ends of epochs alone.*max_steps and min_steps"),
-    (_validating_often, r"leave out val_check_interval"),
-    (_saving_often, r"leave out every_n_train_steps"),
-    (_looking_at_the_clock, r"max_time \(use callbacks=\[Timer"),
-]
+ONE_SHORT, EVEN = (5, 3, 5, 5), (5, 5, 5, 5)
+MISTAKES: Mistakes = {
+    "plain": (
+        lambda: _fit(BMUF(), ONE_SHORT),
+        COUNTS + r"\. Give every rank .*, or pass uneven_batches='join'$",
+    ),
+    "one_group": (
+        lambda: _fit(GTC(), ONE_SHORT),
+        COUNTS + r"\. Give every rank the same number \([^)]*\)$",
+    ),
+    "inside_a_group": (
+        lambda: _fit(BMUF_GTC(**JOIN), ONE_SHORT),
+        r"ranks of a group have " + COUNTS + ", in groups of 2",
+    ),
+    "in_the_warm_up": (
+        lambda: _fit(_JOINING(warmup_steps=3), (5, 4, 5, 5), accumulate_grad_batches=2),
+        r"warm-up of 3 steps .* after 2 steps: .*4 on rank 1.*to at most 2",
+    ),
+    "counting_steps": (
+        lambda: _fit(_JOINING(), ONE_SHORT, max_steps=7),
+        r"meet at the ends of epochs alone.*max_steps and min_steps",
+    ),
+    "validating_often": (
+        lambda: _fit(_JOINING(), ONE_SHORT, val_check_interval=2),
+        r"leave out val_check_interval",
+    ),
+    "saving_often": (
+        lambda: _fit(
+            _JOINING(),
+            EVEN,
+            enable_checkpointing=True,
+            callbacks=[ModelCheckpoint(every_n_train_steps=2)],
+        ),
+        r"leave out every_n_train_steps",
+    ),
+    "looking_at_the_clock": (
+        lambda: _fit(_JOINING(), EVEN, max_time="00:01:00:00"),
+        r"max_time \(use callbacks=\[Timer",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("mistake", "message"), MISTAKES, ids=[case[0].__name__.strip("_") for case in MISTAKES]
-)
+def _make_all() -> dict[str, str]:
+    return errors_of(MISTAKES)
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, str]]:
+    """What each rank raises, by mistake; all are made in the same processes."""
+    return run_ranks(_make_all, 4)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
 def test_one_clear_error_on_every_rank_before_training(
-    mistake: Callable[[], None], message: str
+    name: str, errors: list[dict[str, str]]
 ) -> None:
-    errors = run_ranks(mistake, 4, expect_failure=True)
-    for error in errors:
-        assert error.startswith("ValueError"), error
-        assert re.search(message, error), error
-    assert len(set(errors)) == 1
+    check_errors([own[name] for own in errors], MISTAKES[name][1])
 
 
 class _Saves(Net):
@@ -203,21 +190,23 @@ class _Saves(Net):
 
 
 def _saves_in_the_middle() -> None:
-    trainer = make_trainer(lh.BMUFStrategy(block_size=50, **JOIN), use_distributed_sampler=False)
-    trainer.fit(_Saves(), loader((3, 8, 8)[_rank()], ranks=1))
+    _fit(_JOINING(block_size=50), (3, 8, 8), _Saves())
 
 
 def test_look_that_cannot_be_joined_is_one_error_that_names_who_waits(tmp_path: Path) -> None:
     errors = run_ranks(_saves_in_the_middle, 3, env={"FOLDER": str(tmp_path)}, expect_failure=True)
-    for error in errors:
-        assert error.startswith("OutOfStepError: some ranks wait at the end of their batches")
-        assert "rank 0 at the end of its batches after 3 steps, with no batch left after 3" in error
-        assert "ranks 1, 2 at the evaluation of the global model" in error
-        assert "save at the ends of epochs" in error
-    assert len(set(errors)) == 1
+    check_errors(errors, "", kind="OutOfStepError: some ranks wait at the end of their batches")
+    for said in (
+        "rank 0 at the end of its batches after 3 steps, with no batch left after 3",
+        "ranks 1, 2 at the evaluation of the global model",
+        "save at the ends of epochs",
+    ):
+        assert said in errors[0]
 
 
-class _Stream(torch.utils.data.IterableDataset):
+class _Stream(IterableDataset):
+    """Batches without a known number."""
+
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -225,41 +214,42 @@ class _Stream(torch.utils.data.IterableDataset):
         return (([torch.ones(4), torch.zeros(2)]) for _ in range(self.count))
 
 
-def _streams(counts: tuple[int, ...], group_size: int, uneven: Any, limit_s: float) -> None:
-    strategy = lh.HierarchicalStrategy(
+def _streams(
+    counts: tuple[int, ...], group_size: int, uneven: Any, limit_s: float, block_size: int = 4
+) -> None:
+    strategy = HIERARCHICAL(
         group_size=group_size,
-        block_sync=lh.BMUF(block_size=4),
+        block_sync=lh.BMUF(block_size=block_size),
         uneven_batches=uneven,
         timeout=timedelta(seconds=limit_s),
-        warmup_steps=0,
     )
-    trainer = make_trainer(strategy)
-    data = torch.utils.data.DataLoader(_Stream(counts[_rank()]), batch_size=1)
-    trainer.fit(Net(), data, loader(1, ranks=1))
+    data = DataLoader(_Stream(counts[this_rank()]), batch_size=1)
+    make_trainer(strategy).fit(Net(), data, loader(1, ranks=1))
 
 
-def test_error_about_data_of_unknown_length_names_ranks_and_counts() -> None:
+@pytest.mark.parametrize("block_size", [3, 4, 50])
+def test_error_about_data_of_unknown_length_names_ranks_and_counts(block_size: int) -> None:
     """Rank 1 comes to validation after its fifth batch, the others to their block's end."""
-    errors = run_ranks(_streams, 3, (9, 5, 9), 1, "error", 60.0, expect_failure=True)
-    for error in errors:
-        assert error.startswith("OutOfStepError"), error
-        assert "rank 1 at the evaluation of the global model" in error
-        assert "after 5 steps, with no batch left after 5 in this epoch" in error
-        assert "ranks 0, 2 at the synchronisation of models at the end of a block" in error
-        assert "end of a block after 8 steps" in error
-        assert "With uneven_batches='join', ranks that run out of batches join" in error
-    assert len(set(errors)) == 1
+    streams = (9, 5, 9), 1, "error", 60.0, block_size
+    errors = run_ranks(_streams, 3, *streams, expect_failure=True)
+    check_errors(errors, "rank 1 at the evaluation of the global model", kind="OutOfStepError")
+    assert "after 5 steps, with no batch left after 5 in this epoch" in errors[0]
+    assert "ranks 0, 2 at" in errors[0]
+    if block_size == 4:
+        assert "ranks 0, 2 at the synchronisation of models at the end of a block" in errors[0]
+        assert "end of a block after 8 steps" in errors[0]
+        assert "With uneven_batches='join', ranks that run out of batches join" in errors[0]
+    assert "same number of batches" in errors[0]
 
 
 def test_rank_without_any_batch_is_named() -> None:
-    errors = run_ranks(_streams, 2, (3, 0), 1, "join", 60.0, expect_failure=True)
-    for error in errors:
+    for error in run_ranks(_streams, 2, (3, 0), 1, "join", 60.0, expect_failure=True):
         assert "rank 1 had no batch in this epoch, but the others up to 3" in error
 
 
 @pytest.mark.parametrize("uneven", [pytest.param("error", marks=pytest.mark.slow), "join"])
 def test_inside_a_group_the_rank_that_ran_out_is_named_in_limited_time(uneven: str) -> None:
-    # Long enough for ranks of a busy machine, which come to their first meeting seconds apart.
+    # Long enough for ranks of a busy machine, which come to their first collective seconds apart.
     errors = run_ranks(_streams, 4, (9, 5, 9, 9), 2, uneven, 6.0, expect_failure=True)
     # What fails in the completion of a bucket comes out of DDP wrapped.
     assert all("PeerError" in error or "OutOfStepError" in error for error in errors), errors
@@ -267,16 +257,16 @@ def test_inside_a_group_the_rank_that_ran_out_is_named_in_limited_time(uneven: s
     assert re.search(f"rank 1 was last seen at .*{place}", errors[0]), errors[0]
 
 
-PRESETS = [
-    lh.ModelAveragingStrategy,
-    lh.BMUFStrategy,
-    lh.BMUFAdamStrategy,
-    lh.BMUFGTCStrategy,
-    lh.HierarchicalStrategy,
-]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [
+        lh.ModelAveragingStrategy,
+        lh.BMUFStrategy,
+        lh.BMUFAdamStrategy,
+        lh.BMUFGTCStrategy,
+        lh.HierarchicalStrategy,
+    ],
+)
 def test_every_strategy_that_averages_models_takes_the_choice(preset: Any) -> None:
     assert preset().uneven_batches == "error"
     assert preset(**JOIN).uneven_batches == "join"

@@ -11,8 +11,9 @@ from lightning.pytorch.callbacks import BaseFinetuning, Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_hier import BMUF, BMUFAdam, HierarchicalStrategy
+from lightning_hier import BMUF, BMUFAdam
 from tests.ranks import run_ranks
+from tests.trainer.fitting import HIERARCHICAL, make_trainer
 
 # An epoch has 8 batches for each rank, so the second one begins in the middle of a block.
 _BLOCK_SIZE = 3
@@ -56,34 +57,23 @@ class _RaiseRate(Callback):
             trainer.optimizers[0].param_groups[1]["lr"] = 0.1
 
 
-def _weights(group_size: int, overlap: bool, frozen: bool) -> tuple[Tensor, Tensor]:
-    model = _Net(frozen=frozen)
-    block_sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5, overlap=overlap)
-    strategy = HierarchicalStrategy(group_size=group_size, block_sync=block_sync, warmup_steps=0)
-    _fit(model, strategy, _Unfreeze() if frozen else _RaiseRate())
-    return model.body.weight.detach(), model.head.weight.detach()
-
-
-def _fit(model: _Net, strategy: HierarchicalStrategy, *callbacks: Callback) -> None:
+def _fit(model: _Net, strategy: Any, *callbacks: Callback) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8 * 4 * 5, 6, generator=generator, dtype=torch.float64)
-    data = TensorDataset(inputs, inputs[:, :1] * inputs[:, 1:2])
-    pl.Trainer(
-        strategy=strategy,
-        accelerator="cpu",
-        devices=4,
-        max_epochs=3,
-        precision="64-true",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-    ).fit(model, DataLoader(data, batch_size=5))
+    data = DataLoader(TensorDataset(inputs, inputs[:, :1] * inputs[:, 1:2]), batch_size=5)
+    settings: dict[str, Any] = {"max_epochs": 3, "precision": "64-true"}
+    make_trainer(strategy, callbacks=list(callbacks), **settings).fit(model, data)
 
 
 def _both(group_size: int, overlap: bool) -> list[tuple[Tensor, Tensor]]:
-    return [_weights(group_size, overlap, frozen) for frozen in (True, False)]
+    found = []
+    for frozen in (True, False):
+        model = _Net(frozen=frozen)
+        sync = BMUF(block_size=_BLOCK_SIZE, block_momentum=0.5, overlap=overlap)
+        strategy = HIERARCHICAL(group_size=group_size, block_sync=sync)
+        _fit(model, strategy, _Unfreeze() if frozen else _RaiseRate())
+        found.append((model.body.weight.detach(), model.head.weight.detach()))
+    return found
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
@@ -140,12 +130,8 @@ def _with_adam(group_size: int, moments: str, across: str) -> list[list[dict[str
     found = []
     for frozen in (True, False):
         notes = _Notes()
-        strategy = HierarchicalStrategy(
-            group_size=group_size,
-            block_sync=BMUFAdam(block_momentum=0.5, **sync),
-            find_unused_parameters=True,
-            warmup_steps=0,
-        )
+        adam = BMUFAdam(block_momentum=0.5, **sync)
+        strategy = HIERARCHICAL(group_size=group_size, block_sync=adam, find_unused_parameters=True)
         _fit(_AdamNet(frozen=frozen), strategy, notes, *([_UnfreezeAtTheSameRate()] * frozen))
         found.append(notes.seen)
     return found

@@ -2,26 +2,55 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import BackboneFinetuning, EMAWeightAveraging
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import (
+    BMUF,
+    BMUF_GTC,
+    GTC,
+    HIERARCHICAL,
+    Net,
+    TwoOptimizers,
+    errors_on_ranks,
+    fit_on_ranks,
+    loader,
+    make_trainer,
+    this_rank,
+)
+from tests.trainer.trainer_settings import scaled
 
 
 class _Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Any:
         return iter([])
+
+
+class _Dealt(DistributedSampler[Any]):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, num_replicas=2, rank=this_rank())
+
+
+class _Uneven(Sampler[int]):
+    """Each rank takes what is left to it."""
+
+    def __init__(self) -> None:
+        self.num_replicas, self.rank = 2, this_rank()
+
+    def __iter__(self) -> Any:
+        return iter(range(self.rank, 5, self.num_replicas))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 class _Transfers(Net):
@@ -56,184 +85,133 @@ class _Teaches(Net):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         with torch.no_grad():
             self.teacher.weight.lerp_(self.layers[0].weight, 0.1)
-        return super().training_step(batch, batch_idx)
+        return self.loss(batch)
 
 
-class _TwoOptimizers(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
+class _Twice(Net):
+    """Makes two steps in each training step."""
 
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(own.parameters(), lr=0.1) for own in self.layers[::2]]
+    def due(self, batch_idx: int) -> list[Any]:
+        return super().due(batch_idx) * 2
 
 
-class _ByHand(Net):
-    def __init__(self, steps: int = 1) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.steps = steps
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers()
-        for _ in range(self.steps):
-            optimizer.zero_grad()
-            self.manual_backward(self.loss(batch))
-            optimizer.step()
-
-
-class _Unlike(_ByHand):
+class _Unlike(Net):
     """Decides by its data whether it steps."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         own = round(float(batch[0].sum()), 4)
         self.first = getattr(self, "first", own)
-        if own == self.first:
-            super().training_step(batch, batch_idx)
+        return super().training_step(batch, batch_idx) if own == self.first else None
 
 
 _BMUF = partial(lh.BMUFStrategy, virtual_workers=2, warmup_steps=0)
-_GTC = partial(lh.GTCStrategy, virtual_workers=2, warmup_steps=0, density=0.01)
-_SCALED = {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]}
+_GTC = partial(GTC, virtual_workers=2)
+_BY_HAND = partial(Net, by_hand=True)
+_FROZEN = "frozen parameters were written to in a step (teacher.weight)"
 
-# Strategy, model and settings of the Trainer.
-MISTAKES: dict[str, tuple[Any, Callable[[], Net], dict[str, Any]]] = {
-    "stream": (_BMUF, Net, {}),
-    "sampler": (_BMUF, Net, {}),
-    "hook": (_BMUF, _Transfers, {}),
-    "precision": (_BMUF, Net, _SCALED),
-    "ema": (_BMUF, Net, {"callbacks": [EMAWeightAveraging()]}),
-    "fetches": (_BMUF, _Fetches, {"callbacks": [BackboneFinetuning()]}),
-    "several": (_BMUF, Net, {}),
-    "one_in_a_list": (_BMUF, Net, {}),
-    "uneven": (_BMUF, Net, {"use_distributed_sampler": False}),
-    "clamps": (_BMUF, _Clamps, {}),
-    "teaches": (_BMUF, _Teaches, {}),
-    "teaches_together": (_GTC, _Teaches, {}),
-    "optimizers": (_BMUF, _TwoOptimizers, {}),
-    "twice": (_BMUF, partial(_ByHand, 2), {}),
-    "unlike": (_BMUF, _Unlike, {}),
-    "by_hand": (_GTC, _ByHand, {}),
-    "by_hand_warm": (partial(_BMUF, warmup_steps=2), _ByHand, {}),
-    "sync_batchnorm": (_GTC, Net, {"sync_batchnorm": True}),
-    "group_size": (
-        partial(lh.BMUFGTCStrategy, group_size=8, virtual_workers=2, warmup_steps=0, density=0.01),
-        Net,
-        {},
+
+@dataclass(frozen=True)
+class _Mistake:
+    """What the error says, and what makes it."""
+
+    says: str
+    strategy: Any = _BMUF
+    model: Any = Net
+    data: Any = partial(loader, 3)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+MISTAKES = {
+    "by_hand": _Mistake("manual optimization in groups of several workers", _GTC, _BY_HAND),
+    "by_hand_warm": _Mistake(
+        "manual optimization in groups of several workers or a warm-up",
+        partial(_BMUF, warmup_steps=2),
+        _BY_HAND,
     ),
+    "twice": _Mistake(
+        "can't be combined with 2 optimizer steps in one training_step",
+        model=partial(_Twice, by_hand=True),
+    ),
+    "unlike": _Mistake(
+        "took 1 optimizer steps as the first worker of this rank and 0",
+        model=partial(_Unlike, by_hand=True),
+    ),
+    "sync_batchnorm": _Mistake(
+        "sync_batchnorm=True in groups of several workers", _GTC, settings={"sync_batchnorm": True}
+    ),
+    "group_size": _Mistake(
+        "the number of workers, got group_size=8 with 4 workers; sizes that do: 1, 2, 4",
+        partial(BMUF_GTC, group_size=8, virtual_workers=2),
+    ),
+    "stream": _Mistake(
+        "virtual_workers=2 divides the training data among 4 workers, and DataLoader",
+        data=lambda: DataLoader(_Stream()),
+    ),
+    "sampler": _Mistake(
+        "_Dealt divides the training data when it is made",
+        data=lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
+    ),
+    "hook": _Mistake("on_before_batch_transfer (use on_after_batch_transfer)", model=_Transfers),
+    "precision": _Mistake("precision='16-mixed' (use 'bf16-mixed')", settings=scaled()),
+    "ema": _Mistake(
+        "can't be combined with EMAWeightAveraging", settings={"callbacks": [EMAWeightAveraging()]}
+    ),
+    "fetches": _Mistake(
+        "BackboneFinetuning, training_step(dataloader_iter) (use training_step(batch",
+        model=_Fetches,
+        settings={"callbacks": [BackboneFinetuning()]},
+    ),
+    "several": _Mistake(
+        "needs one DataLoader of training data, got a dict of 2: put",
+        data=lambda: {"one": loader(3), "other": loader(3)},
+    ),
+    "one_in_a_list": _Mistake(
+        "one DataLoader of training data, got a list of 1: pass it by itself",
+        data=lambda: [loader(3)],
+    ),
+    "uneven": _Mistake(
+        "the workers have different numbers of training batches: 2 on worker 0; 1 on",
+        data=lambda: DataLoader(loader(3).dataset, sampler=_Uneven()),
+        settings={"use_distributed_sampler": False},
+    ),
+    "clamps": _Mistake(
+        "written to in on_train_batch_end (layers.0.weight, layers.0.bias)", model=_Clamps
+    ),
+    "teaches": _Mistake(_FROZEN, model=_Teaches),
+    "teaches_together": _Mistake(_FROZEN, _GTC, _Teaches),
+    "optimizers": _Mistake("can't be combined with 2 optimizers", model=TwoOptimizers),
 }
+_SLOW = ["teaches_together"]
 
 
-class _Dealt(DistributedSampler[Any]):
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset, num_replicas=2, rank=int(os.environ["RANK"]))
-
-
-class _Uneven(Sampler[int]):
-    """Each rank takes what is left to it."""
-
-    def __init__(self) -> None:
-        self.num_replicas, self.rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-
-    def __iter__(self) -> Any:
-        return iter(range(self.rank, 5, self.num_replicas))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-DATA: dict[str, Any] = {
-    "several": lambda: {"one": loader(3), "other": loader(3)},
-    "one_in_a_list": lambda: [loader(3)],
-    "uneven": lambda: DataLoader(loader(3).dataset, sampler=_Uneven()),
-    "stream": lambda: DataLoader(_Stream()),
-    "sampler": lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
-}
-
-
-def _mistake(what: str) -> None:
-    strategy, model, settings = MISTAKES[what]
-    data = DATA.get(what, lambda: loader(3))()
-    make_trainer(strategy(), **settings).fit(model(), data)
+def _make(name: str) -> None:
+    own = MISTAKES[name]
+    make_trainer(own.strategy(), **own.settings).fit(own.model(), own.data())
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        ("by_hand", "manual optimization in groups of several workers"),
-        ("by_hand_warm", "manual optimization in groups of several workers or a warm-up"),
-        ("twice", "can't be combined with 2 optimizer steps in one training_step"),
-        ("unlike", "took 1 optimizer steps as the first worker of this rank and 0"),
-        ("sync_batchnorm", "sync_batchnorm=True in groups of several workers"),
-        (
-            "group_size",
-            "the number of workers, got group_size=8 with 4 workers; sizes that do: 1, 2, 4",
-        ),
-        ("stream", "virtual_workers=2 divides the training data among 4 workers, and DataLoader"),
-        ("sampler", "_Dealt divides the training data when it is made"),
-        ("hook", "on_before_batch_transfer (use on_after_batch_transfer)"),
-        ("precision", "precision='16-mixed' (use 'bf16-mixed')"),
-        ("ema", "can't be combined with EMAWeightAveraging"),
-        ("fetches", "BackboneFinetuning, training_step(dataloader_iter) (use training_step(batch"),
-        ("several", "needs one DataLoader of training data, got a dict of 2: put"),
-        ("one_in_a_list", "one DataLoader of training data, got a list of 1: pass it by itself"),
-        ("uneven", "the workers have different numbers of training batches: 2 on worker 0; 1 on"),
-        ("clamps", "written to in on_train_batch_end (layers.0.weight, layers.0.bias)"),
-        ("teaches", "frozen parameters were written to in a step (teacher.weight)"),
-        pytest.param(
-            "teaches_together",
-            "frozen parameters were written to in a step (teacher.weight)",
-            marks=pytest.mark.slow,
-        ),
-        ("optimizers", "can't be combined with 2 optimizers"),
-    ],
+    "name", [pytest.param(own, marks=[pytest.mark.slow] * (own in _SLOW)) for own in MISTAKES]
 )
-def test_what_cannot_be_trained_is_an_error_on_every_rank(what: str, says: str) -> None:
-    for error in run_ranks(_mistake, 2, what, expect_failure=True):
-        assert error.startswith("ValueError") and says in error
+def test_what_cannot_be_trained_is_an_error_on_every_rank(name: str) -> None:
+    for error in run_ranks(_make, 2, name, expect_failure=True):
+        assert error.startswith("ValueError") and MISTAKES[name].says in error
+
+
+_TWO = partial(HIERARCHICAL, group_size=2, virtual_workers=2)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
+        (partial(BMUF, virtual_workers=0), "at least 1, got 0"),
+        (partial(BMUF, virtual_workers=2, on_nonfinite="exclude"), "'exclude'"),
+        (partial(BMUF, virtual_workers=2, uneven_batches="join"), "'join'"),
         (
-            lambda: lh.BMUFStrategy(virtual_workers=0, warmup_steps=0, block_size=50),
-            "at least 1, got 0",
-        ),
-        (
-            lambda: lh.BMUFStrategy(
-                virtual_workers=2, on_nonfinite="exclude", warmup_steps=0, block_size=50
-            ),
-            "'exclude'",
-        ),
-        (
-            lambda: lh.BMUFStrategy(
-                virtual_workers=2, uneven_batches="join", warmup_steps=0, block_size=50
-            ),
-            "'join'",
-        ),
-        (
-            lambda: lh.BMUFGTCStrategy(
-                group_size=2, virtual_workers=3, warmup_steps=0, density=0.01, block_size=50
-            ),
+            partial(BMUF_GTC, group_size=2, virtual_workers=3),
             "must divide group_size or be a multiple of it, got virtual_workers=3",
         ),
-        (
-            lambda: lh.HierarchicalStrategy(
-                group_size=2,
-                block_sync=lh.BMUF(block_size=50),
-                virtual_workers=2,
-                broadcast_buffers=False,
-                warmup_steps=0,
-            ),
-            "broadcast_buffers=False",
-        ),
-        (
-            lambda: lh.HierarchicalStrategy(
-                group_size=2, gradient_sync=lh.CommHook(print), virtual_workers=2, warmup_steps=0
-            ),
-            "CommHook",
-        ),
+        (partial(_TWO, block_sync=lh.BMUF(), broadcast_buffers=False), "broadcast_buffers=False"),
+        (partial(_TWO, gradient_sync=lh.CommHook(print)), "CommHook"),
     ],
 )
 def test_settings_that_cannot_be_combined(make: Any, says: str) -> None:
@@ -253,14 +231,9 @@ class _Thaws(Net):
         self.layers[0].requires_grad_(self.current_epoch >= self.epoch)
 
 
-def _thaw(epoch: int) -> None:
-    strategy = lh.BMUFStrategy(
-        virtual_workers=2, find_unused_parameters=True, warmup_steps=0, block_size=50
-    )
-    make_trainer(strategy, max_epochs=2).fit(_Thaws(epoch), loader(3, ranks=4))
-
-
 def test_parameters_cannot_be_unfrozen_once_workers_have_trained() -> None:
-    run_ranks(_thaw, 2, 0)
-    for error in run_ranks(_thaw, 2, 1, expect_failure=True):
+    strategy = partial(BMUF, virtual_workers=2, block_size=50, find_unused_parameters=True)
+    settings = {"data": loader(3, ranks=4), "max_epochs": 2}
+    fit_on_ranks(2, strategy, partial(_Thaws, 0), **settings)
+    for error in errors_on_ranks(2, strategy, partial(_Thaws, 1), **settings):
         assert "can't be combined with unfreezing" in error

@@ -14,59 +14,44 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.trainer.fitting import AVERAGING, BMUF, BMUF_GTC, GTC, Fitted, Net, fitted, loader
 
 WORKERS = 4
 
 
-def _per_rank() -> int:
-    return WORKERS // int(os.environ["WORLD_SIZE"])
+def _played(strategy: Any, **settings: Any) -> Any:
+    """A strategy with so many workers on a rank that there are as many as ever."""
+    return strategy(virtual_workers=WORKERS // int(os.environ["WORLD_SIZE"]), **settings)
 
 
-def _bmuf(**settings: Any) -> lh.BMUFStrategy:
-    settings = {"warmup_steps": 0, "virtual_workers": _per_rank(), **settings}
-    return lh.BMUFStrategy(block_size=3, **settings)
+def _averaging_momentum() -> Any:
+    across = "leader" if os.environ["WORLD_SIZE"] == str(WORKERS) else "sharded"
+    return _played(STRATEGIES["bmuf_gtc"], local_momentum="average", across=across)
 
 
-def _bmuf_gtc(group_size: Any = 2, warmup_steps: int = 0) -> lh.BMUFGTCStrategy:
-    return lh.BMUFGTCStrategy(
-        group_size=group_size,
-        density=0.1,
-        dense_below=0,
-        block_size=3,
-        warmup_steps=warmup_steps,
-        virtual_workers=_per_rank(),
-    )
-
-
-def _gtc() -> lh.GTCStrategy:
-    return lh.GTCStrategy(density=0.1, dense_below=0, virtual_workers=_per_rank(), warmup_steps=0)
-
-
+_GTC = partial(GTC, density=0.1, dense_below=0)
 STRATEGIES: dict[str, Any] = {
-    "bmuf": _bmuf,
-    "bmuf_warm": partial(_bmuf, warmup_steps=3),
-    "bmuf_gtc": _bmuf_gtc,
-    "bmuf_gtc_warm": partial(_bmuf_gtc, warmup_steps=3),
-    "gtc": _gtc,
-    "gtc_averaged": _gtc,
+    "bmuf": partial(BMUF, block_size=3),
+    "bmuf_warm": partial(BMUF, block_size=3, warmup_steps=3),
+    "bmuf_gtc": partial(BMUF_GTC, block_size=3, density=0.1, dense_below=0),
+    "bmuf_gtc_warm": partial(BMUF_GTC, block_size=3, density=0.1, dense_below=0, warmup_steps=3),
+    "gtc": _GTC,
+    "gtc_averaged": _GTC,
+    "overlap": partial(BMUF, block_size=3, overlap=True),
 }
-
-
+PLAYED: dict[str, Any] = {name: partial(_played, own) for name, own in STRATEGIES.items()}
+PLAYED["averaging_momentum"] = _averaging_momentum
 CLIPPED = {"precision": "64-true", "gradient_clip_val": 0.1}
 
 
 class _Dropout(Net):
     """Draws random numbers in every step, asks how many there will be, validates, and logs."""
 
-    def __init__(self, *, by_hand: bool = False) -> None:
-        super().__init__()
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.double()
         self.dropout = nn.Dropout(0.5)
-        self.automatic_optimization = not by_hand
-        self.losses: list[float] = []
 
     def forward(self, batch: Tensor) -> Tensor:
         result: Tensor = self.dropout(self.layers(batch))
@@ -86,63 +71,65 @@ class _Dropout(Net):
 
     def configure_optimizers(self) -> Any:
         steps = int(self.trainer.estimated_stepping_batches)  # begins the data
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        optimizer = super().configure_optimizers()
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=steps)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_train_epoch_end(self) -> None:
-        self.losses.append(float(self.trainer.callback_metrics["loss"]))
+        self.notes.append(float(self.trainer.callback_metrics["loss"]))
 
 
 def _doubles(batches: int) -> DataLoader[Any]:
-    data = loader(batches, ranks=WORKERS)
-    data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
-    return data
+    return loader(batches, ranks=WORKERS, dtype=torch.float64)
 
 
-def _fit(name: str, settings: dict[str, Any], by_hand: bool) -> dict[str, Any]:
-    pl.seed_everything(7, verbose=False)
-    model = _Dropout(by_hand=by_hand)
-    averages = [EMAWeightAveraging(decay=0.8)] if name == "gtc_averaged" else []
-    trainer = make_trainer(STRATEGIES[name](), max_epochs=2, callbacks=averages, **settings)
-    trainer.fit(model, _doubles(8), _doubles(2))
-    return {
-        "weights": weights(model),
-        "losses": model.losses,
-        "validated": float(trainer.callback_metrics["val_loss"]),
-        "steps": trainer.global_step,
-        "batches": trainer.num_training_batches,
-    }
+def _fit(name: str, model: Any = _Dropout, data: Any = None, **settings: Any) -> Fitted:
+    pl.seed_everything(7, verbose=False)  # the sampler's, and at a resume without effect
+    settings = {"max_epochs": 2, "data": data or _doubles(8), **settings}
+    return fitted(PLAYED[name], model, **settings)
+
+
+def _assert_same(found: Fitted, expected: Fitted) -> None:
+    torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.notes, expected.notes, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.logged, expected.logged, rtol=0, atol=1e-9)
+    assert found.steps == expected.steps
+
+
+_slow = partial(pytest.param, marks=pytest.mark.slow)
+_TWO, _OFTEN = {"accumulate_grad_batches": 2}, {"val_check_interval": 2}
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "by_hand"),
     [
-        ("bmuf", {"val_check_interval": 2}, False),
-        pytest.param("bmuf", {"accumulate_grad_batches": 2}, False, marks=pytest.mark.slow),
+        ("bmuf", _OFTEN, False),
+        _slow("bmuf", _TWO, False),
         ("bmuf", {}, True),
-        pytest.param("bmuf", CLIPPED, False, marks=pytest.mark.slow),
-        pytest.param("bmuf_warm", {}, False, marks=pytest.mark.slow),
-        ("bmuf_gtc_warm", {"accumulate_grad_batches": 2, "val_check_interval": 2}, False),
-        pytest.param("bmuf_gtc", CLIPPED, False, marks=pytest.mark.slow),
-        pytest.param("gtc", {"accumulate_grad_batches": 2}, False, marks=pytest.mark.slow),
-        pytest.param("gtc_averaged", {"val_check_interval": 2}, False, marks=pytest.mark.slow),
+        _slow("bmuf", CLIPPED, False),
+        _slow("bmuf_warm", {}, False),
+        ("bmuf_gtc_warm", {**_TWO, **_OFTEN}, False),
+        _slow("bmuf_gtc", CLIPPED, False),
+        _slow("gtc", _TWO, False),
+        _slow("gtc_averaged", _OFTEN, False),
     ],
 )
 def test_a_run_is_that_of_a_rank_for_each_worker(
     name: str, settings: dict[str, Any], by_hand: bool
 ) -> None:
     """With dropout: every worker draws what its rank would have drawn."""
-    expected = run_ranks(_fit, WORKERS, name, settings, by_hand)[0]
+    if name == "gtc_averaged":
+        settings = {**settings, "callbacks": [EMAWeightAveraging(decay=0.8)]}
+    settings = {"model": partial(_Dropout, by_hand=by_hand), "validate": _doubles(2), **settings}
+    expected = run_ranks(_fit, WORKERS, name, **settings)[0]
     for ranks in (1, 2):
-        for found in run_ranks(_fit, ranks, name, settings, by_hand):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+        for found in run_ranks(_fit, ranks, name, **settings):
+            _assert_same(found, expected)
 
 
 def _describe() -> tuple[dict[str, Any], int]:
-    strategy = _bmuf()
-    trainer = make_trainer(strategy)
-    trainer.fit(_Dropout(), _doubles(3))
+    strategy = PLAYED["bmuf"]()
+    fitted(lambda: strategy, _Dropout, data=_doubles(3))
     return strategy.describe(), strategy.world_size
 
 
@@ -174,76 +161,36 @@ class _Data(pl.LightningDataModule):
         return DataLoader(dataset, batch_size=4, sampler=sampler)
 
 
-def _with_own_sampler() -> Tensor:
-    pl.seed_everything(7, verbose=False)
-    model = _Dropout()
-    trainer = make_trainer(_bmuf_gtc(), max_epochs=2, use_distributed_sampler=False)
-    trainer.fit(model, _Data())
-    return weights(model)
-
-
 def test_a_sampler_that_divides_when_it_is_made_is_made_for_each_worker() -> None:
-    expected = run_ranks(_with_own_sampler, WORKERS)[0]
+    settings = {"data": _Data, "use_distributed_sampler": False}
+    expected = run_ranks(_fit, WORKERS, "bmuf_gtc", **settings)[0]
     for ranks in (1, 2):
-        for found in run_ranks(_with_own_sampler, ranks):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+        for found in run_ranks(_fit, ranks, "bmuf_gtc", **settings):
+            _assert_same(found, expected)
 
 
-def _averaging_momentum() -> lh.BMUFGTCStrategy:
-    return lh.BMUFGTCStrategy(
-        group_size=2,
-        density=0.1,
-        dense_below=0,
-        block_size=3,
-        local_momentum="average",
-        across="leader" if _per_rank() == 1 else "sharded",
-        virtual_workers=_per_rank(),
-        warmup_steps=0,
-    )
+class _DrawsOtherwise(_Dropout):
+    """Comes from elsewhere in random numbers, of which a resume must not depend."""
 
-
-GO_ON = {
-    **STRATEGIES,
-    "averaging_momentum": _averaging_momentum,
-    "overlap": partial(_bmuf, overlap=True),
-}
-
-
-def _through(name: str, folder: Path) -> Tensor:
-    saves = ModelCheckpoint(folder, every_n_train_steps=8, save_top_k=-1)
-    settings: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [saves]}
-    pl.seed_everything(7, verbose=False)
-    model = _Dropout()
-    make_trainer(GO_ON[name](), max_epochs=2, **settings).fit(model, _doubles(6))
-    return weights(model)
-
-
-def _resumed(name: str, folder: Path) -> Tensor:
-    pl.seed_everything(7, verbose=False)  # the sampler's
-    torch.manual_seed(50)  # what a resume must not depend on
-    model = _Dropout()
-    path = folder / "epoch=1-step=8.ckpt"
-    trainer = make_trainer(GO_ON[name](), max_epochs=2)
-    trainer.fit(model, _doubles(6), ckpt_path=path, weights_only=True)
-    return weights(model)
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(50)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(own, marks=pytest.mark.slow) for own in ("bmuf", "overlap", "bmuf_gtc")),
-        "averaging_momentum",
-    ],
+    "name", [_slow("bmuf"), _slow("overlap"), _slow("bmuf_gtc"), "averaging_momentum"]
 )
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("ranks", [_slow(1), 2, _slow(4)])
 def test_a_run_goes_on_on_other_numbers_of_ranks(name: str, ranks: int, tmp_path: Path) -> None:
     """Exactly: a job goes on when half of the cluster is gone, or has come back."""
-    through = run_ranks(_through, ranks, name, tmp_path)[0]
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=8, save_top_k=-1)
+    settings = {"enable_checkpointing": True, "callbacks": [saves], "data": _doubles(6)}
+    through = run_ranks(_fit, ranks, name, **settings)[0]
+    path = tmp_path / "epoch=1-step=8.ckpt"
+    settings = {"data": _doubles(6), "ckpt_path": path, "weights_only": True}
     for fewer_or_more in (1, 2, 4):
-        for found in run_ranks(_resumed, fewer_or_more, name, tmp_path):
-            torch.testing.assert_close(found, through, rtol=0, atol=1e-9)
+        for found in run_ranks(_fit, fewer_or_more, name, model=_DrawsOtherwise, **settings):
+            torch.testing.assert_close(found.weights, through.weights, rtol=0, atol=1e-9)
 
 
 class _Counting(Net):
@@ -254,24 +201,22 @@ class _Counting(Net):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.tensor(0))
-        self.found: list[int] = []
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        self.found.append(int(self.count))
+        self.notes.append(int(self.count))
         self.count += 1 + int(batch[0].abs().sum() * 1000)
-        return super().training_step(batch, batch_idx)
+        return self.loss(batch)
 
 
 def _count() -> tuple[list[int], int]:
-    model = _Counting()
-    strategy = lh.ModelAveragingStrategy(block_size=2, virtual_workers=_per_rank(), warmup_steps=0)
-    make_trainer(strategy).fit(model, loader(5, ranks=WORKERS))
-    return model.found, int(model.count)
+    strategy = partial(_played, AVERAGING, block_size=2)
+    own = fitted(strategy, _Counting, data=loader(5, ranks=WORKERS))
+    return own.notes, int(own.state["count"])
 
 
 def test_buffers_that_are_kept_equal_are_the_first_worker_s() -> None:
     """As among real ranks, those of the first worker of all."""
-    (played,), real = run_ranks(_count, 1), run_ranks(_count, WORKERS)
+    ((played, at_end),), real = run_ranks(_count, 1), run_ranks(_count, WORKERS)
     for worker, (found, last) in enumerate(real):
-        assert played == (played[0], last)
-        assert played[0][worker::WORKERS] == found
+        assert at_end == last
+        assert played[worker::WORKERS] == found

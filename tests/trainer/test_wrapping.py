@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
@@ -15,18 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit, weights
-
-BATCHES = 6
+from tests.trainer.fitting import AVERAGING, BMUF, HIERARCHICAL, Net, all_equal, fit, fit_on_ranks
 
 
 class _Adversaries(Net):
     """A GAN as they are written: each loss passes through both parts, gradients go first."""
 
-    def __init__(self, *, adam: bool = False) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.adam = adam
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(by_hand=True, **settings)
         self.generator, self.discriminator = nn.Linear(4, 2), nn.Linear(2, 1)
         del self.layers
         self.double()
@@ -49,49 +47,34 @@ class _Adversaries(Net):
         optimizer.step()
 
     def configure_optimizers(self) -> Any:
-        parts = (self.generator, self.discriminator)
-        if self.adam:
-            return [torch.optim.Adam(part.parameters(), lr=0.02) for part in parts]
-        return [torch.optim.SGD(part.parameters(), lr=0.2) for part in parts]
+        kind, parts = getattr(torch.optim, self.optimizer), (self.generator, self.discriminator)
+        return [kind(part.parameters(), lr=self.lr) for part in parts]
 
 
-def _strategies(block_size: int, warmup_steps: int = 0) -> dict[str, Any]:
-    """One step of every optimizer a block, then what each makes of models is their mean."""
-    settings: dict[str, Any] = {
-        "block_size": block_size,
-        "warmup_steps": warmup_steps,
-        "find_unused_parameters": True,
-    }
-    return {
-        "model_averaging": lh.ModelAveragingStrategy(local_momentum="keep", **settings),
-        "bmuf": lh.BMUFStrategy(block_momentum=0.0, **settings),
-        "bmuf_adam": lh.BMUFAdamStrategy(block_momentum=0.0, **settings),
-    }
+_UNUSED = {"find_unused_parameters": True}
 
 
-def _trained(strategy: Any, name: str) -> Tensor:
-    model = _Adversaries(adam=name == "bmuf_adam")
-    fit(strategy, BATCHES, model)
-    return weights(model)
-
-
-def _adversaries() -> dict[str, list[Tensor]]:
-    ddp = DDPStrategy(find_unused_parameters=True)
-    found = {"ddp": [_trained(ddp, "ddp")]}
-    for name in _strategies(1):
-        found[name] = [_trained(_strategies(1, steps)[name], name) for steps in (0, 2)]
-    return found
-
-
-def test_two_optimizers_by_hand_train_in_groups_of_one() -> None:
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        partial(AVERAGING, local_momentum="keep"),
+        partial(BMUF, block_momentum=0.0),
+        partial(lh.BMUFAdamStrategy, block_momentum=0.0),
+    ],
+    ids=["model_averaging", "bmuf", "bmuf_adam"],
+)
+def test_two_optimizers_by_hand_train_in_groups_of_one(strategy: Any, warmup_steps: int) -> None:
     """With plain SGD the mean of models after every step is that of one step by mean gradients."""
-    first, second = run_ranks(_adversaries, 2)
-    (ddp,) = first.pop("ddp")
-    for name, found in first.items():
-        for own, other in zip(found, second[name], strict=True):
-            assert torch.equal(own, other) and bool(own.isfinite().all())
-            if name != "bmuf_adam":
-                assert torch.allclose(own, ddp, rtol=1e-12, atol=1e-14), name
+    adam = strategy.func is lh.BMUFAdamStrategy
+    rule = {"lr": 0.02, "optimizer": "Adam"} if adam else {"lr": 0.2}
+    model = partial(_Adversaries, **rule)
+    strategy = partial(strategy, block_size=1, warmup_steps=warmup_steps, **_UNUSED)
+    first, second = fit_on_ranks(2, strategy, model)
+    assert torch.equal(first.weights, second.weights) and first.weights.isfinite().all()
+    if not adam:
+        ddp = fit_on_ranks(2, partial(DDPStrategy, **_UNUSED), model)[0]
+        assert torch.allclose(first.weights, ddp.weights, rtol=1e-12, atol=1e-14)
 
 
 class _Wrapped(Net):
@@ -99,96 +82,68 @@ class _Wrapped(Net):
 
     def __init__(self) -> None:
         super().__init__(batchnorm=True)
-        self.double()
-        self.over: list[int | None] = []
         self.wrappers: list[weakref.ref[DistributedDataParallel]] = []
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         model: Any = self.trainer.model
-        if isinstance(model, DistributedDataParallel):
-            self.over.append(dist.get_world_size(model.process_group))
-            if not any(own() is model for own in self.wrappers):
-                self.wrappers.append(weakref.ref(model))
-        else:
-            self.over.append(None)
-        return self.loss([own.double() for own in batch])
+        wrapped = isinstance(model, DistributedDataParallel)
+        self.notes.append(dist.get_world_size(model.process_group) if wrapped else None)
+        if wrapped and not any(own() is model for own in self.wrappers):
+            self.wrappers.append(weakref.ref(model))
+        return self.loss(batch)
 
 
-def _wrapped(**settings: Any) -> tuple[list[int | None], int]:
+def _wrapped(settings: dict[str, Any]) -> tuple[list[int | None], int]:
     model = _Wrapped()
-    settings = {"warmup_steps": 0, **settings}
-    fit(lh.HierarchicalStrategy(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
+    fit(HIERARCHICAL(block_sync=lh.ModelAveraging(block_size=2), **settings), 5, model)
     gc.collect()
-    return model.over, sum(own() is not None for own in model.wrappers)
+    return model.notes, sum(own() is not None for own in model.wrappers)
 
 
-def _all_wrapped() -> list[tuple[list[int | None], int]]:
-    return [
-        _wrapped(group_size=1, warmup_steps=2),
-        _wrapped(group_size=1),
-        _wrapped(group_size=2, warmup_steps=2),
-        _wrapped(group_size=1, gradient_sync=lh.CommHook(default.fp16_compress_hook)),
-    ]
-
-
-def test_ddp_spans_the_world_then_the_group_and_none_in_a_group_of_one() -> None:
+@pytest.mark.parametrize(
+    ("settings", "over"),
+    [
+        ({"group_size": 1, "warmup_steps": 2}, [4, 4, None, None, None]),
+        ({"group_size": 1}, [None] * 5),
+        ({"group_size": 2, "warmup_steps": 2}, [4, 4, 2, 2, 2]),
+        ({"group_size": 1, "gradient_sync": lh.CommHook(default.fp16_compress_hook)}, [1] * 5),
+    ],
+)
+def test_ddp_spans_the_world_then_the_group_and_none_in_a_group_of_one(
+    settings: dict[str, Any], over: list[int | None]
+) -> None:
     """Those that are replaced are gone, with their buckets."""
-    for found in run_ranks(_all_wrapped, 4):
-        assert found == [
-            ([4, 4, None, None, None], 0),
-            ([None] * 5, 0),
-            ([4, 4, 2, 2, 2], 0),
-            ([1] * 5, 0),
-        ]
+    assert run_ranks(_wrapped, 4, settings) == [(over, 0)] * 4
 
 
 class _Branches(Net):
     """Each group uses branches of its own, one is used by nobody and one by all."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.branches = nn.ModuleList(nn.Linear(4, 2) for _ in range(4)).double()
-        self.without: list[str] = []
+        super().__init__(lr=0.05, optimizer="Adam")
+        self.layers = nn.Sequential(*(nn.Linear(4, 2) for _ in range(4))).double()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         data, target = (own.double() for own in batch)
-        found = self.branches[3](data) + self.branches[dist.get_rank() // 2](data)
+        found = self.layers[3](data) + self.layers[dist.get_rank() // 2](data)
         return (found - target).square().mean()
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        named = self.branches.named_parameters()
-        self.without = [name for name, own in named if own.grad is None]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.branches.parameters(), lr=0.05)
+        self.notes = [name for name, own in self.layers.named_parameters() if own.grad is None]
 
 
-def _branches() -> list[tuple[Tensor, list[str]]]:
-    found = []
-    for views in (False, True):
-        settings: dict[str, Any] = {
-            "find_unused_parameters": True,
-            "gradient_as_bucket_view": views,
-        }
-        groups = [
-            lh.HierarchicalStrategy(
-                group_size=size,
-                block_sync=lh.ModelAveraging(block_size=1),
-                warmup_steps=BATCHES,
-                **settings,
-            )
-            for size in (1, 2)
-        ]
-        for strategy in (DDPStrategy(**settings), *groups):
-            model = _Branches()
-            fit(strategy, BATCHES, model)
-            found.append((weights(model), model.without))
-    return found
-
-
-def test_warm_up_of_groups_that_use_different_parameters_is_ddp() -> None:
+@pytest.mark.parametrize("views", [False, True])
+def test_warm_up_of_groups_that_use_different_parameters_is_ddp(views: bool) -> None:
     """To the last bit, and what no rank uses has no gradient."""
-    for (ddp, without), *others in run_ranks(_branches, 4):
-        assert without == ["2.weight", "2.bias"]
-        for own, own_without in others:
-            assert torch.equal(own, ddp) and own_without == without
+    settings: dict[str, Any] = {**_UNUSED, "gradient_as_bucket_view": views}
+    groups = partial(
+        lh.HierarchicalStrategy,
+        block_sync=lh.ModelAveraging(block_size=1),
+        warmup_steps=6,
+        **settings,
+    )
+    strategies = partial(DDPStrategy, **settings), *(partial(groups, group_size=n) for n in (1, 2))
+    runs = [fit_on_ranks(4, strategy, _Branches) for strategy in strategies]
+    for rank in range(4):
+        assert all_equal(run[rank].weights for run in runs)
+        assert all(run[rank].notes == ["2.weight", "2.bias"] for run in runs)

@@ -5,9 +5,9 @@ Buffers and frozen parameters stay written; a trained parameter is an error on r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,41 +15,45 @@ import torch
 from torch import Tensor, nn
 
 import lightning_hier as lh
-from tests.ranks import rank_outcomes, run_ranks
-from tests.trainer.fitting import Net, fit, loader, make_trainer
+from tests.ranks import rank_outcomes
+from tests.trainer.fitting import AVERAGING, BMUF, GTC, Net, fit_on_ranks, fitted, this_rank
 
-CLASSICAL = {"block_size": 4, "block_momentum": 0.5, "nesterov": False}
-STRATEGIES: dict[str, Callable[..., Any]] = {
-    "averaging": partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0),
-    "nesterov": partial(
-        lh.BMUFStrategy, block_size=4, block_momentum=0.5, block_lr=0.7, warmup_steps=0
-    ),
-    "overlap": partial(lh.BMUFStrategy, **CLASSICAL, overlap=True, warmup_steps=0),
-    "virtual": partial(lh.BMUFStrategy, **CLASSICAL, virtual_workers=2, warmup_steps=0),
-    "one model": partial(lh.GTCStrategy, density=0.2, dense_below=10, warmup_steps=0),
+_CLASSICAL = partial(BMUF, block_momentum=0.5, nesterov=False)
+SYNCHRONOUS: dict[str, Any] = {
+    "averaging": AVERAGING,
+    "nesterov": partial(BMUF, block_momentum=0.5, block_lr=0.7),
+    "overlap": partial(_CLASSICAL, overlap=True),
+    "virtual": partial(_CLASSICAL, virtual_workers=2),
+    "one model": GTC,
+}
+SERVERS: dict[str, Any] = {
+    "psp": lh.PSPStrategy,
+    "two-stage": partial(lh.TwoStageASGDStrategy, group_size=1),
 }
 
 
-class _Writing(Net):
-    """Sets a buffer as epochs begin; counts them, and moves a frozen parameter, as they end."""
+class Writing(Net):
+    """Sets a buffer as epochs begin; counts them, and moves a frozen parameter, as they end.
+
+    Notes what each step finds of them, and the weight of a layer.
+    """
 
     beta: Tensor
     epochs: Tensor
 
-    def __init__(self) -> None:
-        super().__init__(lr=0.2)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(lr=0.2, **settings)
         self.register_buffer("beta", torch.tensor(0.0))
         self.register_buffer("epochs", torch.tensor(0))
         self.teacher = nn.Parameter(torch.zeros(3), requires_grad=False)
-        self.trained: list[tuple[int, float, int, float]] = []
 
     def on_train_epoch_start(self) -> None:
         self.beta.fill_(0.5**self.current_epoch)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        held = float(self.beta), int(self.epochs), float(self.teacher.sum())
-        self.trained.append((self.current_epoch, *held))
-        return super().training_step(batch, batch_idx)
+        held = self.current_epoch, float(self.beta), int(self.epochs), float(self.teacher.sum())
+        self.notes.append((held, self.layers[0].weight.detach().clone()))
+        return self.loss(batch)
 
     def on_train_epoch_end(self) -> None:
         self.epochs += 1
@@ -59,40 +63,57 @@ class _Writing(Net):
         return torch.optim.SGD(self.layers.parameters(), lr=self.lr)
 
 
-def _train(names: list[str]) -> dict[str, Any]:
-    found = {}
-    for name in names:
-        model = _Writing()
-        fit(STRATEGIES[name](), batches=6, model=model, max_epochs=3)
-        found[name] = model.trained, (float(model.beta), int(model.epochs))
-    return found
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_buffers_and_frozen_parameters_are_trained_with_as_they_were_written(name: str) -> None:
+    for own in fit_on_ranks(2, SYNCHRONOUS[name], Writing, max_epochs=3):
+        held = [each for each, _ in own.notes]
+        assert len(held) == 18
+        assert held == [(epoch, 0.5**epoch, epoch, 3.0 * epoch) for epoch, *_ in held]
+        assert (float(own.state["beta"]), int(own.state["epochs"])) == (0.25, 3)
 
 
-def test_buffers_and_frozen_parameters_are_trained_with_as_they_were_written() -> None:
-    for own in run_ranks(_train, 2, list(STRATEGIES)):
-        for name, (trained, left) in own.items():
-            assert len(trained) == 18, name
-            for epoch, *held in trained:
-                assert held == [0.5**epoch, epoch, 3.0 * epoch], name
-            assert left == (0.25, 3), name
+class _WithStatistics(Writing):
+    """The statistics of BatchNorm are its own, where epochs end and begin.
+
+    A frozen parameter can't be written under servers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+
+    def on_train_epoch_end(self) -> None:
+        self.epochs += 1
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0 and self.current_epoch:
+            assert torch.equal(self.left, self.layers[1].running_mean)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.left = self.layers[1].running_mean.clone()
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_under_servers_buffers_stay_written_and_others_come_back(name: str) -> None:
+    for own in fit_on_ranks(2, SERVERS[name], _WithStatistics, 3, max_epochs=3):
+        held = [each[:3] for each, _ in own.notes]
+        assert held == [(epoch, 0.5**epoch, epoch) for epoch in range(3) for _ in range(3)]
+        assert (float(own.state["beta"]), int(own.state["epochs"])) == (0.25, 3)
 
 
 def _weight(model: Net) -> Tensor:
-    weight = model.layers[0].weight
-    assert isinstance(weight, Tensor)
-    return weight
+    return next(model.layers.parameters()).data
 
 
 def _negate_on_rank_1(model: Net) -> None:
     """Of equal norm, and through ``.data``, which moves no counter."""
-    if os.environ["RANK"] == "1":
-        _weight(model).data.neg_()
+    if this_rank() == 1:
+        _weight(model).neg_()
 
 
 def _reorder_on_rank_0(model: Net) -> None:
     """Each rank's sum, norm and set of values stay what they were."""
-    if os.environ["RANK"] == "0":
-        _weight(model).data.copy_(_weight(model).data.flip(0))
+    if this_rank() == 0:
+        _weight(model).copy_(_weight(model).flip(0))
 
 
 def _clip_on_all(model: Net) -> None:
@@ -100,40 +121,38 @@ def _clip_on_all(model: Net) -> None:
         own.data.clamp_(-0.01, 0.01)
 
 
+def _clip_a_weight(model: Net) -> None:
+    _weight(model).clamp_(-0.01, 0.01)
+    model.layers[2].bias.data.mul_(1.0)
+
+
+def _clip_a_weight_on_rank_0(model: Net) -> None:
+    if this_rank() == 0:
+        _clip_a_weight(model)
+
+
 def _write_another_and_back(model: Net) -> None:
-    kept = _weight(model).detach().clone()
-    _weight(model).data.zero_()
-    _weight(model).data.copy_(kept)
+    kept = _weight(model).clone()
+    _weight(model).zero_()
+    _weight(model).copy_(kept)
 
 
 class _WritingWeights(Net):
-    def __init__(self, hook: str, write: Callable[[Net], None]) -> None:
+    """Writes in one hook, once there has been a step, or from the start."""
+
+    def __init__(
+        self, hook: str, write: Callable[[Net], None], *, from_the_start: bool = False
+    ) -> None:
         super().__init__()
-        self.write = write
+        self.write, self.from_the_start = write, from_the_start
         setattr(self, hook, self._write)
 
     def _write(self, *args: Any) -> None:
-        if self.global_step:
+        if self.global_step or self.from_the_start:
             self.write(self)
 
 
-def _write_weights(name: str, hook: str, write: Callable[[Net], None]) -> None:
-    model = _WritingWeights(hook, write)
-    trainer = make_trainer(STRATEGIES[name](), max_epochs=2, val_check_interval=3)
-    trainer.fit(model, loader(6), loader(1))
-
-
-def _write_in_a_save(write: Callable[[Net], None], folder: str) -> None:
-    model = _WritingWeights("on_train_epoch_end", write)
-    fit(
-        lh.BMUFStrategy(block_size=4, warmup_steps=0),
-        6,
-        model,
-        enable_checkpointing=True,
-        default_root_dir=folder,
-    )
-
-
+LOOKS = {"validate": 1, "max_epochs": 2, "val_check_interval": 3}
 ERROR = "RuntimeError: a hook wrote to trained parameters (layers.0.weight"
 
 
@@ -149,37 +168,55 @@ ERROR = "RuntimeError: a hook wrote to trained parameters (layers.0.weight"
 def test_written_weights_are_an_error_on_every_rank_that_wrote(
     name: str, hook: str, write: Callable[[Net], None], ranks: set[int]
 ) -> None:
-    for outcome in rank_outcomes(_write_weights, 2, name, hook, write):
+    model = partial(_WritingWeights, hook, write)
+    for outcome in rank_outcomes(fitted, 2, SYNCHRONOUS[name], model, **LOOKS):
+        error = str(outcome.error)
         if outcome.rank in ranks:
-            error = str(outcome.error)
             assert error.startswith(ERROR)
             assert "in on_train_batch_start or on_train_batch_end instead" in error
         else:
-            assert f"rank {1 - outcome.rank}" in str(outcome.error)
+            assert f"rank {1 - outcome.rank}" in error
 
 
-def test_checkpoint_of_written_weights_is_not_saved(tmp_path: Any) -> None:
-    other, wrote = rank_outcomes(_write_in_a_save, 2, _negate_on_rank_1, str(tmp_path))
+def test_checkpoint_of_written_weights_is_not_saved(tmp_path: Path) -> None:
+    model = partial(_WritingWeights, "on_train_epoch_end", _negate_on_rank_1)
+    saves = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    other, wrote = rank_outcomes(fitted, 2, BMUF, model, **saves)
     assert str(wrote.error).startswith(ERROR)
     assert "rank 1" in str(other.error)
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
-def _train_on(hook: str) -> None:
-    for write, name in ((_write_another_and_back, "nesterov"), (_clip_on_all, "one model")):
-        _write_weights(name, hook, write)
-
-
-def test_what_is_put_back_and_what_all_ranks_train_is_no_error() -> None:
-    run_ranks(_train_on, 2, "on_train_epoch_end")
-
-
-def _clip_batches() -> float:
-    model = _WritingWeights("on_train_batch_end", _clip_on_all)
-    fit(lh.ModelAveragingStrategy(block_size=4, warmup_steps=0), 6, model)
-    return float(_weight(model).detach().abs().max())
+@pytest.mark.parametrize(
+    ("name", "write"), [("nesterov", _write_another_and_back), ("one model", _clip_on_all)]
+)
+def test_what_is_put_back_and_what_all_ranks_train_is_no_error(name: str, write: Any) -> None:
+    fit_on_ranks(
+        2, SYNCHRONOUS[name], partial(_WritingWeights, "on_train_epoch_end", write), **LOOKS
+    )
 
 
 def test_the_hook_that_the_error_names_works() -> None:
-    for largest in run_ranks(_clip_batches, 2):
-        assert 0.0 < largest <= 0.01
+    model = partial(_WritingWeights, "on_train_batch_end", _clip_on_all)
+    for own in fit_on_ranks(2, AVERAGING, model):
+        assert 0.0 < own.state["layers.0.weight"].abs().max() <= 0.01
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("hook", ["on_train_start", "on_train_epoch_end"])
+def test_parameters_that_are_written_under_servers_are_one_clear_error(
+    name: str, hook: str
+) -> None:
+    model = partial(_WritingWeights, hook, _clip_a_weight, from_the_start=True)
+    for outcome in rank_outcomes(fitted, 2, SERVERS[name], model, 3, max_epochs=2):
+        assert str(outcome.error).startswith(
+            "RuntimeError: parameters were written to outside of training steps (layers.0.weight):"
+        )
+        assert "in setup or configure_model" in str(outcome.error)
+
+
+def test_rank_that_wrote_alone_under_servers_is_told() -> None:
+    model = partial(_WritingWeights, "on_train_epoch_end", _clip_a_weight_on_rank_0)
+    alone, other = rank_outcomes(fitted, 2, lh.PSPStrategy, model, 3, max_epochs=2)
+    assert "were written to outside of training steps" in str(alone.error)
+    assert "rank 0" in str(other.error)
