@@ -34,13 +34,6 @@ PRESET_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class AdamNet(Net):
-    """Trained by Adam."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
-
-
 class Casualty(Callback):
     """Kills a worker of Ray in the second epoch, once Ray knows of the first one's checkpoint.
 
@@ -63,7 +56,7 @@ def fit_by_each_preset(make: MakeTrainer = make_trainer) -> dict[str, Any]:
     found = {}
     for name, preset in PRESETS.items():
         strategy = preset(**PRESET_SETTINGS[name])
-        model = AdamNet() if name == "bmuf_adam" else Net()
+        model = Net(optimizer="Adam", lr=0.01) if name == "bmuf_adam" else Net()
         make(strategy, max_epochs=2).fit(model, loader(BATCHES))
         placed = {
             "sizes": strategy.layout.sizes,
@@ -90,11 +83,7 @@ def fit_three_epochs(
 
 def ray_trainer(strategy: Any, callbacks: list[Callback] | None = None, **settings: Any) -> Any:
     """A Trainer as the recipe of Ray's manual makes it."""
-    from ray.train.lightning import (
-        RayLightningEnvironment,
-        RayTrainReportCallback,
-        prepare_trainer,
-    )
+    from ray.train.lightning import RayLightningEnvironment, RayTrainReportCallback, prepare_trainer
 
     trainer = pl.Trainer(
         accelerator="cpu",

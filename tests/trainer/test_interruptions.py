@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import rank_outcomes
-from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.trainer.fitting import Fitted, Net, fitted, this_rank
 from tests.waiting import WAIT_S, leave_mark, wait_for_marks, wait_until
 
 RANKS = 3
@@ -55,22 +56,24 @@ class _Interrupted(Net):
             wait_for_marks(self.folder, "ended")
 
 
-def _run(folder: Path, name: str, grace_s: float) -> Any:
+STRATEGIES: dict[str, Any] = {
+    "psp": partial(lh.PSPStrategy, min_pushes=2),
+    "two_stage_asgd": partial(lh.TwoStageASGDStrategy, group_size=1),
+}
+
+
+def _run(folder: Path, name: str, grace_s: float) -> Fitted:
     limit = timedelta(seconds=2 * WAIT_S)
-    strategy: Any = lh.TwoStageASGDStrategy(group_size=1, grace_s=grace_s, timeout=limit)
-    if name == "psp":
-        strategy = lh.PSPStrategy(min_pushes=2, grace_s=grace_s, timeout=limit)
-    model = _Interrupted(folder, until_lost=grace_s == SHORT_S)
-    trainer = make_trainer(strategy, num_sanity_val_steps=0)
+    strategy = partial(STRATEGIES[name], grace_s=grace_s, timeout=limit)
+    model = partial(_Interrupted, folder, until_lost=grace_s == SHORT_S)
     try:
-        trainer.fit(model, loader(BATCHES))
+        return fitted(strategy, model, BATCHES, num_sanity_val_steps=0)
     finally:
-        if trainer.global_rank == STOPPED:
+        if this_rank() == STOPPED:
             leave_mark(folder, "ended")
-    return weights(model), trainer.global_step
 
 
-@pytest.mark.parametrize("name", ["psp", "two_stage_asgd"])
+@pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("grace_s", [SHORT_S, WAIT_S])
 def test_rank_that_is_stopped(name: str, grace_s: float, tmp_path: Path) -> None:
     outcomes = rank_outcomes(_run, RANKS, tmp_path, name, grace_s)
@@ -81,6 +84,5 @@ def test_rank_that_is_stopped(name: str, grace_s: float, tmp_path: Path) -> None
         assert "set grace_s to more than such interruptions take" in error
     for outcome in outcomes:
         assert outcome.error is None, outcome.traceback
-        model, steps = outcome.result
-        assert steps == BATCHES
-        assert torch.equal(model, outcomes[0].result[0])
+        assert outcome.result.steps == BATCHES
+        assert torch.equal(outcome.result.weights, outcomes[0].result.weights)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import lightning_hier as lh
 from benchmarks.hosts import hosts, made_by
 from benchmarks.launch import run_module
 from lightning_hier.strategies.sigterm import QuietTermination
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import BMUF_GTC, Net, all_equal, fit, this_rank, weights
 from tests.waiting import WAIT_S
 
 
@@ -32,7 +31,7 @@ class _SlowFirstGroup(Net):
         self.others_came = False
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        rank = int(os.environ["RANK"])
+        rank = this_rank()
         if batch_idx == 5 and rank >= 2:
             (self.folder / str(rank)).touch()
         if batch_idx == 2 and rank == 0:
@@ -47,18 +46,14 @@ def _slow_group(folder: Path, patience_s: float, quiet: bool) -> tuple[bool, tor
     if not quiet:
         QuietTermination.install = lambda self: None  # type: ignore[method-assign]
     model = _SlowFirstGroup(folder, patience_s)
-    fit(
-        lh.BMUFGTCStrategy(group_size=2, block_size=6, dense_below=0, warmup_steps=0, density=0.01),
-        9,
-        model,
-    )
-    return model.others_came, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    fit(BMUF_GTC(block_size=6, dense_below=0), 9, model)
+    return model.others_came, weights(model)
 
 
 def test_group_comes_to_its_blocks_end_while_another_one_stands_still(tmp_path: Path) -> None:
     results = run_ranks(_slow_group, 4, tmp_path, 30.0, True)
     assert results[0][0]
-    assert all(torch.equal(weights, results[0][1]) for _, weights in results)
+    assert all_equal(model for _, model in results)
 
 
 def test_with_lightnings_flag_at_every_batch_it_would_have_to_wait(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
     """Every strategy, with what makes it send every kind of message."""
     limit = timedelta(seconds=120)
     gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "warmup_steps": 0}
+    adam = lh.BMUFAdam(block_size=2, local_beta1="keep")
     average: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
     return [
         (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
@@ -66,11 +67,7 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
         ),
         (lh.BMUFGTCStrategy(group_size=2, block_size=2, **gtc), Net(batchnorm=True), average),
         (
-            lh.HierarchicalStrategy(
-                group_size=2,
-                block_sync=lh.BMUFAdam(block_size=2, local_beta1="keep"),
-                warmup_steps=0,
-            ),
+            lh.HierarchicalStrategy(group_size=2, block_sync=adam, warmup_steps=0),
             Net(optimizer="Adam", lr=0.01),
             {},
         ),

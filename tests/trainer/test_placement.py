@@ -17,9 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_hier.strategies.placement import unbind_from_device
 from lightning_hier.strategies.ray_train import check_hosts
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
-
-BATCHES = 6
+from tests.trainer.fitting import Net, fit, fit_on_ranks, loader, make_trainer, this_rank, weights
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def _stand_in_for_ray() -> Any:
             return int(os.environ["WORLD_SIZE"])
 
         def global_rank(self) -> int:
-            return int(os.environ["RANK"])
+            return this_rank()
 
         def set_world_size(self, size: int) -> None:
             """Ray knows better."""
@@ -90,24 +88,17 @@ def _fit_as_a_worker_of_ray() -> Any:
     environment = ray_lightning.RayLightningEnvironment()
     trainer = make_trainer("bmuf_gtc", devices="auto", num_nodes=1, plugins=[environment])
     assert isinstance(trainer.strategy, ray_lightning.RayDDPStrategy)
-    trainer.fit(model, loader(BATCHES))
-    return trainer.strategy.layout.sizes, weights(model)
-
-
-def _fit_as_a_rank() -> Any:
-    model = Net()
-    trainer = make_trainer("bmuf_gtc")
-    trainer.fit(model, loader(BATCHES))
+    trainer.fit(model, loader(6))
     return trainer.strategy.layout.sizes, weights(model)
 
 
 def test_devices_hosts_and_data_are_asked_of_ray() -> None:
     """With a stand-in for Ray, where it is not installed; `test_ray` has the real one."""
     found = run_ranks(_fit_as_a_worker_of_ray, 4, ranks_per_node=2)
-    expected = run_ranks(_fit_as_a_rank, 4, ranks_per_node=2)
-    for (sizes, model), (plain_sizes, plain_model) in zip(found, expected, strict=True):
-        assert sizes == plain_sizes == (2, 2)
-        assert torch.equal(model, plain_model)
+    expected = fit_on_ranks(4, "bmuf_gtc", ranks_per_node=2)
+    for (sizes, model), plain in zip(found, expected, strict=True):
+        assert sizes == (2, 2)
+        assert torch.equal(model, plain.weights)
 
 
 def _fit_among_ranks_that_the_trainer_does_not_know_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from lightning_hier.planning.collectives import RankGroup
 from lightning_hier.planning.gradients import gtc_counts, gtc_payload
 from lightning_hier.planning.synchronisation import synchronise
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import BMUF, BMUF_ADAM, HIERARCHICAL, Net, fit
 
 STEPS, BLOCK = 4, 2
 ELEMENTS = 4096
@@ -24,36 +25,20 @@ HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
 NET = Workload(parameters=58, tensors=4, step_s=1.0)
 
 BLOCKS: dict[str, tuple[Settings, Any]] = {
-    "bmuf": (Settings(), lambda: lh.BMUFStrategy(block_size=BLOCK, warmup_steps=0)),
+    "bmuf": (Settings(), partial(BMUF, block_size=BLOCK)),
     "bmuf, int8": (
         Settings(across_dtype="int8"),
-        lambda: lh.BMUFStrategy(block_size=BLOCK, across_dtype="int8", warmup_steps=0),
+        partial(BMUF, block_size=BLOCK, across_dtype="int8"),
     ),
-    "bmuf, overlap": (
-        Settings(overlap=True),
-        lambda: lh.BMUFStrategy(block_size=BLOCK, overlap=True, warmup_steps=0),
-    ),
-    "bmuf_adam": (
-        Settings(moments=True),
-        lambda: lh.BMUFAdamStrategy(block_size=BLOCK, warmup_steps=0, local_beta1="keep"),
-    ),
+    "bmuf, overlap": (Settings(overlap=True), partial(BMUF, block_size=BLOCK, overlap=True)),
+    "bmuf_adam": (Settings(moments=True), partial(BMUF_ADAM, block_size=BLOCK)),
     "leader": (Settings(group_size=2), lambda: _groups("leader")),
     "sharded": (Settings(group_size=2, sharded=True), lambda: _groups("sharded")),
 }
 
 
 def _groups(across: Any) -> lh.HierarchicalStrategy:
-    return lh.HierarchicalStrategy(
-        group_size=2,
-        gradient_sync=lh.AllReduce(),
-        block_sync=lh.BMUF(block_size=BLOCK, across=across),
-        warmup_steps=0,
-    )
-
-
-class _WithAdam(Net):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+    return HIERARCHICAL(group_size=2, block_sync=lh.BMUF(block_size=BLOCK, across=across))
 
 
 class _Sparse(Net):
@@ -72,15 +57,14 @@ class _Sparse(Net):
 def _train() -> dict[str, dict[str, int]]:
     found = {}
     for name, (settings, make) in BLOCKS.items():
-        model = _WithAdam() if settings.moments else Net()
+        model = Net(optimizer="Adam", lr=0.01) if settings.moments else Net()
         trainer = fit(make(), STEPS, model)
         traffic = trainer.strategy.traffic
         kinds = ("models", "steps")
         found[name] = {kind: traffic.of("across", kind).payload_bytes for kind in kinds}
     for name, used in SENT.items():
-        trainer = fit(
-            lh.GTCStrategy(threshold=1e-9, dense_below=0, warmup_steps=0), STEPS, _Sparse(used)
-        )
+        strategy = lh.GTCStrategy(threshold=1e-9, dense_below=0, warmup_steps=0)
+        trainer = fit(strategy, STEPS, _Sparse(used))
         traffic = trainer.strategy.traffic
         kinds = ("gradients", "gradient_counts")
         found[name] = {kind: traffic.of("group", kind).payload_bytes for kind in kinds}

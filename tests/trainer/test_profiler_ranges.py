@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,16 @@ from torch.profiler import ProfilerActivity, _ExperimentalConfig, profile
 import lightning_hier as lh
 from lightning_hier.comm.profiling import profiler_range
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import BMUF, BMUF_GTC, Net, loader, make_trainer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "watching.md"
 TIMEOUT = timedelta(seconds=120)
 STRATEGIES: dict[str, Any] = {
-    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(
-        group_size=2, block_size=3, dense_below=9, warmup_steps=0, density=0.01
-    ),
-    "overlap": lambda: lh.BMUFStrategy(block_size=2, overlap=True, warmup_steps=0),
-    "psp": lambda: lh.PSPStrategy(timeout=TIMEOUT),
-    "two_stage_asgd": lambda: lh.TwoStageASGDStrategy(
-        group_size=2, push_period=1, warmup_steps=0, timeout=TIMEOUT
+    "bmuf_gtc": partial(BMUF_GTC, block_size=3),
+    "overlap": partial(BMUF, block_size=2, overlap=True),
+    "psp": partial(lh.PSPStrategy, timeout=TIMEOUT),
+    "two_stage_asgd": partial(
+        lh.TwoStageASGDStrategy, group_size=2, push_period=1, warmup_steps=0, timeout=TIMEOUT
     ),
 }
 ALWAYS = {"hier/wait", "hier/global_model/swap_in"}

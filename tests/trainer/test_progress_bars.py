@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -11,17 +12,15 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 import lightning_hier as lh
 from lightning_hier.callbacks import progress
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import BMUF, BMUF_GTC, GTC, Net, loader, make_trainer
 from tests.trainer.test_metric_names import Keeps
 
 TIMEOUT = timedelta(seconds=120)
-STRATEGIES = {
-    "bmuf_gtc": lambda: lh.BMUFGTCStrategy(
-        group_size=2, block_size=3, dense_below=9, warmup_steps=0, density=0.01
-    ),
-    "gtc": lambda: lh.GTCStrategy(dense_below=9, warmup_steps=0, density=0.01),
-    "psp": lambda: lh.PSPStrategy(timeout=TIMEOUT),
-    "two_stage_asgd": lambda: lh.TwoStageASGDStrategy(group_size=2, timeout=TIMEOUT),
+STRATEGIES: dict[str, Any] = {
+    "bmuf_gtc": partial(BMUF_GTC, block_size=3),
+    "gtc": GTC,
+    "psp": partial(lh.PSPStrategy, timeout=TIMEOUT),
+    "two_stage_asgd": partial(lh.TwoStageASGDStrategy, group_size=2, timeout=TIMEOUT),
 }
 
 
@@ -81,9 +80,7 @@ def _show_rich() -> str:
     bar = RichProgressBar(
         console_kwargs={"file": screen, "force_terminal": True, "width": 160, "color_system": None}
     )
-    trainer = make_trainer(
-        lh.BMUFStrategy(block_size=3, warmup_steps=0), enable_progress_bar=True, callbacks=[bar]
-    )
+    trainer = make_trainer(BMUF(block_size=3), enable_progress_bar=True, callbacks=[bar])
     trainer.fit(Net(), loader(4))
     return screen.getvalue()
 

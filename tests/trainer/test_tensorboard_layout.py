@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import BMUF_GTC, Net, loader, make_trainer
 
 pytest.importorskip("tensorboard")
 
 
 def _fit_twice(folder: str) -> None:
     loggers: list[Any] = [TensorBoardLogger(folder, name=name, version=0) for name in ("a", "b")]
-    strategy = lh.BMUFGTCStrategy(
-        group_size=1, block_size=2, dense_below=9, warmup_steps=0, density=0.01
-    )
+    strategy = BMUF_GTC(group_size=1, block_size=2)
     trainer = make_trainer(strategy, logger=[*loggers, CSVLogger(folder)], log_every_n_steps=1)
     for epochs in (1, 2):
         trainer.fit_loop.max_epochs = epochs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from lightning_hier.comm.gradients.reducers import AllReducer, HookReducer, Redu
 from lightning_hier.comm.progress_record import progress_record
 from lightning_hier.comm.traffic import Traffic
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, fit
+from tests.trainer.fitting import HIERARCHICAL, Net, fit, fit_on_ranks, this_rank
 from tests.waiting import leave_mark, wait_until
 
 # By how much the last rank is late, once the others have nothing left to do.
@@ -27,7 +27,7 @@ LATE_S = 0.3
 
 
 def _late_rank() -> bool:
-    return os.environ["RANK"] == "1"
+    return this_rank() == 1
 
 
 def _come_late(mark: Path) -> None:
@@ -62,9 +62,7 @@ def _step(kind: str, folder: Path) -> float:
     choices = {"all_reduce": lh.AllReduce(), "hook": lh.CommHook(allreduce_hook)}
     mark = folder / "handed_over"
     _mark_what_is_handed_over(AllReducer if kind == "all_reduce" else HookReducer, mark)
-    strategy = lh.HierarchicalStrategy(
-        group_size="world", gradient_sync=choices[kind], warmup_steps=0
-    )
+    strategy = HIERARCHICAL(group_size="world", gradient_sync=choices[kind])
     fit(strategy, 1, _Late(mark))
     return strategy.traffic.waited_seconds("group")
 
@@ -96,13 +94,7 @@ def test_communication_beside_computation_is_in_flight_but_not_waited_for(tmp_pa
     assert waited < 0.5 * in_flight
 
 
-def _served() -> tuple[float, float]:
-    strategy = lh.PSPStrategy(timeout=timedelta(seconds=120))
-    fit(strategy, 4)
-    metrics = strategy.metrics()
-    return metrics["hier/psp/waiting_seconds"], metrics["hier/across/waited_seconds"]
-
-
 def test_waits_of_a_parameter_server_are_among_those_of_its_tier() -> None:
-    for blocks, everything in run_ranks(_served, 2):
-        assert 0 < blocks <= everything
+    for own in fit_on_ranks(2, partial(lh.PSPStrategy, timeout=timedelta(seconds=120)), Net, 4):
+        waited = own.metrics["hier/psp/waiting_seconds"]
+        assert 0 < waited <= own.metrics["hier/across/waited_seconds"]
