@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from datetime import timedelta
+from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
@@ -17,21 +16,6 @@ from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import divide
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.comm.traffic import Traffic
-
-
-def open_groups(group: int, host_of: Sequence[int]) -> Communicators:
-    """Groups of so many ranks, on such hosts; may be called more than once."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    return Communicators.build(
-        RankLayout.two_tiers(group, dist.get_world_size()),
-        device=torch.device("cpu"),
-        timeout=timedelta(seconds=20),
-        traffic=Traffic(),
-        host_of=host_of,
-    )
 
 
 def make_blocks(

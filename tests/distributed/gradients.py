@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -23,16 +23,19 @@ from lightning_hier.comm.worker import Worker
 CPU = torch.device("cpu")
 
 
-def open_world(group_size: int | None = None, *, timeout_s: float = 60.0) -> Communicators:
-    """Process groups of this rank; one group of all ranks by default."""
+def open_world(
+    group_size: int | None = None, *, timeout_s: float = 60.0, host_of: Sequence[int] | None = None
+) -> Communicators:
+    """Process groups of this rank, one of all ranks by default; may be called more than once."""
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", timeout=timeout)
-    size = group_size or dist.get_world_size()
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timeout)
     return Communicators.build(
-        RankLayout.two_tiers(size, dist.get_world_size()),
+        RankLayout.two_tiers(group_size or dist.get_world_size(), dist.get_world_size()),
         device=CPU,
         timeout=timeout,
         traffic=Traffic(),
+        host_of=host_of,
     )
 
 

@@ -19,7 +19,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.parameter_server import addresses
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
-from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
 from lightning_hier.parameter_server.watch import Watch
 from tests.waiting import WAIT_S, wait_until
 
@@ -79,6 +79,13 @@ class Serving:
                 self.received.append(received)
                 if self._reply is not None:
                     self._reply(received)
+
+
+def heard(port: ServerPort | ClientPort) -> Received:
+    """The next message, which must come."""
+    received = port.receive(WAIT_S)
+    assert received is not None
+    return received
 
 
 def poll_until_lost(watch: Watch) -> None:

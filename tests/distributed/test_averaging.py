@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,25 +16,13 @@ from lightning_hier.comm.blocks.exchange import (
 )
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline, Stages
-from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.comm.traffic import Traffic
+from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
 
 CHUNK = 1024
 HOSTS = {"one host": [0, 0, 0, 0], "two": [0, 0, 1, 1], "uneven": [0, 1, 1, 1]}
 ROUTES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS.keys())
 SHORT = pytest.mark.parametrize("across_dtype", ["bfloat16", "int8"])
-
-
-def _open(host_of: list[int]) -> Communicators:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    return Communicators.build(
-        RankLayout.two_tiers(1, dist.get_world_size()),
-        device=torch.device("cpu"),
-        timeout=timedelta(seconds=60),
-        traffic=Traffic(),
-        host_of=host_of,
-    )
 
 
 def _own(number: int, numel: int) -> Tensor:
@@ -55,7 +41,7 @@ def _places(numel: int) -> list[slice]:
 
 
 def _exact(host_of: list[int], numel: int) -> tuple[float, list[float], int]:
-    communicators = _open(host_of)
+    communicators = open_world(1, host_of=host_of)
     values = _own(0, numel)
     expected = _sum(values)
     Pipeline(exact_sum(values[place], communicators.route) for place in _places(numel)).run()
@@ -73,7 +59,7 @@ def test_exact_sums_are_the_same_on_all_ranks(hosts: list[int]) -> None:
 
 
 def _of_dtype(host_of: list[int], dtype: torch.dtype) -> float:
-    route = _open(host_of).route
+    route = open_world(1, host_of=host_of).route
     values = torch.arange(4).to(dtype) * (dist.get_rank() + 1)
     Pipeline([exact_sum(values, route)]).run()
     return float((values - 10 * torch.arange(4).to(dtype)).abs().max())
@@ -95,7 +81,7 @@ def _short_rounds(
     host_of: list[int], across_dtype: AcrossDtype, numel: int, rounds: int
 ) -> tuple[float, float, list[float]]:
     """Largest loss, largest error of one round, and the last sum."""
-    communicators = _open(host_of)
+    communicators = open_world(1, host_of=host_of)
     route, codec = communicators.route, make_codec(across_dtype, torch.float64)
     assert codec is not None
     error_feedback = ErrorFeedback(
@@ -159,7 +145,7 @@ def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
 
 
 def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int) -> int:
-    communicators = _open(host_of)
+    communicators = open_world(1, host_of=host_of)
     codec = make_codec(across_dtype, torch.float64)
     assert codec is not None
     values = _own(0, numel).float()

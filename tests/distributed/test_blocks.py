@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lightning_hier import ModelAveraging
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from tests.distributed.blocks import agree, make_blocks, open_groups
+from tests.distributed.blocks import agree, make_blocks
+from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
 
 ONE_HOST: Sequence[int] = [0, 0, 0, 0]
@@ -39,7 +40,9 @@ def _counts() -> list[int]:
     found = []
     for looks in (False, True):
         module = nn.ModuleList([_Counting()])
-        (block,) = make_blocks(module, open_groups(2, ONE_HOST), ModelAveraging(block_size=50))
+        (block,) = make_blocks(
+            module, open_world(2, host_of=ONE_HOST), ModelAveraging(block_size=50)
+        )
         if looks:
             block.write_global_model(without_the_first(block.read()), pending=True)
         else:
@@ -53,7 +56,7 @@ def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
     """Weights of one group before and after a synchronisation."""
     module = nn.ModuleList([nn.Linear(70, 9)])
     sync = ModelAveraging(block_size=50, across_dtype=across_dtype)
-    (block,) = make_blocks(module, open_groups(4, ONE_HOST), sync)
+    (block,) = make_blocks(module, open_world(4, host_of=ONE_HOST), sync)
     for own in module.parameters():
         own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)))
     before = [own.clone() for own in module.parameters()]
@@ -62,7 +65,7 @@ def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _both() -> tuple[list[int], list[list[tuple[Tensor, Tensor]]]]:
-    open_groups(4, ONE_HOST)
+    open_world(4, host_of=ONE_HOST)
     return _counts(), [_moved("int8"), _moved("bfloat16")]
 
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
 from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.channel import Channel
-from tests.distributed.blocks import agree, make_blocks, open_groups
+from tests.distributed.blocks import agree, make_blocks
+from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
 
@@ -54,7 +55,7 @@ def _train_(tensors: Sequence[Tensor], turn: int, group: int = 1) -> None:
 def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
     """W of two optimizers' blocks after some turns."""
     module = nn.ModuleList([_Net(), _Net()])
-    communicators = open_groups(1, [0, 0, 1, 1])
+    communicators = open_world(1, host_of=[0, 0, 1, 1])
     in_flight = communicators.route.in_flight
     with mock.patch.object(shard, "CHUNK", 16):
         blocks = make_blocks(module, communicators, _sync(across_dtype))
@@ -94,7 +95,7 @@ def _started() -> list[int]:
     found = []
     for across_dtype in ("same", "int8"):
         module = nn.ModuleList([nn.Linear(3, 3)])
-        (block,) = make_blocks(module, open_groups(1, [0, 0, 0, 0]), _sync(across_dtype))
+        (block,) = make_blocks(module, open_world(1, host_of=[0, 0, 0, 0]), _sync(across_dtype))
         with mock.patch.object(
             Channel, "_starting", autospec=True, side_effect=Channel._starting
         ) as start:
@@ -187,7 +188,7 @@ def _unfrozen() -> list[float]:
     """Values of an optimizer that had nothing to train in its first block, after three more."""
     module = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     trained = set(module[0].parameters())
-    communicators = open_groups(1, [0, 0, 0, 0])
+    communicators = open_world(1, host_of=[0, 0, 0, 0])
     _, block = make_blocks(module, communicators, _sync("same"), trained)
     assert not block.members.tensors and block.synchronise(agree(block.read())).update_norm == 0.0
     for own in module[1].parameters():
@@ -222,7 +223,7 @@ def _distances(group: int) -> list[tuple[float, float]]:
     """Of each block but the last: what the report of the next one says, and what it is."""
     module = nn.ModuleList([_Net()])
     module[0].mean.fill_(10.0)
-    (block,) = make_blocks(module, open_groups(group, [0, 0, 0, 0]), _sync("same"))
+    (block,) = make_blocks(module, open_world(group, host_of=[0, 0, 0, 0]), _sync("same"))
     said, expected = [], []
     for turn in range(4):
         before = [own.clone() for own in block.members.parameters]

@@ -22,7 +22,7 @@ from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.open_ports import Ports
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.transport import Transport
-from tests.distributed.port_ranks import Serving, open_rank, opened
+from tests.distributed.port_ranks import Serving, heard, open_rank, opened
 from tests.ranks import run_ranks
 from tests.waiting import WAIT_S, wait_until
 
@@ -77,8 +77,8 @@ def test_rank_alone_speaks_to_itself_without_a_copy() -> None:
         client = ports.open_client("main")
         payload = torch.arange(_LARGE)
         assert client.send(0, Message(Kind.PUSH, payload=payload))
-        received = ports.server.receive(WAIT_S)
-        assert received is not None and received.message.payload is not None
+        received = heard(ports.server)
+        assert received.message.payload is not None
         assert received.message.payload.data_ptr() == payload.data_ptr()
         # The memory is free for the next message, however long the receiver keeps this one.
         assert client.send(0, Message(Kind.PUSH, payload=payload))
@@ -94,8 +94,8 @@ def test_sent_memory_is_released_and_received_memory_lives_as_long_as_its_payloa
         storage = weakref.ref(payload.untyped_storage())
         assert client.send(1, Message(Kind.PUSH, payload=payload))
         del payload
-        received = other.server.receive(WAIT_S)
-        assert received is not None and received.message.payload is not None
+        received = heard(other.server)
+        assert received.message.payload is not None
         taken = received.message.payload
         del received
         gc.collect()
@@ -130,14 +130,14 @@ def _clients_of_one_rank(ports: Ports, other: Ports) -> None:
     assert main.send(1, Message(Kind.PUSH, timestamp=1))
     assert exchange.send(1, Message(Kind.PUSH, timestamp=2))
     for _ in range(2):
-        received = other.server.receive(WAIT_S)
-        assert received is not None and received.sender == 0
+        received = heard(other.server)
+        assert received.sender == 0
         assert other.server.send(
             received.address, Message(Kind.BLOCK, timestamp=received.message.timestamp)
         )
     for client, timestamp in ((main, 1), (exchange, 2)):
-        answer = client.receive(WAIT_S)
-        assert answer is not None and answer.message.timestamp == timestamp
+        answer = heard(client)
+        assert answer.message.timestamp == timestamp
 
 
 def test_each_client_of_a_rank_gets_its_own_replies() -> None:
@@ -158,8 +158,8 @@ def test_queue_of_a_peer_that_does_not_read_is_limited() -> None:
             sent += 1
             assert sent < 100
         for number in range(sent):
-            received = other.server.receive(WAIT_S)
-            assert received is not None and received.message.timestamp == number
+            received = heard(other.server)
+            assert received.message.timestamp == number
         wait_until(
             lambda: client.send(1, Message(Kind.PUSH, timestamp=sent, payload=payload)),
             "room in the queue",
@@ -175,19 +175,19 @@ def test_one_message_may_be_larger_than_the_queue() -> None:
     with opened(2, limits=Limits(queued_bytes=1)) as [ports, other]:
         client = ports.open_client("main")
         assert client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
-        assert other.server.receive(WAIT_S) is not None
+        heard(other.server)
 
 
 def test_last_words_arrive_after_the_sender_has_closed() -> None:
     with opened(2) as [ports, other]:
         client = ports.open_client("main")
         client.send(1, Message(Kind.CONTRIBUTION))
-        assert other.server.receive(WAIT_S) is not None  # so they are connected
+        heard(other.server)  # so they are connected
         client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
         client.send(1, Message(Kind.BYE))
         ports.close()
-        received = other.server.receive(WAIT_S)
-        assert received is not None and received.message.kind == Kind.PUSH
+        received = heard(other.server)
+        assert received.message.kind == Kind.PUSH
         wait_until(lambda: other.server.receive(0.01) or other.watch.left(), "the farewell")
         assert other.watch.left() == {0} and not other.watch.lost()
 
@@ -196,14 +196,13 @@ def test_who_has_left_is_not_spoken_to_but_still_heard() -> None:
     with opened(2) as [ports, other]:
         client, leaving = ports.open_client("main"), other.open_client("main")
         client.send(1, Message(Kind.PUSH))
-        received = other.server.receive(WAIT_S)
-        assert received is not None
+        received = heard(other.server)
         other.server.send(received.address, Message(Kind.FINAL, payload=torch.zeros(_LARGE)))
         leaving.send(0, Message(Kind.BYE))
         wait_until(lambda: ports.server.receive(0.01) or ports.watch.left(), "the farewell")
         assert not client.send(1, Message(Kind.PUSH))
-        last = client.receive(WAIT_S)
-        assert last is not None and last.message.kind == Kind.FINAL
+        last = heard(client)
+        assert last.message.kind == Kind.FINAL
 
 
 def test_close_does_not_wait_for_a_peer_that_does_not_read() -> None:
@@ -227,8 +226,8 @@ def test_payload_of_more_than_4_gib_reaches_the_own_server(tmp_path: Path) -> No
     payload = torch.from_file(file.name, shared=True, size=2**30 + 10)
     with opened(1) as [ports]:
         assert ports.open_client("main").send(0, Message(Kind.PUSH, payload=payload))
-        received = ports.server.receive(WAIT_S)
-        assert received is not None and received.message.payload is not None
+        received = heard(ports.server)
+        assert received.message.payload is not None
         assert received.message.payload.shape == payload.shape
         assert received.message.payload.data_ptr() == payload.data_ptr()
         del received
@@ -253,7 +252,7 @@ def test_sockets_have_no_name_once_the_ports_are_open(
     with opened(2) as [ports, other]:
         assert not list(deep.iterdir())
         ports.open_client("main").send(1, Message(Kind.PUSH))
-        assert other.server.receive(WAIT_S) is not None
+        heard(other.server)
     assert modes == [0o700, 0o700]
 
 

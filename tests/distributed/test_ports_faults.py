@@ -21,7 +21,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.server_loop import ServerLoop
 from lightning_hier.parameter_server.transport import Unconnected
 from lightning_hier.parameter_server.watch import Watch
-from tests.distributed.port_ranks import Serving, open_rank, opened, poll_until_lost
+from tests.distributed.port_ranks import Serving, heard, open_rank, opened, poll_until_lost
 from tests.ranks import rank_outcomes, run_ranks
 from tests.waiting import WAIT_S, wait_until
 
@@ -158,7 +158,7 @@ def test_farewell_behind_what_takes_long_is_read_before_a_rank_is_lost() -> None
     with opened(2, heartbeat_s=0.1, grace_s=WAIT_S) as [ports, leaving]:
         client = leaving.open_client("main")
         wait_until(lambda: client.send(0, Message(Kind.ABSTAIN)), "room")
-        assert ports.server.receive(WAIT_S) is not None  # so they are connected
+        heard(ports.server)  # so they are connected
         for _ in range(5):
             assert client.send(0, Message(Kind.PUSH))
         assert client.send(0, Message(Kind.BYE))
@@ -174,14 +174,13 @@ def test_words_of_a_rank_that_is_lost_are_still_read() -> None:
     with opened(2, **_QUICK) as [ports, other]:
         client = ports.open_client("main")
         client.send(1, Message(Kind.PUSH))
-        received = other.server.receive(WAIT_S)
-        assert received is not None
+        received = heard(other.server)
         assert other.server.send(received.address, Message(Kind.BLOCK, payload=torch.ones(9)))
         other.close()
         with Serving(ports):
             wait_until(ports.watch.lost, "the loss")
-        last = client.receive(WAIT_S)
-        assert last is not None and last.message.kind == Kind.BLOCK
+        last = heard(client)
+        assert last.message.kind == Kind.BLOCK
         assert client.receive(0.0) is None
 
 
@@ -189,8 +188,7 @@ def test_reply_to_a_rank_that_is_gone_is_not_sent() -> None:
     with opened(2, limits=Limits(queued_messages=10)) as [ports, other]:
         client = ports.open_client("main")
         client.send(1, Message(Kind.PUSH))
-        received = other.server.receive(WAIT_S)
-        assert received is not None
+        received = heard(other.server)
         ports.close()
         wait_until(
             lambda: not other.server.send(received.address, Message(Kind.BLOCK)), "the refusal"

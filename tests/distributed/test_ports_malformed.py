@@ -11,8 +11,8 @@ import torch
 
 from lightning_hier.parameter_server.message import Kind, Limits, Message
 from lightning_hier.parameter_server.wire import encode
-from tests.distributed.port_ranks import Serving, counted, opened
-from tests.waiting import WAIT_S, wait_until
+from tests.distributed.port_ranks import Serving, counted, heard, opened
+from tests.waiting import wait_until
 
 
 def _frames(sequence: int, **fields: Any) -> list[bytes]:
@@ -103,13 +103,12 @@ def test_replies_that_are_malformed_or_come_again_are_dropped() -> None:
     with opened(2) as [ports, other]:
         client = other.open_client("main")
         client.send(0, Message(Kind.PUSH))
-        received = ports.server.receive(WAIT_S)
-        assert received is not None
+        received = heard(ports.server)
         for frames in (_frames(1, timestamp=1), _WORD, [b"?"], _frames(2, timestamp=2)):
             ports.server._socket.send_multipart([received.address, *frames])
         for timestamp in (1, 2):
-            answer = client.receive(WAIT_S)
-            assert answer is not None and answer.message.timestamp == timestamp
+            answer = heard(client)
+            assert answer.message.timestamp == timestamp
         assert other.refusals() == {"replayed": 1, "malformed": 1}
 
 

@@ -15,7 +15,7 @@ from lightning_hier.parameter_server.psp.engine import PSPEngine
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule, PushRule
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import ServerLoop
-from tests.distributed.port_ranks import opened
+from tests.distributed.port_ranks import heard, opened
 from tests.distributed.psp_world import psp_world
 from tests.equivalence.test_psp import loss_gradients, start
 from tests.ranks import run_ranks
@@ -57,8 +57,7 @@ def test_what_is_queued_is_known_until_it_has_left() -> None:
     with opened(2) as [ports, other]:
         client = other.open_client("main")
         client.send(0, Message(Kind.STATE_REQUEST, block=7))
-        received = ports.server.receive(WAIT_S)
-        assert received is not None
+        received = heard(ports.server)
         address = received.address
 
         def is_sending(kind: Kind, block: int) -> bool:
@@ -67,7 +66,7 @@ def test_what_is_queued_is_known_until_it_has_left() -> None:
         ports.server.send(address, Message(Kind.STATE, 7, payload=payload))
         assert is_sending(Kind.STATE, 7)
         assert not is_sending(Kind.STATE, 6) and not is_sending(Kind.BLOCK, 7)
-        assert client.receive(WAIT_S) is not None
+        heard(client)
         wait_until(lambda: not is_sending(Kind.STATE, 7), "the end of the queue")
 
 
