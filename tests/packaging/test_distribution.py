@@ -52,9 +52,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        metadata = message_from_bytes(
-            archive.read(f"lightning_hier-{VERSION}.dist-info/METADATA"),
-        )
+        metadata = message_from_bytes(archive.read(f"lightning_hier-{VERSION}.dist-info/METADATA"))
     assert metadata["Version"] == VERSION
     assert set(metadata.get_all("Provides-Extra", [])) == EXTRAS
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from lightning.pytorch.callbacks import BaseFinetuning, Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-import lightning_hier  # noqa: F401 - registers the names
-from tests.trainer.fitting import make_trainer, weights
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, make_trainer
 
 ROWS = 2
 
@@ -36,13 +36,15 @@ class NoisyData(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index] + 0.1 * torch.randn(4), self.targets[index]
 
 
-class DropoutNet(pl.LightningModule):
+class DropoutNet(Net):
     """Dropout, BatchNorm, a scheduler; notes the weights of every step."""
 
-    def __init__(self, optimizer: str = "SGD", *, seed: int = 11, width: int = 8) -> None:
-        super().__init__()
+    def __init__(
+        self, optimizer: str = "SGD", *, seed: int = 11, width: int = 8, **settings: Any
+    ) -> None:
+        super().__init__(optimizer=optimizer, **settings)
         torch.manual_seed(seed)
-        self.optimizer = optimizer
+        del self.layers
         self.net = nn.Sequential(
             nn.Linear(4, width),
             nn.BatchNorm1d(width),
@@ -50,22 +52,27 @@ class DropoutNet(pl.LightningModule):
             nn.Dropout(0.3),
             nn.Linear(width, 2),
         )
-        self.seen: list[Tensor] = []
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return (self.net(batch[0]) - batch[1]).square().mean()
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.net(batch)
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         torch.randn(3)  # must not matter
-        self.log("val_loss", (self.net(batch[0]) - batch[1]).square().mean(), sync_dist=True)
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append(weights(self))
+        super().validation_step(batch, batch_idx)
 
     def configure_optimizers(self) -> Any:
-        settings = {"momentum": 0.9} if self.optimizer == "SGD" else {}
-        optimizer = getattr(torch.optim, self.optimizer)(self.parameters(), lr=0.05, **settings)
+        optimizer = super().configure_optimizers()
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+def flat(state: Mapping[str, Tensor]) -> Tensor:
+    """The parameters of a `DropoutNet` in the state of one, as `weights` has them."""
+    return torch.cat([state[name].reshape(-1) for name, _ in DropoutNet().named_parameters()])
+
+
+def validation(rows: int) -> DataLoader[Any]:
+    """Batches of two of so many noisy rows."""
+    return DataLoader(NoisyData(rows), batch_size=ROWS)
 
 
 def shuffled(batches: int, **settings: Any) -> DataLoader[Any]:
@@ -153,7 +160,7 @@ def stop_and_go_on(
     rank = int(os.environ["RANK"])
     settings = {"max_epochs": 3, **settings}
     batches = 5 * workers  # of each rank
-    validation = DataLoader(NoisyData(8), batch_size=4)
+    looks = DataLoader(NoisyData(8), batch_size=4)
 
     def train(model: Any, seed: int, path: Path | None, *callbacks: Callback) -> dict[str, Any]:
         trainer = make_trainer(
@@ -163,7 +170,7 @@ def stop_and_go_on(
         np.random.seed(seed + rank)
         torch.manual_seed(seed + rank)
         data = shuffled(batches, **(loader or {}))
-        trainer.fit(model, data, validation, ckpt_path=path)
+        trainer.fit(model, data, looks, ckpt_path=path)
         return outcome(trainer, model)
 
     path = folder / "stopped.ckpt"
@@ -172,3 +179,17 @@ def stop_and_go_on(
     assert 0 < len(resumed["seen"]) < len(through["seen"])
     through["seen"] = through["seen"][-len(resumed["seen"]) :]
     return differences(through, resumed)
+
+
+def check_exact(
+    ranks: int,
+    make_strategy: Callable[[], Any],
+    folder: Path,
+    *,
+    hook: str = "on_train_batch_end",
+    number: int = 7,
+    **settings: Any,
+) -> None:
+    """What goes on ends on all ranks as what was not stopped; `number` 7 is amid all."""
+    found = run_ranks(stop_and_go_on, ranks, make_strategy, hook, number, folder, **settings)
+    assert found == [[]] * ranks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import make_trainer
-
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+from tests.trainer.fitting import BMUF, make_trainer
 
 
 def _fit(folder: Path, io: Any, **settings: Any) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,33 +10,16 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, NoisyData, SaveAt, shuffled, stop_and_go_on
-from tests.trainer.fitting import make_trainer, weights
+from tests.resume.runs import DropoutNet, SaveAt, check_exact, flat, shuffled, validation
+from tests.trainer.fitting import BMUF, BMUF_ADAM, BMUF_GTC, make_trainer, this_rank, weights
 
 DECAY = 0.7
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "SGD"),
-    "bmuf_adam": (
-        2,
-        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
-        "Adam",
-    ),
-    "bmuf_gtc": (
-        4,
-        partial(
-            lh.BMUFGTCStrategy,
-            group_size=2,
-            block_size=4,
-            density=0.2,
-            dense_below=10,
-            warmup_steps=0,
-        ),
-        "SGD",
-    ),
+    "bmuf": (2, BMUF, "SGD"),
+    "bmuf_adam": (2, BMUF_ADAM, "Adam"),
+    "bmuf_gtc": (4, BMUF_GTC, "SGD"),
 }
 
 
@@ -63,13 +44,12 @@ class _Validated(Callback):
 def _train(
     strategy: Any, optimizer: str, callbacks: list[Callback], **settings: Any
 ) -> tuple[DropoutNet, _Validated]:
-    rank = int(os.environ["RANK"])
-    torch.manual_seed(rank)
+    torch.manual_seed(this_rank())
     watch, model = _Validated(), DropoutNet(optimizer)
     trainer = make_trainer(
         strategy(), callbacks=[*callbacks, watch], max_epochs=2, num_sanity_val_steps=0, **settings
     )
-    trainer.fit(model, shuffled(5), DataLoader(NoisyData(2), batch_size=2))
+    trainer.fit(model, shuffled(5), validation(2))
     return model, watch
 
 
@@ -107,15 +87,12 @@ def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) 
     results = run_ranks(_average_and_not, world_size, strategy, optimizer, path)
     means = _means(results)
     saved = torch.load(path, weights_only=True)
-    names = [name for name, _ in DropoutNet().named_parameters()]
-    in_file = torch.cat([saved["state_dict"][name].reshape(-1) for name in names])
-    torch.testing.assert_close(in_file.double(), means[6], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flat(saved["state_dict"]).double(), means[6], rtol=1e-5, atol=1e-6)
     for own in results:
         assert all(torch.equal(a, b) for a, b in zip(own["seen"], own["plain"], strict=True))
         for shown, step in zip(own["during"], (3, 8), strict=True):
             torch.testing.assert_close(shown.double(), means[step - 1], rtol=1e-5, atol=1e-6)
-        end = torch.cat([own["end"][name].reshape(-1) for name in names])
-        torch.testing.assert_close(end.double(), means[-1], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(flat(own["end"]).double(), means[-1], rtol=1e-5, atol=1e-6)
         assert torch.equal(own["after"][-1], own["global"])
         for key, value in own["end"].items():
             assert torch.equal(value, results[0]["end"][key]), key
@@ -133,18 +110,9 @@ def test_all_ranks_see_the_average_of_the_mean_model(name: str, tmp_path: Path) 
 def test_resume_goes_on_with_every_ranks_own_average(
     name: str, hook: str, number: int, tmp_path: Path
 ) -> None:
-    world_size, strategy, optimizer = STRATEGIES[name]
-    found = run_ranks(
-        stop_and_go_on,
-        world_size,
-        strategy,
-        hook,
-        number,
-        tmp_path,
-        optimizer=optimizer,
-        make_callbacks=_ema,
-    )
-    assert found == [[]] * world_size
+    ranks, strategy, optimizer = STRATEGIES[name]
+    settings: dict[str, Any] = {"optimizer": optimizer, "make_callbacks": _ema}
+    check_exact(ranks, strategy, tmp_path, hook=hook, number=number, **settings)
 
 
 class _SickOnce(DropoutNet):
@@ -160,7 +128,7 @@ class _SickOnce(DropoutNet):
 
     @property
     def sick(self) -> bool:
-        return os.environ["RANK"] == "1" and self.global_step == 1
+        return this_rank() == 1 and self.global_step == 1
 
 
 class _SickStatistics(_SickOnce):
@@ -190,13 +158,13 @@ def _but_the_mask(module: Any) -> Tensor:
 def _sick(make_model: Any) -> tuple[list[Tensor], Tensor]:
     model, watch = make_model(), _SeesAll()
     trainer = make_trainer(
-        lh.BMUFStrategy(block_size=4, on_nonfinite="exclude", warmup_steps=0),
+        BMUF(on_nonfinite="exclude"),
         callbacks=[*_ema(), watch],
         max_epochs=2,
         num_sanity_val_steps=0,
         val_check_interval=3,
     )
-    trainer.fit(model, shuffled(5), DataLoader(NoisyData(2), batch_size=2))
+    trainer.fit(model, shuffled(5), validation(2))
     return watch.seen, _but_the_mask(model)
 
 
@@ -219,20 +187,12 @@ def _epochs(strategy: Any) -> tuple[list[Tensor], Tensor]:
 
 
 def test_average_at_the_end_of_epochs_is_one_of_global_models() -> None:
-    results = run_ranks(_epochs, 2, STRATEGIES["bmuf"][1])
+    results = run_ranks(_epochs, 2, BMUF)
     for after, end in results:
         torch.testing.assert_close(end, DECAY * after[0] + (1 - DECAY) * after[1])
         assert torch.equal(end, results[0][1])
 
 
 def test_resume_with_an_average_at_the_end_of_epochs(tmp_path: Path) -> None:
-    found = run_ranks(
-        stop_and_go_on,
-        2,
-        STRATEGIES["bmuf"][1],
-        "on_train_epoch_end",
-        1,
-        tmp_path,
-        make_callbacks=_once_an_epoch,
-    )
-    assert found == [[]] * 2
+    hook = {"hook": "on_train_epoch_end", "number": 1}
+    check_exact(2, BMUF, tmp_path, make_callbacks=_once_an_epoch, **hook)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +10,16 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, NoisyData, shuffled
-from tests.trainer.fitting import make_trainer, weights
+from tests.resume.runs import DropoutNet, flat, shuffled, validation
+from tests.trainer.fitting import BMUF, BMUF_ADAM, BMUF_GTC, make_trainer, this_rank, weights
 
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=4, warmup_steps=0), "SGD"),
-    "bmuf_adam": (
-        2,
-        partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep"),
-        "Adam",
-    ),
-    "bmuf_gtc": (
-        4,
-        partial(
-            lh.BMUFGTCStrategy,
-            group_size=2,
-            block_size=4,
-            density=0.2,
-            dense_below=10,
-            warmup_steps=0,
-        ),
-        "SGD",
-    ),
+    "bmuf": (2, BMUF, "SGD"),
+    "bmuf_adam": (2, BMUF_ADAM, "Adam"),
+    "bmuf_gtc": (4, BMUF_GTC, "SGD"),
 }
-BMUF = STRATEGIES["bmuf"][1]
 
 
 class Watched(DropoutNet):
@@ -52,19 +33,15 @@ class Watched(DropoutNet):
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.validations += 1
         value = (3.0, 1.0, 2.0, 4.0)[self.validations - 1]
-        own = value + (1.0 if os.environ["RANK"] == "1" else -1.0) * (5 - self.validations)
+        own = value + (1.0 if this_rank() == 1 else -1.0) * (5 - self.validations)
         self.log("value", own, sync_dist=True)
 
     def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.tested.append(weights(self))
 
 
-def _validation() -> DataLoader[Any]:
-    return DataLoader(NoisyData(2 * int(os.environ["WORLD_SIZE"])), batch_size=2)
-
-
 def _fit(strategy: Any, *callbacks: Any, optimizer: str = "SGD", **settings: Any) -> Any:
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.manual_seed(this_rank())
     trainer = make_trainer(
         strategy(),
         callbacks=list(callbacks),
@@ -73,7 +50,7 @@ def _fit(strategy: Any, *callbacks: Any, optimizer: str = "SGD", **settings: Any
         **{"max_epochs": 4, **settings},
     )
     model = Watched(optimizer)
-    trainer.fit(model, shuffled(5), _validation())
+    trainer.fit(model, shuffled(5), validation(2 * int(os.environ["WORLD_SIZE"])))
     return trainer, model
 
 
@@ -96,7 +73,7 @@ def _best(folder: Path) -> dict[str, Any]:
     best = ModelCheckpoint(folder, "{epoch}", monitor="value", save_top_k=2, save_last=True)
     trainer, model = _fit(BMUF, best)
     end = weights(model)
-    trainer.test(model, _validation(), ckpt_path="best")
+    trainer.test(model, validation(2 * int(os.environ["WORLD_SIZE"])), ckpt_path="best")
     left = sorted(path.name for path in folder.iterdir())
     again = make_trainer(
         BMUF(),
@@ -121,11 +98,10 @@ def test_best_and_last(tmp_path: Path) -> None:
     results = run_ranks(_best, 2, tmp_path)
     kept = ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
     saved = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]
-    names = [name for name, _ in DropoutNet().named_parameters()]
     for own in results:
         assert own["best"] == "epoch=1.ckpt"
         assert own["left"] == sorted([*kept, *(f"{name}.ranks" for name in kept)])
-        assert torch.equal(own["tested"], torch.cat([saved[n].reshape(-1) for n in names]))
+        assert torch.equal(own["tested"], flat(saved))
         assert not torch.equal(own["tested"], own["end"])
         assert own["steps"] == 10  # the last one that was saved is that of the third epoch
 

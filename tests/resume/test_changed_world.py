@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from copy import deepcopy
 from functools import partial
@@ -11,14 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, SaveAt, shuffled
-from tests.trainer.fitting import make_trainer, weights
+from tests.resume.runs import DropoutNet, SaveAt, flat, shuffled
+from tests.trainer.fitting import (
+    AVERAGING,
+    BMUF,
+    BMUF_GTC,
+    GTC,
+    HIERARCHICAL,
+    make_trainer,
+    this_rank,
+    weights,
+)
 
-GTC = {"density": 0.2, "dense_below": 0}
+ALL_SPARSE = partial(GTC, dense_below=0)
 
 
 class Watched(DropoutNet):
@@ -43,7 +50,7 @@ class Watched(DropoutNet):
 
 
 def _train(strategy: Any, path: Path | None, save: Path | None, steps: int) -> dict[str, Any]:
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.manual_seed(this_rank())
     callbacks = [] if save is None else [SaveAt("on_train_batch_end", steps, save)]
     trainer = make_trainer(strategy(), callbacks=callbacks, max_epochs=-1, max_steps=steps)
     model = Watched()
@@ -54,15 +61,6 @@ def _train(strategy: Any, path: Path | None, save: Path | None, steps: int) -> d
     return {"start": model.start, "said": said, "end": weights(model)}
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    return torch.load(path, weights_only=True)
-
-
-def _flat(state: dict[str, Tensor]) -> Tensor:
-    names = [name for name, _ in DropoutNet().named_parameters()]
-    return torch.cat([state[name].reshape(-1) for name in names])
-
-
 def _go_on(
     tmp_path: Path, before: tuple[int, Any], after: tuple[int, Any], steps: int = 7
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
@@ -70,19 +68,16 @@ def _go_on(
     path = tmp_path / "stopped.ckpt"
     stopped = run_ranks(_train, before[0], before[1], None, path, steps)
     resumed = run_ranks(_train, after[0], after[1], path, None, steps + 4)
-    return _saved(path), stopped, resumed
+    return torch.load(path, weights_only=True), stopped, resumed
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (3, 1)])
 def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
     """In the middle of a block: it ends there, and eta follows the number of models."""
-    bmuf = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
-    saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf))
-    shares = [
-        torch.load(next(tmp_path.glob(f"*.ranks/*/rank_{0:05d}.pt")), weights_only=True)["blocks"]
-    ]
-    [part] = shares[0][0]
-    now = _flat(saved["state_dict"])
+    saved, _, resumed = _go_on(tmp_path, (before, BMUF), (after, BMUF))
+    file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
+    [[part]] = torch.load(file, weights_only=True)["blocks"]
+    now = flat(saved["state_dict"])
     update = now - part["global_model"]
     eta = 0.0 if after == 1 else 1 - 1 / after
     for own in resumed:
@@ -102,11 +97,11 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
     before: int, after: int, tmp_path: Path
 ) -> None:
     """Two blocks and three steps: one block is in W, one on its way, and the steps follow it."""
-    bmuf = partial(lh.BMUFStrategy, block_size=4, overlap=True, warmup_steps=0)
+    bmuf = partial(BMUF, overlap=True)
     saved, _, resumed = _go_on(tmp_path, (before, bmuf), (after, bmuf), steps=11)
     file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
     [[part]] = torch.load(file, weights_only=True)["blocks"]
-    now, eta = _flat(saved["state_dict"]), 1 - 1 / before
+    now, eta = flat(saved["state_dict"]), 1 - 1 / before
     delta = eta * part["update"] + part["in_flight"]
     update = now - (part["global_model"] + delta)
     for own in resumed:
@@ -125,25 +120,22 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
 )
 def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
     """The same ranks: the block under way ends, and one message says what is different."""
-    before = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
-    saved, _, resumed = _go_on(tmp_path, (2, before), (2, partial(before, **after)))
+    saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, partial(BMUF, **after)))
     ((name, value),) = after.items()
     assert f"{name} is {value} instead of " in resumed[0]["said"][0]
     for own in resumed:
-        assert torch.equal(own["start"]["global"][0][0]["global_model"], _flat(saved["state_dict"]))
+        assert torch.equal(own["start"]["global"][0][0]["global_model"], flat(saved["state_dict"]))
 
 
 def test_other_state_that_travels(tmp_path: Path) -> None:
     """Momentum lies behind the model in its shares, which are then cut elsewhere."""
-    before = partial(
-        lh.HierarchicalStrategy, group_size=2, block_sync=lh.BMUF(block_size=4), warmup_steps=0
-    )
+    before = partial(HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_size=4))
     sync = lh.BMUF(block_size=4, local_momentum="average")
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, partial(before, block_sync=sync)))
     assert "optimizer_state is averaged instead of local" in resumed[0]["said"][0]
     for own in resumed:
         shares = own["start"]["global"][0][0]
-        first, model = shares["start"], _flat(saved["state_dict"])
+        first, model = shares["start"], flat(saved["state_dict"])
         assert torch.equal(
             shares["global_model"], model[first : first + len(shares["global_model"])]
         )
@@ -151,8 +143,7 @@ def test_other_state_that_travels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
 def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
-    gtc = partial(lh.GTCStrategy, **GTC, warmup_steps=0)
-    _, _, resumed = _go_on(tmp_path, (before, gtc), (after, gtc))
+    _, _, resumed = _go_on(tmp_path, (before, ALL_SPARSE), (after, ALL_SPARSE))
     files = sorted(tmp_path.glob("*.ranks/*/rank_*.pt"))
     assert len(files) == before
     old = [torch.load(file, weights_only=True)["memory"] for file in files]
@@ -167,8 +158,7 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
 def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:
     """It sends nothing, so its gradient is exact: what was not sent before is in the first one."""
     path = tmp_path / "stopped.ckpt"
-    gtc = partial(lh.GTCStrategy, **GTC, warmup_steps=0)
-    run_ranks(_train, 2, gtc, None, path, 7)
+    run_ranks(_train, 2, ALL_SPARSE, None, path, 7)
     [left] = run_ranks(_first_step, 1, path)
     old = [
         torch.load(file, weights_only=True)["memory"]["residuals"]
@@ -201,7 +191,7 @@ def _first_step(path: Path) -> dict[str, Any]:
     """The first gradient of a resumed run, less that of the same run without residuals."""
     found, residuals = [], {}
     for forgets in (True, False):
-        strategy = lh.GTCStrategy(warmup_steps=0, **GTC)
+        strategy = ALL_SPARSE()
         trainer = make_trainer(strategy, max_epochs=-1, max_steps=8)
         model = _Gradients(forgets=forgets)
         torch.manual_seed(3)
@@ -215,30 +205,27 @@ def _first_step(path: Path) -> dict[str, Any]:
 
 def test_other_groups_and_another_carrier(tmp_path: Path) -> None:
     """2 groups of 2 become 4 of 1: the shares of a group are put together."""
-    before = partial(lh.BMUFGTCStrategy, group_size=2, block_size=4, **GTC, warmup_steps=0)
-    after = partial(lh.BMUFGTCStrategy, group_size=1, block_size=4, **GTC, warmup_steps=0)
+    before = partial(BMUF_GTC, dense_below=0)
+    after = partial(before, group_size=1)
     saved, _, resumed = _go_on(tmp_path, (4, before), (4, after), steps=8)
-    now = _flat(saved["state_dict"])
+    now = flat(saved["state_dict"])
     for own in resumed:
         assert torch.equal(own["start"]["global"][0][0]["global_model"], now)
     assert "4 groups of 1 ranks instead of 2 of 2" in resumed[0]["said"][0]
 
 
 def test_another_system(tmp_path: Path) -> None:
-    before = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
-    after = partial(lh.ModelAveragingStrategy, block_size=4, warmup_steps=0)
-    saved, _, resumed = _go_on(tmp_path, (2, before), (2, after))
+    saved, _, resumed = _go_on(tmp_path, (2, BMUF), (2, AVERAGING))
     for own in resumed:
-        assert torch.equal(own["start"]["weights"], _flat(saved["state_dict"]))
+        assert torch.equal(own["start"]["weights"], flat(saved["state_dict"]))
     assert "block_sync is ModelAveraging instead of BMUF" in resumed[0]["said"][0]
 
 
 def test_smaller_blocks_end_at_the_next_step(tmp_path: Path) -> None:
     """Four steps into a block of five, resumed with blocks of two: nothing else changes."""
     path = tmp_path / "stopped.ckpt"
-    run_ranks(_train, 2, partial(lh.BMUFStrategy, block_size=5, warmup_steps=0), None, path, 4)
-    small = partial(lh.BMUFStrategy, block_size=2, warmup_steps=0)
-    resumed = run_ranks(_train, 2, small, path, None, 5)
+    run_ranks(_train, 2, partial(BMUF, block_size=5), None, path, 4)
+    resumed = run_ranks(_train, 2, partial(BMUF, block_size=2), path, None, 5)
     assert resumed[0]["start"]["steps"][0]["in_block"] == 4
     assert resumed[0]["said"] == []
     assert torch.equal(resumed[0]["end"], resumed[1]["end"])

@@ -6,7 +6,6 @@ import os
 import struct
 import warnings
 from enum import Enum, IntEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -21,9 +20,7 @@ from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError
 from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import make_trainer, weights
-
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+from tests.trainer.fitting import BMUF, make_trainer, weights
 
 
 def _cut(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,69 +9,67 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, Unfreeze, shuffled, stop_and_go_on
-from tests.trainer.fitting import make_trainer
-
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
-ADAM = partial(lh.BMUFAdamStrategy, block_size=4, warmup_steps=0, local_beta1="keep")
-TWO_TIERS = partial(
-    lh.BMUFGTCStrategy, group_size=2, block_size=4, density=0.2, dense_below=10, warmup_steps=0
+from tests.resume.runs import DropoutNet, Unfreeze, check_exact, shuffled, stop_and_go_on
+from tests.trainer.fitting import (
+    AVERAGING,
+    BMUF,
+    BMUF_ADAM,
+    BMUF_GTC,
+    GTC,
+    HIERARCHICAL,
+    all_equal,
+    make_trainer,
+    this_rank,
 )
+from tests.trainer.trainer_settings import scaled
 
 
 class OverflowingNet(DropoutNet):
     """Rank 1 overflows at one batch of every epoch, so its scale is not that of rank 0."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss * 1e38 * 1e38 if os.environ["RANK"] == "1" and batch_idx == 3 else loss
+        loss = self.loss(batch)
+        return loss * 1e38 * 1e38 if this_rank() == 1 and batch_idx == 3 else loss
 
 
-def _scaled(strategy: Any, number: int, folder: Path) -> list[str]:
-    scales = []
-
-    class Scaled(MixedPrecision):
-        def __init__(self) -> None:
-            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-            super().__init__("16-mixed", "cpu", scaler=scaler)
-            scales.append(scaler)
+def _scaled(strategy: Any, folder: Path) -> list[str]:
+    plugins: list[Any] = []
 
     def make_strategy() -> Any:
+        plugins.extend(scaled(growth_interval=3)["plugins"])
         made = strategy()
-        made.precision_plugin = Scaled()
+        made.precision_plugin = plugins[-1]
         return made
 
     found = stop_and_go_on(
-        make_strategy, "on_train_batch_end", number, folder, make_model=OverflowingNet
+        make_strategy, "on_train_batch_end", 7, folder, make_model=OverflowingNet
     )
-    through, resumed = [scaler.state_dict() for scaler in scales]
+    through, resumed = [plugin.scaler.state_dict() for plugin in plugins]
     assert (through["scale"], through["_growth_tracker"]) != (1024.0, 0)  # it was used
     if through != resumed:
         found.append(f"scaler: {through} against {resumed}")
     return found
 
 
-@pytest.mark.parametrize(("world_size", "strategy"), [(2, BMUF), (4, TWO_TIERS)])
-def test_scaled_gradients(world_size: int, strategy: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, BMUF), (4, BMUF_GTC)])
+def test_scaled_gradients(ranks: int, strategy: Any, tmp_path: Path) -> None:
     """Every rank goes on with its own scale, and residuals with the one they were kept under."""
-    assert run_ranks(_scaled, world_size, strategy, 7, tmp_path) == [[]] * world_size
+    assert run_ranks(_scaled, ranks, strategy, tmp_path) == [[]] * ranks
 
 
 class TwoOptimizers(DropoutNet):
     """Manual optimisation: the second optimizer steps at every other batch."""
 
     def __init__(self, optimizer: str = "SGD", *, seed: int = 11) -> None:
-        super().__init__(optimizer, seed=seed)
-        self.automatic_optimization = False
+        super().__init__(optimizer, seed=seed, by_hand=True)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         first, second = self.optimizers()
-        loss = super().training_step(batch, batch_idx)
+        loss = self.loss(batch)
         first.zero_grad()
         second.zero_grad()
         self.manual_backward(loss)
@@ -88,29 +85,15 @@ class TwoOptimizers(DropoutNet):
         ]
 
 
-@pytest.mark.parametrize("strategy", [ADAM, TWO_TIERS])
-def test_two_optimizers_by_hand(strategy: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, BMUF_ADAM), (4, BMUF_GTC)])
+def test_two_optimizers_by_hand(ranks: int, strategy: Any, tmp_path: Path) -> None:
     """Each is in the middle of a block of its own."""
-    world_size = 4 if strategy is TWO_TIERS else 2
-    found = run_ranks(
-        stop_and_go_on,
-        world_size,
-        strategy,
-        "on_train_batch_end",
-        7,
-        tmp_path,
-        make_model=TwoOptimizers,
-    )
-    assert found == [[]] * world_size
+    check_exact(ranks, strategy, tmp_path, make_model=TwoOptimizers)
 
 
 def test_with_parameters_that_may_be_unused(tmp_path: Path) -> None:
     """DDP never forms new buckets then, so there are none to go back to."""
-    strategy = partial(
-        lh.GTCStrategy, density=0.2, dense_below=10, find_unused_parameters=True, warmup_steps=0
-    )
-    found = run_ranks(stop_and_go_on, 2, strategy, "on_train_batch_end", 3, tmp_path)
-    assert found == [[]] * 2
+    check_exact(2, partial(GTC, find_unused_parameters=True), tmp_path, number=3)
 
 
 class ThawsItself(DropoutNet):
@@ -135,35 +118,26 @@ def test_a_layer_that_the_module_unfreezes(
     turns: dict[int, bool], number: int, tmp_path: Path
 ) -> None:
     """Whether or not its hook comes back to that after the resume, its ranks stay one group."""
-    strategy = partial(
-        lh.HierarchicalStrategy,
-        group_size=2,
-        block_sync=lh.ModelAveraging(block_size=7),
-        find_unused_parameters=True,
-        warmup_steps=0,
-    )
-    make_model = partial(ThawsItself, turns=turns)
-    found = run_ranks(
-        stop_and_go_on, 4, strategy, "on_train_batch_end", number, tmp_path, make_model=make_model
-    )
-    assert found == [[]] * 4
+    sync = lh.ModelAveraging(block_size=7)
+    strategy = partial(HIERARCHICAL, group_size=2, block_sync=sync, find_unused_parameters=True)
+    model = partial(ThawsItself, turns=turns)
+    check_exact(4, strategy, tmp_path, number=number, make_model=model)
 
 
-def _frozen_on_purpose(folder: Path) -> tuple[Tensor, Tensor]:
+def _frozen_on_purpose(folder: Path) -> list[Tensor]:
     weight: list[Tensor] = []
     for model in (DropoutNet(), ThawsItself(turns={})):
         path = None if not weight else folder / "trained.ckpt"
-        strategy = lh.ModelAveragingStrategy(block_size=5, warmup_steps=0)
-        trainer = make_trainer(strategy, max_epochs=len(weight) + 1)
+        trainer = make_trainer(AVERAGING(block_size=5), max_epochs=len(weight) + 1)
         trainer.fit(model, shuffled(5), ckpt_path=path)
         trainer.save_checkpoint(folder / "trained.ckpt")
         weight.append(model.net[0].weight.detach())
-    return weight[0], weight[1]
+    return weight
 
 
 def test_what_is_frozen_for_the_rest_of_a_run_stays_frozen(tmp_path: Path) -> None:
-    for before, after in run_ranks(_frozen_on_purpose, 2, tmp_path):
-        assert torch.equal(before, after)
+    for before_and_after in run_ranks(_frozen_on_purpose, 2, tmp_path):
+        assert all_equal(before_and_after)
 
 
 class Thawing(DropoutNet):
@@ -180,17 +154,8 @@ def _unfreeze() -> list[Callback]:
 
 @pytest.mark.parametrize("number", [3, 7])
 def test_before_and_after_a_layer_is_unfrozen(number: int, tmp_path: Path) -> None:
-    found = run_ranks(
-        stop_and_go_on,
-        4,
-        TWO_TIERS,
-        "on_train_batch_end",
-        number,
-        tmp_path,
-        make_model=Thawing,
-        make_callbacks=_unfreeze,
-    )
-    assert found == [[]] * 4
+    settings: dict[str, Any] = {"make_model": Thawing, "make_callbacks": _unfreeze}
+    check_exact(4, BMUF_GTC, tmp_path, number=number, **settings)
 
 
 class _UsedInTheFirstBatch(DropoutNet):
@@ -202,27 +167,12 @@ class _UsedInTheFirstBatch(DropoutNet):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         inputs = self.sometimes(batch[0]) if batch_idx % 2 == 0 else batch[0]
-        return super().training_step([inputs, batch[1]], batch_idx)
+        return self.loss([inputs, batch[1]])
 
 
 @pytest.mark.parametrize("sync", [lh.AllReduce(), lh.GTC(density=0.2, dense_below=0)])
 def test_layer_that_the_rest_of_an_accumulated_step_does_not_use(sync: Any, tmp_path: Path) -> None:
-    """DDP knows that the first batch, before the stop, has used it."""
-    strategy = partial(
-        lh.HierarchicalStrategy,
-        group_size="world",
-        gradient_sync=sync,
-        warmup_steps=0,
-        find_unused_parameters=True,
-    )
-    found = run_ranks(
-        stop_and_go_on,
-        2,
-        strategy,
-        "on_train_batch_end",
-        8,  # the third of an epoch of five
-        tmp_path,
-        make_model=_UsedInTheFirstBatch,
-        accumulate_grad_batches=2,
-    )
-    assert found == [[]] * 2
+    """DDP knows that the first batch, before the stop, has used it: the third of an epoch."""
+    group = {"group_size": "world", "gradient_sync": sync, "find_unused_parameters": True}
+    settings: dict[str, Any] = {"make_model": _UsedInTheFirstBatch, "accumulate_grad_batches": 2}
+    check_exact(2, partial(HIERARCHICAL, **group), tmp_path, number=8, **settings)

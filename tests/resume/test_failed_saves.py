@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 import lightning_hier as lh
 from tests.ranks import rank_outcomes, run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import make_trainer
-
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+from tests.trainer.fitting import BMUF, BMUF_ADAM, make_trainer
 
 
 def _full_disk(folder: Path) -> None:
@@ -76,8 +73,7 @@ class _NotForBMUFAdam(DropoutNet):
 
 def _mistake_with_saver(folder: Path) -> None:
     saver = OnExceptionCheckpoint(folder)
-    strategy = lh.BMUFAdamStrategy(block_size=4, warmup_steps=0, local_beta1="keep")
-    trainer = make_trainer(strategy, callbacks=[saver], enable_checkpointing=True)
+    trainer = make_trainer(BMUF_ADAM(), callbacks=[saver], enable_checkpointing=True)
     trainer.fit(_NotForBMUFAdam(), shuffled(5))
 
 

@@ -21,10 +21,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO
 from tests.ranks import rank_outcomes, run_ranks
-from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import make_trainer, weights
-
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+from tests.resume.runs import DropoutNet, flat, shuffled
+from tests.trainer.fitting import BMUF, fit_on_ranks, make_trainer, this_rank, weights
 
 
 def test_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -180,7 +178,9 @@ def test_newest_complete_checkpoint(tmp_path: Path) -> None:
     assert lh.newest_checkpoint(tmp_path / "nothing") is None
 
 
-def _resume(path: Path) -> None:
+def _resume(*paths: Path) -> None:
+    """From the path of this rank, or the only one."""
+    path = paths[this_rank() % len(paths)]
     make_trainer(BMUF(), max_epochs=2).fit(DropoutNet(), shuffled(5), ckpt_path=path)
 
 
@@ -194,13 +194,9 @@ def test_incomplete_checkpoint_is_refused_on_every_rank(tmp_path: Path) -> None:
         assert "newest_checkpoint" in outcome.error
 
 
-def _resume_different(folder: Path) -> None:
-    _resume(folder / ("a.ckpt", "b.ckpt")[int(os.environ["RANK"])])
-
-
 def test_ranks_must_read_the_same_save(tmp_path: Path) -> None:
     run_ranks(_save_twice, 2, tmp_path)
-    for outcome in rank_outcomes(_resume_different, 2, tmp_path):
+    for outcome in rank_outcomes(_resume, 2, tmp_path / "a.ckpt", tmp_path / "b.ckpt"):
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
         assert "rank 1 resume from" in outcome.error
@@ -210,7 +206,7 @@ class _Logging(DropoutNet):
     """Logs another loss on every rank."""
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        self.log("own", float(os.environ["RANK"]) + batch_idx)
+        self.log("own", float(this_rank()) + batch_idx)
         return super().training_step(batch, batch_idx)
 
 
@@ -246,46 +242,27 @@ def test_save_over_a_link_leaves_its_target(tmp_path: Path) -> None:
     assert lh.newest_checkpoint(tmp_path) == tmp_path / "target.ckpt"
 
 
-def _after_fit(folder: Path) -> dict[str, Any]:
-    """Two epochs at once, and one and one with a checkpoint that is saved after ``fit``."""
-    ends = []
-    for epochs, path in ((2, None), (1, None), (2, folder / "after.ckpt")):
-        torch.manual_seed(int(os.environ["RANK"]))
-        model = DropoutNet()
-        trainer = make_trainer(BMUF(), max_epochs=epochs)
-        trainer.fit(model, shuffled(5), ckpt_path=path)
-        if epochs == 1:
-            trainer.save_checkpoint(folder / "after.ckpt")
-        ends.append(weights(model))
-    return {"through": ends[0], "resumed": ends[2], "after one": ends[1]}
-
-
 def test_checkpoint_that_is_saved_after_fit(tmp_path: Path) -> None:
     """In the middle of a block: its file holds the global model, and a resume is exact."""
-    results = run_ranks(_after_fit, 2, tmp_path)
-    saved = torch.load(tmp_path / "after.ckpt", weights_only=True)["state_dict"]
-    names = [name for name, _ in DropoutNet().named_parameters()]
-    for own in results:
-        assert torch.equal(own["through"], own["resumed"])
-        assert not torch.equal(own["after one"], own["resumed"])
-        assert torch.equal(torch.cat([saved[n].reshape(-1) for n in names]), own["after one"])
-
-
-def _elsewhere(path: Path) -> list[Any]:
-    """In plain torch, in plain Lightning, and in Lightning's own DDP."""
-    saved = torch.load(path, weights_only=True)
-    plain = DropoutNet()
-    plain.load_state_dict(saved["state_dict"])
-    loaded = DropoutNet.load_from_checkpoint(path)
-    ddp = make_trainer("ddp", max_epochs=2)
-    resumed = DropoutNet()
-    ddp.fit(resumed, shuffled(5), ckpt_path=path)
-    return [weights(plain), weights(loaded), weights(resumed), ddp.global_step]
+    path, settings = tmp_path / "after.ckpt", {"data": partial(shuffled, 5)}
+    through = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, **settings)
+    first = fit_on_ranks(2, BMUF, DropoutNet, save=path, **settings)
+    resumed = fit_on_ranks(2, BMUF, DropoutNet, max_epochs=2, ckpt_path=path, **settings)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    for whole, half, rest in zip(through, first, resumed, strict=True):
+        assert torch.equal(whole.weights, rest.weights)
+        assert not torch.equal(half.weights, rest.weights)
+        assert torch.equal(flat(saved), half.weights)
 
 
 def test_loads_without_this_package(tmp_path: Path) -> None:
+    """In plain torch, in plain Lightning, and in Lightning's own DDP."""
+    path = tmp_path / "a.ckpt"
     run_ranks(_save_twice, 2, tmp_path)
-    plain, loaded, resumed, steps = run_ranks(_elsewhere, 2, tmp_path / "a.ckpt")[0]
-    assert torch.equal(plain, loaded)
-    assert not torch.equal(plain, resumed)
-    assert steps == 10
+    plain = DropoutNet()
+    plain.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+    assert torch.equal(weights(plain), weights(DropoutNet.load_from_checkpoint(path)))
+    settings = {"data": partial(shuffled, 5), "max_epochs": 2, "ckpt_path": path}
+    resumed = fit_on_ranks(2, "ddp", DropoutNet, **settings)[0]
+    assert not torch.equal(weights(plain), resumed.weights)
+    assert resumed.steps == 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,20 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
 from tests.resume.runs import (
     DropoutNet,
-    NoisyData,
     SaveAt,
     Unfreeze,
     differences,
     outcome,
     shuffled,
+    validation,
 )
-from tests.trainer.fitting import make_trainer, weights
+from tests.trainer.fitting import AVERAGING, BMUF, fit_on_ranks, make_trainer, this_rank
 
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
-AVERAGING = partial(lh.ModelAveragingStrategy, block_size=7, warmup_steps=0)
-VIRTUAL = partial(lh.BMUFStrategy, block_size=4, virtual_workers=2, warmup_steps=0)
+VIRTUAL = partial(BMUF, virtual_workers=2)
 
 
 class _Starts(Callback):
@@ -54,12 +49,12 @@ def _resume(make_strategy: Any, path: Path, epochs: int) -> dict[str, Any]:
     trainer = make_trainer(make_strategy(), callbacks=[starts], max_epochs=epochs)
     trainer.fit(model, shuffled(10), ckpt_path=path)
     end = _state(model)
-    trainer.test(model, DataLoader(NoisyData(4), batch_size=2), verbose=False)
+    trainer.test(model, validation(4), verbose=False)
     return {"starts": starts.seen, "end": end, "tested": _state(model)}
 
 
 def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[dict[str, Any]]:
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.manual_seed(this_rank())
     path = folder / "saved.ckpt"
     trainer = make_trainer(first(), callbacks=[SaveAt(hook, 1, path)], max_epochs=1)
     trainer.fit(_Tested(), shuffled(10))
@@ -68,7 +63,7 @@ def _train_then_resume(first: Any, then: Any, hook: str, folder: Path) -> list[d
 
 @pytest.mark.parametrize(
     ("first", "then"),
-    [(BMUF, BMUF), (BMUF, AVERAGING), (VIRTUAL, VIRTUAL)],
+    [(BMUF, BMUF), (BMUF, partial(AVERAGING, block_size=7)), (VIRTUAL, VIRTUAL)],
     ids=["same", "another", "virtual"],
 )
 @pytest.mark.parametrize(
@@ -115,7 +110,7 @@ def test_what_was_unfrozen_in_training_is_global_too(tmp_path: Path) -> None:
 def _go_on(
     strategy: Any, folder: Path, begin: str | None, *callbacks: Callback, **settings: Any
 ) -> dict[str, Any]:
-    torch.manual_seed(int(os.environ["RANK"]) + len(begin or ""))
+    torch.manual_seed(this_rank() + len(begin or ""))
     path = None if begin is None else folder / begin
     trainer, model = make_trainer(strategy(), callbacks=list(callbacks), **settings), DropoutNet()
     trainer.fit(model, shuffled(10), ckpt_path=path)
@@ -146,22 +141,12 @@ def test_saved_again_before_anything_is_trained_it_loses_nothing(
     assert run_ranks(_save_again, 2, strategy, tmp_path) == [[], []]
 
 
-def _in_64_bits(folder: Path) -> list[Tensor]:
-    path = folder / "saved.ckpt"
-    ends = []
-    for resumed in (None, path):
-        torch.manual_seed(int(os.environ["RANK"]))
-        model = DropoutNet()
-        trainer = make_trainer(BMUF(), precision="64-true", max_epochs=1)
-        trainer.fit(model, shuffled(5), ckpt_path=resumed)
-        if resumed is None:
-            trainer.save_checkpoint(path)
-        ends.append(weights(model))
-    return ends
-
-
 def test_64_bits_are_loaded_without_rounding(tmp_path: Path) -> None:
     """Lightning loads the model before it converts the module."""
-    for through, resumed in run_ranks(_in_64_bits, 2, tmp_path):
-        assert through.dtype == torch.float64
-        assert torch.equal(through, resumed)
+    path = tmp_path / "saved.ckpt"
+    settings = {"data": partial(shuffled, 5), "precision": "64-true"}
+    through = fit_on_ranks(2, BMUF, DropoutNet, save=path, **settings)
+    resumed = fit_on_ranks(2, BMUF, DropoutNet, ckpt_path=path, **settings)
+    for whole, again in zip(through, resumed, strict=True):
+        assert whole.weights.dtype == torch.float64
+        assert torch.equal(whole.weights, again.weights)

@@ -13,13 +13,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
 from torch import Tensor
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer
+from tests.trainer.fitting import BMUF, GTC, Net, loader, make_trainer
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
-    "bmuf": partial(lh.BMUFStrategy, block_size=3, warmup_steps=0),
-    "gtc": partial(lh.GTCStrategy, dense_below=1, warmup_steps=0, density=0.01),
+    "bmuf": partial(BMUF, block_size=3),
+    "gtc": partial(GTC, dense_below=1),
 }
 
 
@@ -59,17 +58,11 @@ def test_masks_of_different_lengths(name: str, tmp_path: Path) -> None:
 
 def _prune(folder: Path) -> list[str]:
     pruning = ModelPruning(
-        "l1_unstructured",
-        amount=0.5,
-        parameters_to_prune=None,
-        use_lottery_ticket_hypothesis=False,
+        "l1_unstructured", amount=0.5, parameters_to_prune=None, use_lottery_ticket_hypothesis=False
     )
     saving = ModelCheckpoint(folder, save_last=True)
     make_trainer(
-        lh.BMUFStrategy(block_size=3, warmup_steps=0),
-        max_epochs=2,
-        enable_checkpointing=True,
-        callbacks=[pruning, saving],
+        BMUF(block_size=3), max_epochs=2, enable_checkpointing=True, callbacks=[pruning, saving]
     ).fit(Net(), loader(5))
     return sorted(torch.load(folder / "last.ckpt", weights_only=True)["state_dict"])
 

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSp
 import lightning_hier as lh
 from lightning_hier.strategies.checkpoints.saved_optimizers import check_saved_optimizers
 from tests.ranks import run_ranks
-from tests.trainer.fitting import Net, loader, make_trainer, weights
+from tests.trainer.fitting import AVERAGING, BMUF, BMUF_ADAM, Net, loader, make_trainer, weights
 
 Makes = Callable[[Net], list[Optimizer]]
 
@@ -81,13 +81,13 @@ def _resume(cases: list[tuple[Callable[[], Any], Makes]], path: Path) -> list[tu
 
 def test_each_change_of_optimizers_is_one_error_with_both(tmp_path: Path) -> None:
     path = tmp_path / "sgd.ckpt"
-    run_ranks(_save, 2, partial(lh.BMUFStrategy, block_size=2, warmup_steps=0), _sgd, path)
+    run_ranks(_save, 2, partial(BMUF, block_size=2), _sgd, path)
     cases = [
-        (partial(lh.BMUFAdamStrategy, block_size=2, warmup_steps=0, local_beta1="keep"), _adamw),
+        (partial(BMUF_ADAM, block_size=2), _adamw),
         (lh.PSPStrategy, _adamw),
         (lh.GTCStrategy, _two_groups),
         (lh.BMUFStrategy, _two_optimizers),
-        (partial(lh.ModelAveragingStrategy, block_size=2, warmup_steps=0), _sgd),
+        (partial(AVERAGING, block_size=2), _sgd),
     ]
     first, second = run_ranks(_resume, 2, cases, path)
     assert [error for error, _, _ in first] == [error for error, _, _ in second]
@@ -119,9 +119,7 @@ def test_a_checkpoint_of_ddp_has_its_own_words_under_servers(tmp_path: Path) -> 
 
 def test_the_way_round_is_real(tmp_path: Path) -> None:
     path = tmp_path / "sgd.ckpt"
-    saved = run_ranks(_save, 2, partial(lh.BMUFStrategy, block_size=2, warmup_steps=0), _sgd, path)[
-        0
-    ]
+    saved = run_ranks(_save, 2, partial(BMUF, block_size=2), _sgd, path)[0]
     assert torch.equal(weights(_Optimized.load_from_checkpoint(path, makes=_adamw)), saved)
 
 

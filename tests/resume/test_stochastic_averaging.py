@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,17 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 import lightning_hier as lh
 from tests.ranks import run_ranks
-from tests.resume.runs import DropoutNet, NoisyData, shuffled, stop_and_go_on
-from tests.trainer.fitting import make_trainer, weights
+from tests.resume.runs import DropoutNet, check_exact, shuffled, validation
+from tests.trainer.fitting import BMUF, BMUF_GTC, make_trainer, this_rank, weights
 
 STRATEGIES: dict[str, tuple[int, Any]] = {
     "psp": (2, lh.PSPStrategy),
     "two_stage_asgd": (2, lh.TwoStageASGDStrategy),
-    "bmuf": (2, partial(lh.BMUFStrategy, block_size=7, warmup_steps=0)),
-    "bmuf_gtc": (
-        4,
-        partial(
-            lh.BMUFGTCStrategy,
-            group_size=2,
-            block_size=7,
-            density=0.2,
-            dense_below=10,
-            warmup_steps=0,
-        ),
-    ),
+    "bmuf": (2, partial(BMUF, block_size=7)),
+    "bmuf_gtc": (4, partial(BMUF_GTC, block_size=7)),
 }
 
 
@@ -63,12 +51,12 @@ class _Watch(Callback):
 
 
 def _train(make_model: Any, strategy: Any) -> dict[str, Any]:
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.manual_seed(this_rank())
     model, watch = make_model(), _Watch()
     trainer = make_trainer(
         strategy(), callbacks=[watch, *_swa()], max_epochs=4, num_sanity_val_steps=0
     )
-    trainer.fit(model, shuffled(5), DataLoader(NoisyData(2), batch_size=2))
+    trainer.fit(model, shuffled(5), validation(2))
     return {
         "begins": watch.begins,
         "validated": watch.validated,
@@ -110,15 +98,6 @@ def test_average_of_global_models_is_the_end(make_model: Any, name: str) -> None
 @pytest.mark.parametrize("make_model", [PlainNet, DropoutNet])
 def test_resume_at_the_end_of_an_epoch(make_model: Any, tmp_path: Path) -> None:
     """In the middle of one Lightning itself does not set up the callback's schedule again."""
-    found = run_ranks(
-        stop_and_go_on,
-        2,
-        STRATEGIES["bmuf"][1],
-        "on_train_epoch_end",
-        2,
-        tmp_path,
-        make_model=make_model,
-        make_callbacks=_swa,
-        max_epochs=4,
-    )
-    assert found == [[]] * 2
+    hook = {"hook": "on_train_epoch_end", "number": 2, "max_epochs": 4}
+    settings: dict[str, Any] = {"make_model": make_model, "make_callbacks": _swa, **hook}
+    check_exact(2, STRATEGIES["bmuf"][1], tmp_path, **settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,20 +11,11 @@ import torch
 from lightning.pytorch.callbacks import Callback, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 
-import lightning_hier as lh
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import make_trainer, weights
+from tests.trainer.fitting import BMUF, BMUF_GTC, make_trainer, this_rank, weights
 
-GTC = partial(
-    lh.BMUFGTCStrategy,
-    group_size=1,
-    block_size=4,
-    density=0.2,
-    dense_below=10,
-    warmup_steps=3,
-)
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+TWO_TIERS = partial(BMUF_GTC, group_size=1, warmup_steps=3)
 RATE = 0.03
 
 
@@ -59,7 +49,7 @@ class _Tuned(DropoutNet):
 
 
 def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.manual_seed(this_rank())
     model = _Tuned()
     search: dict[str, Any] = {"min_lr": RATE, "max_lr": 0.1, "early_stop_threshold": None}
     callbacks: list[Callback] = []
@@ -81,7 +71,7 @@ def _tune(strategy: Any, folder: Path, *, as_callback: bool) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("strategy", "as_callback"), [(BMUF, False), (GTC, True)])
+@pytest.mark.parametrize(("strategy", "as_callback"), [(BMUF, False), (TWO_TIERS, True)])
 def test_learning_rate_finder(strategy: Any, as_callback: bool, tmp_path: Path) -> None:
     """The training after it starts as the search did: counts, residuals, blocks and warm-up."""
     results = run_ranks(_tune, 2, strategy, tmp_path, as_callback=as_callback)

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,10 +20,8 @@ import lightning_hier as lh
 from lightning_hier.strategies.checkpoints import rank_files
 from tests.ranks import run_ranks
 from tests.resume.runs import DropoutNet, shuffled
-from tests.trainer.fitting import make_trainer
+from tests.trainer.fitting import BMUF, make_trainer
 from tests.waiting import leave_mark, wait_for_marks
-
-BMUF = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
 
 
 def _trained(width: int = 8, **settings: Any) -> Any:
