@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
+from tests.equivalence.faults import Fault, FaultyRegression, FaultyTwin, FaultyTwoOptimizers
 from tests.equivalence.tasks import (
     B_PERIOD,
     Pair,
@@ -23,6 +24,7 @@ from tests.equivalence.tasks import (
     loader,
     loss_on,
     make_net,
+    rank_number,
 )
 from tests.equivalence.twins import Recipe, Sgd, Twin, Values
 
@@ -45,6 +47,10 @@ class Case:
         momentum: of the SGD.
         compiled: whether the module is compiled.
         trainer: further arguments of the Trainer.
+        faults: of some workers.
+        counts: batches of each rank in one epoch, where they differ.
+        unknown: whether nobody knows how many there are.
+        tolerance: of every comparison with the twin.
 
     """
 
@@ -59,11 +65,25 @@ class Case:
     momentum: float = 0.0
     compiled: bool = False
     trainer: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    counts: tuple[int, ...] = ()
+    unknown: bool = False
+    tolerance: float = 1e-10
 
     @staticmethod
     def recipe_of(strategy: Callable[[], Any], world: int) -> Recipe:
         """The same as the strategy in the papers' symbols."""
         return Recipe(**symbols_of(strategy, world))
+
+    def optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
+        """Of what can be trained of a network."""
+        trainable = [p for p in net.parameters() if p.requires_grad]
+        return torch.optim.SGD(trainable, lr=self.lr, momentum=self.momentum)
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        """The twin, with an optimizer for each of some lists of parameters."""
+        sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
+        return (FaultyTwin if self.faults else Twin)(net, self.recipe, sgds)
 
 
 AnyCase = TypeVar("AnyCase", bound=Case)
@@ -137,11 +157,6 @@ def symbols_of(strategy: Callable[[], Any], world: int) -> dict[str, Any]:
     return found
 
 
-def rank_number() -> int:
-    """The number of this rank, 0 outside a job."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def make_trainer(case: Case, **more: Any) -> pl.Trainer:
     """A quiet Trainer on all ranks of the job."""
     devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -163,12 +178,15 @@ def make_trainer(case: Case, **more: Any) -> pl.Trainer:
     return pl.Trainer(**(arguments | case.trainer | more))
 
 
-def make_module(case: Case, seed: int = 0) -> pl.LightningModule:
+def make_module(case: Case, seed: int = 0) -> Regression:
     """The module of a case; every rank may draw other weights, since rank 0's count."""
     net = make_net(case.net, seed)
-    if isinstance(net, Pair):
-        return TwoOptimizers(net, lr=case.lr, momentum=case.momentum)
-    return Regression(net, lr=case.lr, momentum=case.momentum)
+    kinds: Any = (Regression, TwoOptimizers)
+    if case.faults:
+        kinds = (FaultyRegression, FaultyTwoOptimizers)
+    module: Any = kinds[isinstance(net, Pair)](net, case.optimizer)
+    module.faults = case.faults
+    return module
 
 
 def fit(case: Case, **more: Any) -> Values:
@@ -196,12 +214,9 @@ def state_of(net: nn.Module) -> Values:
 def make_twin(case: Case) -> Twin:
     """The twin of a case, before its first step."""
     net = make_net(case.net)
-    if isinstance(net, Pair):
-        parts = [tuple(n for n, _ in net.named_parameters() if n.startswith(p)) for p in ("a", "b")]
-    else:
-        parts = [tuple(name for name, p in net.named_parameters() if p.requires_grad)]
-    sgds = [Sgd(names=names, lr=case.lr, momentum=case.momentum) for names in parts]
-    return Twin(net, case.recipe, sgds)
+    trainable = [name for name, p in net.named_parameters() if p.requires_grad]
+    prefixes = ("a", "b") if isinstance(net, Pair) else ("",)
+    return case.twin(net, [tuple(n for n in trainable if n.startswith(p)) for p in prefixes])
 
 
 def run_twin(case: Case) -> Twin:
@@ -212,17 +227,15 @@ def run_twin(case: Case) -> Twin:
     return twin
 
 
-def train_batch(
-    case: Case, twin: Twin, count: int, factors: Mapping[int, float] | None = None
-) -> None:
-    """Train the twin on one more batch, ``count`` batches into the run.
-
-    ``factors`` multiply the losses of some workers.
-    """
+def train_batch(case: Case, twin: Twin, count: int) -> None:
+    """Train the twin on one more batch, ``count`` batches into the run, with its faults."""
     number = count % case.batches
     losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]
-    for rank, factor in (factors or {}).items():
-        losses[rank] = partial(_scaled, losses[rank], factor)
+    for fault in case.faults:
+        if fault.batch == count and isinstance(twin, FaultyTwin):
+            twin.strike(fault)
+            if fault.where == "loss":
+                losses[fault.rank] = partial(_scaled, losses[fault.rank], fault.value)
     if case.net == "pair":
         twin.backward([_part(loss, "a") for loss in losses])
         twin.step(0)

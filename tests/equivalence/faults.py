@@ -7,23 +7,18 @@ what they are for all groups. Then it starts from W_g like everybody, and rememb
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from tests.equivalence.adam_cases import AdamCase, AdamRegression
 from tests.equivalence.adam_twins import AdamTwin, AdamWorker
-from tests.equivalence.cases import Case, make_trainer, rank_number, state_of, train_batch
-from tests.equivalence.tasks import Pair, Regression, TwoOptimizers, loader, make_net
+from tests.equivalence.tasks import Regression, TwoOptimizers, rank_number
 from tests.equivalence.twins import Sgd, Twin, Values, Worker
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 Where = Literal["loss", "weight", "buffer", "exp_avg", "exp_avg_sq"]
 
 
@@ -39,23 +34,6 @@ class Fault:
     rank: int
     where: Where = "loss"
     value: float = float("nan")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaultyCase(Case):
-    """A run with faults."""
-
-    faults: tuple[Fault, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaultyAdamCase(AdamCase):
-    """The same with one of the Adams."""
-
-    faults: tuple[Fault, ...] = ()
-
-
-AnyCase = FaultyCase | FaultyAdamCase
 
 
 class _Faulty(pl.LightningModule):
@@ -87,16 +65,12 @@ class _Faulty(pl.LightningModule):
         ]
 
 
-class _FaultyRegression(_Faulty, Regression):
-    pass
+class FaultyRegression(_Faulty, Regression):
+    """Of one optimizer."""
 
 
-class _FaultyAdam(_Faulty, AdamRegression):
-    pass
-
-
-class _FaultyPair(_Faulty, TwoOptimizers):
-    pass
+class FaultyTwoOptimizers(_Faulty, TwoOptimizers):
+    """Of two."""
 
 
 def _last_float(tensors: Any) -> Tensor:
@@ -105,20 +79,6 @@ def _last_float(tensors: Any) -> Tensor:
 
 def _break(tensor: Tensor, fault: Fault) -> None:
     tensor.detach().view(-1)[0] = fault.value
-
-
-def make_faulty_module(case: AnyCase) -> pl.LightningModule:
-    """The module of a case; every rank draws other weights, since rank 0's count."""
-    net = make_net(case.net, rank_number())
-    module: _Faulty
-    if isinstance(case, AdamCase):
-        module = _FaultyAdam(net, case)
-    elif isinstance(net, Pair):
-        module = _FaultyPair(net, lr=case.lr, momentum=case.momentum)
-    else:
-        module = _FaultyRegression(net, lr=case.lr, momentum=case.momentum)
-    module.faults = case.faults
-    return module
 
 
 class FaultyTwin(Twin):
@@ -204,94 +164,3 @@ class FaultyTwin(Twin):
 
 class FaultyAdamTwin(FaultyTwin, AdamTwin):
     """With one of the Adams; the state of all workers becomes what the healthy agree on."""
-
-
-@dataclass
-class Told:
-    """What a rank, or a worker of a twin, saw: by number of batches, and after the run."""
-
-    local: list[Values] = field(default_factory=list)
-    moments: list[Values] = field(default_factory=list)
-    validated: list[Values] = field(default_factory=list)
-    final: Values = field(default_factory=dict)
-    excluded: float = 0
-
-
-class _Notes(Callback):
-    """Fills in a :class:`Told`."""
-
-    def __init__(self, told: Told) -> None:
-        self._told = told
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *rest: Any
-    ) -> None:
-        named = dict(pl_module.net.named_parameters())
-        self._told.local.append({n: p.detach().clone() for n, p in named.items()})
-        (optimizer, *_) = trainer.optimizers
-        state = {n: optimizer.state.get(p, {}) for n, p in named.items()}
-        self._told.moments.append(
-            {f"{n} {m}": own[m].clone() for n, own in state.items() for m in MOMENTS if m in own}
-        )
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._told.validated.append(state_of(pl_module.net))
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        metrics = trainer.strategy.metrics()
-        self._told.excluded = sum(v for n, v in metrics.items() if n.endswith("/excluded"))
-
-
-def run(case: AnyCase, *, looking: bool) -> Told:
-    """Train on this rank, with a look at the global model after every batch or without."""
-    pl.seed_everything(rank_number(), verbose=False)
-    told = Told()
-    module = make_faulty_module(case)
-    looks = {"val_check_interval": 1} if looking else {"limit_val_batches": 0}
-    trainer = make_trainer(case, callbacks=[_Notes(told)], **looks)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(module, loader(rank_number(), case.batches), loader(0, 1))
-    told.final = state_of(module.net)
-    return told
-
-
-def run_all(cases: Sequence[AnyCase]) -> dict[str, tuple[Told, Told]]:
-    """Every case with looks and without."""
-    return {case.name: (run(case, looking=True), run(case, looking=False)) for case in cases}
-
-
-def twin_of(case: AnyCase) -> list[Told]:
-    """What the twin's workers see; all have the same global model."""
-    net = make_net(case.net)
-    twin: FaultyTwin
-    if isinstance(case, FaultyAdamCase):
-        twin = FaultyAdamTwin(net, case.recipe, [case.rules()])
-    else:
-        parts = ("a", "b") if isinstance(net, Pair) else ("",)
-        names = [tuple(n for n, _ in net.named_parameters() if n.startswith(p)) for p in parts]
-        sgds = [Sgd(names=own, lr=case.lr, momentum=case.momentum) for own in names]
-        twin = FaultyTwin(net, case.recipe, sgds)
-    tolds = [Told() for _ in twin.workers]
-    for count in range(case.epochs * case.batches):
-        due = [fault for fault in case.faults if fault.batch == count]
-        for fault in due:
-            twin.strike(fault)
-        factors = {fault.rank: fault.value for fault in due if fault.where == "loss"}
-        train_batch(case, twin, count, factors)
-        seen = twin.global_model()
-        for told, worker in zip(tolds, twin.workers, strict=True):
-            told.local.append({n: value.clone() for n, value in worker.values().items()})
-            told.validated.append(seen)
-            if isinstance(worker, AdamWorker):
-                memory = worker.memory.items()
-                told.moments.append(
-                    {
-                        f"{n} {m}": v.clone()
-                        for n, o in memory
-                        for m, v in (("exp_avg", o.m), ("exp_avg_sq", o.v))
-                    }
-                )
-    for told in tolds:
-        told.final, told.excluded = twin.global_model(), twin.excluded
-    return tolds

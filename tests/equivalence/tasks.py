@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -59,10 +60,7 @@ def mlp() -> nn.Module:
 def batch_norm() -> nn.Module:
     """With float buffers (statistics) and an integer buffer (a count)."""
     return nn.Sequential(
-        nn.Linear(INPUTS, HIDDEN),
-        nn.BatchNorm1d(HIDDEN),
-        nn.Tanh(),
-        nn.Linear(HIDDEN, OUTPUTS),
+        nn.Linear(INPUTS, HIDDEN), nn.BatchNorm1d(HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUTPUTS)
     )
 
 
@@ -169,13 +167,15 @@ def loss_on(batch: Batch) -> Callable[[nn.Module], Tensor]:
     return partial(loss_of, batch=batch)
 
 
-class Regression(pl.LightningModule):
-    """One network, one SGD."""
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
-    def __init__(self, net: nn.Module, *, lr: float, momentum: float = 0.0) -> None:
+
+class Regression(pl.LightningModule):
+    """One network, one optimizer."""
+
+    def __init__(self, net: nn.Module, make_optimizer: MakeOptimizer) -> None:
         super().__init__()
-        self.net = net
-        self._lr, self._momentum = lr, momentum
+        self.net, self.make_optimizer = net, make_optimizer
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         return loss_of(self.net, batch)
@@ -183,25 +183,26 @@ class Regression(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("loss", loss_of(self.net, batch), batch_size=len(batch.x))
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        trainable = [p for p in self.net.parameters() if p.requires_grad]
-        return torch.optim.SGD(trainable, lr=self._lr, momentum=self._momentum)
+    def configure_optimizers(self) -> Any:
+        return self.make_optimizer(self.net)
 
 
 B_PERIOD = 3
 """Optimizer b of :class:`TwoOptimizers` steps at every third batch only."""
 
 
-class TwoOptimizers(pl.LightningModule):
+class TwoOptimizers(Regression):
     """Two networks, two optimizers that step at different frequencies, by hand."""
 
-    def __init__(self, net: Pair, *, lr: float, momentum: float = 0.0) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.net = net
-        self._lr, self._momentum = lr, momentum
+    net: Pair
 
-    def training_step(self, batch: Batch, batch_idx: int) -> None:
+    def __init__(self, net: Pair, make_optimizer: MakeOptimizer) -> None:
+        super().__init__(net, make_optimizer)
+        self.automatic_optimization = False
+
+    def training_step(  # type: ignore[override]
+        self, batch: Batch, batch_idx: int
+    ) -> None:
         for optimizer, net in self._due(batch_idx):
             optimizer.zero_grad()
             self.manual_backward(loss_of(net, batch))
@@ -216,8 +217,10 @@ class TwoOptimizers(pl.LightningModule):
         if batch_idx % B_PERIOD == B_PERIOD - 1:
             yield b, self.net.b
 
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [
-            torch.optim.SGD(net.parameters(), lr=self._lr, momentum=self._momentum)
-            for net in (self.net.a, self.net.b)
-        ]
+    def configure_optimizers(self) -> Any:
+        return [self.make_optimizer(net) for net in (self.net.a, self.net.b)]
+
+
+def rank_number() -> int:
+    """The number of this rank, 0 outside a job."""
+    return int(os.environ.get("RANK", "0"))

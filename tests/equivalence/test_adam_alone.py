@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from lightning_hier import BMUFAdam, BMUFAdamStrategy, HierarchicalStrategy
-from tests.equivalence.adam_cases import AdamCase, Instant, Run, run
+from tests.equivalence.adam_cases import AdamCase
 from tests.equivalence.adam_twins import Kind, Rule
 from tests.equivalence.cases import identical
+from tests.equivalence.watching import Seen, watch
 from tests.ranks import run_ranks
 
 KINDS: tuple[Kind, ...] = ("adam", "adamw", "nadam", "radam")
@@ -32,7 +33,7 @@ EVERY_STEP = partial(
 )
 
 
-def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[Kind, list[Run]]:
+def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[Kind, list[Seen]]:
     """Every optimizer under our strategy and under one of Lightning's."""
     found = {}
     for kind in KINDS:
@@ -40,22 +41,24 @@ def _pairs(ours: Any, plain: str, data_of: int | None) -> dict[Kind, list[Run]]:
         cases = [
             AdamCase(name=kind, strategy=own, rule=rule) for own in (ours, partial(str, plain))
         ]
-        found[kind] = [run(own, data_of=data_of) for own in cases]
+        found[kind] = [watch(own, data_of=data_of) for own in cases]
     return found
 
 
-def _assert_same(ours: Run, plain: Run) -> None:
-    assert len(ours.instants) == len(plain.instants) > 0
-    for one, other in zip(ours.instants, plain.instants, strict=True):
-        for kind in ("weights", "first", "second"):
-            assert identical(getattr(one, kind), getattr(other, kind)), kind
-        _assert_same_counts(one, other)
+def _assert_same(ours: Seen, plain: Seen) -> None:
+    assert ours.local.keys() == plain.local.keys() and ours.local
+    for batch, weights in ours.local.items():
+        assert identical(weights, plain.local[batch])
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert identical(ours.moments[batch][kind], plain.moments[batch][kind]), kind
+    _assert_same_counts(ours, plain)
     assert identical(ours.final, plain.final)
 
 
-def _assert_same_counts(one: Instant, other: Instant) -> None:
-    for name, counts in one.counts.items():
-        torch.testing.assert_close(counts, other.counts[name], rtol=1e-6, atol=0.0)
+def _assert_same_counts(ours: Seen, plain: Seen) -> None:
+    for batch, own in ours.moments.items():
+        expected = plain.moments[batch]["counts"]
+        torch.testing.assert_close(own["counts"], expected, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -72,7 +75,5 @@ def test_mean_of_equal_workers_at_every_step_is_plain_adam() -> None:
         for kind in ("adam", "adamw", "radam"):
             _assert_same(*own[kind])
         ours, plain = own["nadam"]
-        for one, other in zip(ours.instants, plain.instants, strict=True):
-            _assert_same_counts(one, other)
-            for name, value in one.weights.items():
-                torch.testing.assert_close(value, other.weights[name], rtol=1e-6, atol=1e-8)
+        _assert_same_counts(ours, plain)
+        torch.testing.assert_close(ours.local, plain.local, rtol=1e-6, atol=1e-8)

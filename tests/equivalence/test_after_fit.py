@@ -57,19 +57,12 @@ class SkippingSgd(torch.optim.SGD):
         return super().step(closure)
 
 
-class Skipping(Regression):
-    """Trains with it."""
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return SkippingSgd(self.net.parameters(), lr=SKIPPING.lr)
-
-
 BLOCKS = {"block_size": 3, "block_momentum": 0.5}
 SKIPPING = case("skipping", BMUFStrategy, world=2, batches=8, **BLOCKS)
 
 
 def _fit_skipping() -> Values:
-    module = Skipping(make_net("mlp"), lr=SKIPPING.lr)
+    module = Regression(make_net("mlp"), lambda net: SkippingSgd(net.parameters(), lr=SKIPPING.lr))
     make_trainer(SKIPPING).fit(module, loader(rank_number(), SKIPPING.batches))
     return state_of(module.net)
 

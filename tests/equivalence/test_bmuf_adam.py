@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from lightning_hier import BMUFAdam, BMUFAdamStrategy
-from tests.equivalence.adam_cases import AdamCase, Run, run_all, twin_runs
+from tests.equivalence.adam_cases import AdamCase
 from tests.equivalence.adam_twins import Rule
 from tests.equivalence.cases import case, difference, identical
 from tests.equivalence.twins import Values
+from tests.equivalence.watching import Seen, twin_seen, watch_all
 from tests.ranks import run_ranks
 
 # Where a count has the precision of float32, 6e-8 of it: fused kernels take no other step count,
@@ -47,10 +48,7 @@ RADAM = Rule(kind="radam", lr=0.02, betas=(0.9, 0.98))
 FUSED = {"options": {"fused": True}, "tolerance": FLOAT32_COUNTS}
 PAIR = {"net": "pair", "rule": WITH_BATCH_NORM["rule"], "batches": 16}
 UNUSED = {"net": "partly_used", "find_unused_parameters": True}
-SHARDED = {
-    "frozen and unused P=2": "leader",
-    "frozen and unused P=2, sharded": "sharded",
-}
+SHARDED = {"frozen and unused P=2": "leader", "frozen and unused P=2, sharded": "sharded"}
 CASES = [
     _case("Adam", Rule()),
     _case("Adam, L2", replace(FAST, weight_decay=0.1)),
@@ -101,41 +99,45 @@ BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[dict[str, Run]]:
+def runs() -> list[dict[str, Seen]]:
     """For each rank, what it saw."""
-    return run_ranks(run_all, 4, CASES)
+    return run_ranks(watch_all, 4, CASES)
 
 
 @pytest.fixture(scope="module")
-def twins() -> dict[str, list[Run]]:
+def twins() -> dict[str, list[Seen]]:
     """For each case, what the twin's workers saw."""
-    return {case.name: twin_runs(case) for case in CASES}
+    return {own.name: twin_seen(own) for own in CASES}
 
 
-def _told(values: Values, kind: str) -> Values:
-    """Without moments that are rounding."""
-    noise = ROUNDING if kind in ("first", "second") else ()
-    return {name: value for name, value in values.items() if name not in noise}
+def _told(values: Values, like: Values, *, moments: bool) -> Values:
+    """Those that the twin has, without moments that are rounding."""
+    noise = ROUNDING if moments else ()
+    return {name: values[name] for name in like if name not in noise}
 
 
 @BY_NAME
 def test_weights_and_moments_are_those_of_the_twin_after_every_batch(
-    case: AdamCase, runs: list[dict[str, Run]], twins: dict[str, list[Run]]
+    case: AdamCase, runs: list[dict[str, Seen]], twins: dict[str, list[Seen]]
 ) -> None:
-    for rank, worker in enumerate(twins[case.name]):
-        told = runs[rank][case.name].instants
-        assert len(told) == len(worker.instants) == case.batches * case.epochs
-        for number, (ours, theirs) in enumerate(zip(told, worker.instants, strict=True)):
-            for kind in ("weights", "first", "second", "counts"):
-                pair = [_told(getattr(one, kind), kind) for one in (ours, theirs)]
-                assert difference(*pair) < case.tolerance, (
-                    f"{kind} of rank {rank} after batch {number + 1}"
-                )
+    for rank, twin in enumerate(twins[case.name]):
+        own = runs[rank][case.name]
+        assert len(own.local) == len(twin.local) == case.batches * case.epochs
+        for batch, expected in twin.local.items():
+            found = _told(own.local[batch], expected, moments=False)
+            where = f"of rank {rank} after batch {batch}"
+            assert difference(found, expected) < case.tolerance, where
+            for kind, its in twin.moments[batch].items():
+                pair = [
+                    _told(values, its, moments=kind != "counts")
+                    for values in (own.moments[batch][kind], its)
+                ]
+                assert difference(*pair) < case.tolerance, f"{kind} {where}"
 
 
 @BY_NAME
 def test_trainer_returns_the_twins_global_model(
-    case: AdamCase, runs: list[dict[str, Run]], twins: dict[str, list[Run]]
+    case: AdamCase, runs: list[dict[str, Seen]], twins: dict[str, list[Seen]]
 ) -> None:
     first = runs[0][case.name].final
     assert difference(first, twins[case.name][0].final) < case.tolerance
@@ -143,61 +145,57 @@ def test_trainer_returns_the_twins_global_model(
         assert identical(own[case.name].final, first)
 
 
-def _at(run: Run, batch: int) -> dict[str, Any]:
-    instant = run.instants[batch - 1]
-    return {"first": instant.first, "second": instant.second, "counts": instant.counts}
-
-
-def test_all_ranks_start_a_block_with_the_same_bits(runs: list[dict[str, Run]]) -> None:
+def test_all_ranks_start_a_block_with_the_same_bits(runs: list[dict[str, Seen]]) -> None:
     for name in ("Adam", "NAdam", "RAdam", "AdamW, fused"):
         for own in runs[1:]:
-            for kind, values in _at(own[name], 6).items():
-                assert identical(values, _at(runs[0][name], 6)[kind])
-            assert not identical(_at(own[name], 5)["first"], _at(runs[0][name], 5)["first"])
+            for kind, values in own[name].moments[6].items():
+                assert identical(values, runs[0][name].moments[6][kind])
+            before = own[name].moments[5]["exp_avg"]
+            assert not identical(before, runs[0][name].moments[5]["exp_avg"])
 
 
-def test_step_count_grows_by_what_the_look_ahead_stands_for(runs: list[dict[str, Run]]) -> None:
+def test_step_count_grows_by_what_the_look_ahead_stands_for(runs: list[dict[str, Seen]]) -> None:
     """With tau = 3 and eta = 0.6: rho is 3 and 4.8, so k is 3 + 1.8 and then 4.8 + 3 + 2.88."""
     for name, ends in (("Adam", (4.8, 10.68)), ("adam averaged", (3.0, 6.0))):
         for batch, k in zip((3, 6), ends, strict=True):
-            for counts in _at(runs[0][name], batch)["counts"].values():
+            for counts in runs[0][name].moments[batch]["counts"].values():
                 torch.testing.assert_close(counts[0].item(), k, rtol=1e-12, atol=0.0)
 
 
 def test_what_nobody_used_has_no_steps_and_what_some_used_has_fewer(
-    runs: list[dict[str, Run]],
+    runs: list[dict[str, Seen]],
 ) -> None:
-    counts = _at(runs[0]["unused adam {}"], 12)["counts"]
+    counts = runs[0]["unused adam {}"].moments[12]["counts"]
     assert counts["never.weight"][0] == 0.0
     assert 0.0 < counts["sometimes.weight"][0] < counts["trunk.weight"][0]
 
 
-def test_block_without_a_step_leaves_moments_and_counts(runs: list[dict[str, Run]]) -> None:
+def test_block_without_a_step_leaves_moments_and_counts(runs: list[dict[str, Seen]]) -> None:
     for own in runs:
-        before, after = (_at(own["unused by all ranks"], UNUSED_BY_ALL - n) for n in (1, 0))
+        moments = own["unused by all ranks"].moments
+        before, after = moments[UNUSED_BY_ALL - 1], moments[UNUSED_BY_ALL]
         for kind, values in after.items():
             assert torch.equal(values["sometimes.weight"], before[kind]["sometimes.weight"])
             assert not torch.equal(values["trunk.weight"], before[kind]["trunk.weight"])
 
 
-def test_leader_and_sharded_are_the_same(runs: list[dict[str, Run]]) -> None:
+def test_leader_and_sharded_are_the_same(runs: list[dict[str, Seen]]) -> None:
     """Both add in the same order."""
     pairs = (("P=2", "P=2, sharded"), ("GTC P=2", "GTC P=2, sharded"), tuple(SHARDED))
     for own in runs:
-        for leader, sharded in pairs:
-            for one, other in zip(own[leader].instants, own[sharded].instants, strict=True):
-                assert identical(one.weights, other.weights)
-                assert identical(one.first, other.first)
-                assert identical(one.second, other.second)
-                assert identical(one.counts, other.counts)
-            assert identical(own[leader].final, own[sharded].final)
+        for leader, sharded in ((own[one], own[other]) for one, other in pairs):
+            for batch, weights in leader.local.items():
+                assert identical(weights, sharded.local[batch])
+                for kind, values in leader.moments[batch].items():
+                    assert identical(values, sharded.moments[batch][kind])
+            assert identical(leader.final, sharded.final)
 
 
 @BY_NAME
-def test_twin_has_something_to_tell(case: AdamCase, twins: dict[str, list[Run]]) -> None:
+def test_twin_has_something_to_tell(case: AdamCase, twins: dict[str, list[Seen]]) -> None:
     """The other treatment of the moments would end elsewhere."""
     recipe = replace(case.recipe, corrected=not case.recipe.corrected)
-    other = twin_runs(replace(case, recipe=recipe))[0].final
+    other = twin_seen(replace(case, recipe=recipe))[0].final
     one_model = case.recipe.eta == 0.0 or case.recipe.warmup > case.batches
     apart = difference(other, twins[case.name][0].final)
     assert apart > 1e-6 or (one_model and apart == 0.0)

@@ -13,18 +13,10 @@ import pytest
 import torch
 
 from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy
-from tests.equivalence.cases import (
-    Case,
-    case,
-    difference,
-    identical,
-    make_net,
-    make_twin,
-    train_batch,
-)
+from tests.equivalence.cases import Case, case, difference, identical, make_net
 from tests.equivalence.tasks import Regression
 from tests.equivalence.twins import Values
-from tests.equivalence.watching import Seen, watch_all
+from tests.equivalence.watching import Seen, twin_seen, watch_both
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
@@ -82,21 +74,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> Runs:
     """For each rank and case: with looks, and without."""
-    return run_ranks(watch_all, 4, [*CASES, DROPOUT], folder)
+    return run_ranks(watch_both, 4, [*CASES, DROPOUT], folder)
 
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, dict[int, Values]]:
     """For each case the global model after every batch, from the twin."""
-    return {case.name: _global_models(case) for case in CASES}
-
-
-def _global_models(case: Case) -> dict[int, Values]:
-    twin, models = make_twin(case), {}
-    for number in range(case.epochs * case.batches):
-        train_batch(case, twin, number)
-        models[number + 1] = twin.global_model()
-    return models
+    return {own.name: twin_seen(own, looking=True)[0].validated for own in CASES}
 
 
 def _assert_seen(seen: dict[int, Values], expected: dict[int, Values]) -> None:
@@ -194,6 +178,7 @@ def test_it_is_the_mean_of_the_local_models(runs: Runs) -> None:
 
 def test_checkpoint_loads_into_plain_lightning(runs: Runs, folder: Path) -> None:
     path = folder / "BMUF" / "2.ckpt"
-    module = Regression.load_from_checkpoint(path, net=make_net("mlp", seed=9), lr=0.1)
+    net = make_net("mlp", seed=9)
+    module = Regression.load_from_checkpoint(path, net=net, make_optimizer=CASES[0].optimizer)
     for name, value in runs[0]["BMUF"][0].saved[2].items():
         assert torch.equal(module.net.state_dict()[name], value)

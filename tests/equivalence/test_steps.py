@@ -11,7 +11,7 @@ import torch
 from lightning_hier import BMUFStrategy, ModelAveragingStrategy
 from tests.equivalence.cases import Case, case, difference, make_twin, train_batch
 from tests.equivalence.tasks import make_net
-from tests.equivalence.watching import Seen, watch_blind
+from tests.equivalence.watching import Seen, watch_all
 from tests.ranks import run_ranks
 
 
@@ -77,7 +77,7 @@ CASES = list({run.case.name: run.case for run in RUNS}.values())
 @pytest.fixture(scope="module")
 def seen() -> list[dict[str, Seen]]:
     """What every rank's module held, batch by batch."""
-    return run_ranks(watch_blind, 4, CASES)
+    return run_ranks(watch_all, 4, CASES, scheduled=True)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.case.name} {run.part}")

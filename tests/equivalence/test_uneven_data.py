@@ -8,40 +8,42 @@ from typing import Any
 import pytest
 
 import lightning_hier as lh
+from tests.equivalence.adam_cases import AdamCase
 from tests.equivalence.adam_twins import Rule
-from tests.equivalence.cases import case, difference, identical
-from tests.equivalence.uneven import AnyCase, Told, UnevenAdamCase, UnevenCase, run_all, twin_of
+from tests.equivalence.cases import Case, case, difference, identical
+from tests.equivalence.uneven import twin_joined
+from tests.equivalence.watching import Seen, watch_all
 from tests.ranks import run_ranks
 
 TOLERANCE = 1e-10
 JOIN: dict[str, Any] = {"uneven_batches": "join"}
 
 
-def _case(name: str, counts: tuple[int, ...], group: int = 1, **settings: Any) -> UnevenCase:
+def _case(name: str, counts: tuple[int, ...], group: int = 1, **settings: Any) -> Case:
     """BMUF with tau = 3 in exact groups; blocks run on across epochs."""
     blocks = {"block_size": 3, "block_momentum": 0.6, "block_lr": 0.9, "group_size": group}
-    common = {"kind": UnevenCase, "epochs": 3, "momentum": 0.5, "find_unused_parameters": True}
+    common = {"epochs": 3, "momentum": 0.5, "find_unused_parameters": True}
     return case(name, world=len(counts), counts=counts, **{**JOIN, **common, **blocks, **settings})
 
 
 def _preset(name: str, strategy: Any, counts: tuple[int, ...], **settings: Any) -> Any:
-    common = {"kind": UnevenCase, "epochs": 3, "block_size": 3, **JOIN}
+    common = {"epochs": 3, "block_size": 3, **JOIN}
     return case(name, strategy, world=len(counts), counts=counts, **{**common, **settings})
 
 
-def _averaging(counts: tuple[int, ...]) -> UnevenCase:
+def _averaging(counts: tuple[int, ...]) -> Case:
     return _preset(f"model averaging {counts}", lh.ModelAveragingStrategy, counts)
 
 
-def _adam(moments: str) -> UnevenAdamCase:
-    settings = {"kind": UnevenAdamCase, "rule": Rule(lr=0.02, betas=(0.8, 0.95))}
+def _adam(moments: str) -> AdamCase:
+    settings = {"kind": AdamCase, "rule": Rule(lr=0.02, betas=(0.8, 0.95))}
     own = {"moments": moments, "local_beta1": "keep"}
     return _preset(f"Adam, {moments}", lh.BMUFAdamStrategy, UNEVEN, **settings, **own)
 
 
 UNEVEN = (7, 3, 9, 5)
 PAIRS = [_averaging((5, 8)), _averaging((6, 4)), _case("last first", (1, 8))]
-FOURS: list[AnyCase] = [
+FOURS: list[Case] = [
     _case("BMUF", UNEVEN),
     _case("even", (5, 5, 5, 5)),
     _case("one block for all", UNEVEN, block_size=50),
@@ -62,35 +64,31 @@ CASES = [*PAIRS, *FOURS]
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, list[Told]]:
+def runs() -> dict[str, list[Seen]]:
     """For each case what the ranks saw."""
-    found: dict[str, list[Told]] = {}
+    found: dict[str, list[Seen]] = {}
     for cases in (PAIRS, FOURS):
-        world = len(cases[0].counts)
-        by_rank = run_ranks(run_all, world, cases)
-        found |= {case.name: [own[case.name] for own in by_rank] for case in cases}
+        by_rank = run_ranks(watch_all, len(cases[0].counts), cases, looking=True)
+        found |= {own.name: [rank[own.name] for rank in by_rank] for own in cases}
     return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_ranks_that_join_make_the_models_of_the_twin(
-    case: AnyCase, runs: dict[str, list[Told]]
+    case: Case, runs: dict[str, list[Seen]]
 ) -> None:
-    twins = twin_of(case)
-    for rank, (own, twin) in enumerate(zip(runs[case.name], twins, strict=True)):
-        for epoch, (mine, its) in enumerate(zip(own.local, twin.local, strict=True)):
-            assert len(mine) == case.counts[rank]
-            if case.accumulate == 1:
-                for batch, (values, twins_values) in enumerate(zip(mine, its, strict=True)):
-                    where = f"rank {rank}, epoch {epoch}, batch {batch}"
-                    assert difference(values, twins_values) < TOLERANCE, where
-        for epoch in range(case.epochs):
-            for looks in (own.looked, own.validated):
-                assert len(looks) == case.epochs
-                assert difference(looks[epoch], twin.looked[epoch]) < TOLERANCE, epoch
-        assert difference(own.final, twin.final) < TOLERANCE
-        assert own.steps == twin.steps
     first, *others = runs[case.name]
+    for rank, (own, twin) in enumerate(zip(runs[case.name], twin_joined(case), strict=True)):
+        assert len(own.local) == case.counts[rank] * case.epochs
+        if case.accumulate == 1:
+            for (batch, values), its in zip(own.local.items(), twin.local, strict=True):
+                mine = {name: values[name] for name in its}
+                assert difference(mine, its) < TOLERANCE, f"rank {rank}, batch {batch}"
+        for looks in (own.epoch_ends, own.validated):
+            for look, its in zip(looks.values(), twin.epoch_ends, strict=True):
+                assert difference(look, its) < TOLERANCE
+        assert difference(own.final, twin.epoch_ends[-1]) < TOLERANCE
+        assert own.steps == twin.steps
     for other in others:
         assert identical(first.final, other.final)
         assert first.blocks == other.blocks
@@ -100,4 +98,4 @@ def test_what_was_compared_differs_from_leaving_the_idle_out() -> None:
     """The control: the twin's mean is over all models, and it matters."""
     bmuf = next(own for own in FOURS if own.name == "BMUF")
     shortest = replace(bmuf, counts=(7, 3, 9, 3))
-    assert difference(twin_of(bmuf)[0].final, twin_of(shortest)[0].final) > 1e-3
+    assert difference(*(twin_joined(own)[0].epoch_ends[-1] for own in (bmuf, shortest))) > 1e-3

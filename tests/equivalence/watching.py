@@ -1,7 +1,8 @@
-"""A run under observation: what validation, callbacks, schedulers and checkpoints get to see."""
+"""A run under observation: what its ranks, and the workers of its twin, get to see."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,22 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
-from tests.equivalence.cases import Case, make_module, make_trainer, rank_number, state_of
-from tests.equivalence.tasks import loader
-from tests.equivalence.twins import Values
+from tests.equivalence.adam_twins import AdamWorker
+from tests.equivalence.cases import (
+    Case,
+    make_module,
+    make_trainer,
+    make_twin,
+    state_of,
+    train_batch,
+)
+from tests.equivalence.tasks import loader, rank_number
+from tests.equivalence.twins import Values, Worker
+from tests.equivalence.uneven import batches_of
+
+KINDS = ("exp_avg", "exp_avg_sq", "counts")
 
 
 @dataclass
@@ -22,21 +35,29 @@ class Seen:
 
     Attributes:
         local: at the end of every batch, as training goes on with it.
+        moments: m, v and k (with NAdam's product of mu) then, each by name, with one of the Adams.
         scheduled: as a learning-rate scheduler saw it, one for each of its steps.
         validated: in validation.
         epoch_ends: in a callback's ``on_train_epoch_end``.
         module_epoch_ends: in the module's own hook of that name.
         saved: in the state that the strategy hands out for a checkpoint.
+        steps: counted for each optimizer at the ends of epochs.
+        blocks: synchronised by each optimizer at the end of the last epoch.
+        excluded: groups that were left out.
         final: after ``fit``.
 
     """
 
     local: dict[int, Values] = field(default_factory=dict)
+    moments: dict[int, dict[str, Values]] = field(default_factory=dict)
     scheduled: list[Values] = field(default_factory=list)
     validated: dict[int, Values] = field(default_factory=dict)
     epoch_ends: dict[int, Values] = field(default_factory=dict)
     module_epoch_ends: dict[int, Values] = field(default_factory=dict)
     saved: dict[int, Values] = field(default_factory=dict)
+    steps: list[list[int]] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    excluded: float = 0
     final: Values = field(default_factory=dict)
 
 
@@ -54,12 +75,21 @@ class Watcher(Callback):
         if self._batches in self._save_after:
             self._save(trainer)
         self._seen.local[self._batches] = state_of(pl_module.net)
+        self._seen.moments[self._batches] = _moments(trainer, pl_module.net)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._seen.validated[self._batches] = state_of(pl_module.net)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._seen.epoch_ends[self._batches] = state_of(pl_module.net)
+        if hasattr(trainer.strategy, "_fit_session"):
+            counts = trainer.strategy._fit_session.worker.steps
+            self._seen.steps.append([count.total for count in counts])
+            self._seen.blocks = [count.blocks for count in counts]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics: dict[str, float] = getattr(trainer.strategy, "metrics", dict)()
+        self._seen.excluded = sum(v for name, v in metrics.items() if name.endswith("/excluded"))
 
     def _save(self, trainer: pl.Trainer) -> None:
         state = trainer.strategy.lightning_module_state_dict()
@@ -70,29 +100,58 @@ class Watcher(Callback):
             trainer.save_checkpoint(self._folder / f"{self._batches}.ckpt")
 
 
+def _moments(trainer: pl.Trainer, net: torch.nn.Module) -> dict[str, Values]:
+    """Zeros where there is no state yet; a frozen parameter has none at any time."""
+    names = {p: name for name, p in net.named_parameters()}
+    found: dict[str, Values] = {kind: {} for kind in KINDS}
+    for optimizer in trainer.optimizers:
+        if "betas" not in optimizer.defaults:
+            return {}
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            state, name = optimizer.state.get(parameter, {}), names[parameter]
+            if not parameter.requires_grad:
+                assert not state, f"{name} is frozen and has state"
+                continue
+            for kind in ("exp_avg", "exp_avg_sq"):
+                found[kind][name] = state.get(kind, torch.zeros_like(parameter)).clone()
+            counts = _counts(state.get("step", 0.0), state.get("mu_product", 1.0))
+            found["counts"][name] = counts
+    return found
+
+
+def _counts(k: Any, product: Any) -> Tensor:
+    return torch.tensor([float(k), float(product)], dtype=torch.float64)
+
+
 def watch(
     case: Case,
     *,
-    looking: bool = True,
+    looking: bool = False,
+    scheduled: bool = False,
     save_after: Sequence[int] = (),
     folder: Path | None = None,
+    data_of: int | None = None,
 ) -> Seen:
-    """Train on this rank; with ``looking``, validate and save on the way.
+    """Train on this rank, which may take the data of another one.
 
-    The case's ``trainer`` says when to validate; without ``looking`` it never is.
+    With ``looking``, it validates as the case's ``trainer`` says, and saves on the way. With
+    ``scheduled`` a scheduler notes what it sees.
     """
     seen = Seen()
     pl.seed_everything(rank_number(), verbose=False)
     module = make_module(case, seed=rank_number())
-    _add_scheduler(module, seen)
+    if scheduled:
+        _add_scheduler(module, seen)
     module.on_train_epoch_end = lambda: seen.module_epoch_ends.update(  # type: ignore[method-assign]
         {max(seen.local): state_of(module.net)}
     )
     callbacks = [Watcher(seen, save_after if looking else (), folder)]
     never = {} if looking else {"limit_val_batches": 0}
     trainer = make_trainer(case, callbacks=callbacks, **never)
-    batches = loader(rank_number(), case.batches)
-    trainer.fit(module, batches, loader(0, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = batches_of(case, rank_number() if data_of is None else data_of)
+        trainer.fit(module, batches, loader(0, 2))
     seen.final = state_of(module.net)
     return seen
 
@@ -119,26 +178,46 @@ def _add_scheduler(module: pl.LightningModule, seen: Seen) -> None:
     module.configure_optimizers = with_scheduler  # type: ignore[assignment, method-assign]
 
 
-def watch_all(cases: Sequence[Case], folder: Path | None = None) -> dict[str, tuple[Seen, Seen]]:
+def watch_both(cases: Sequence[Case], folder: Path | None = None) -> dict[str, tuple[Seen, Seen]]:
     """Every case twice: watched with looks on the way, and without."""
+    found = {}
+    for case in cases:
+        own = None if folder is None else folder / case.name
+        if own is not None:
+            own.mkdir(parents=True, exist_ok=True)
+        saves = () if own is None else (1, 2, 4, 6)
+        looking = watch(case, looking=True, save_after=saves, folder=own)
+        found[case.name] = looking, watch(case)
+    return found
+
+
+def watch_all(cases: Sequence[Case], **settings: bool) -> dict[str, Seen]:
+    """Every case, with settings of `watch`."""
+    return {case.name: watch(case, **settings) for case in cases}
+
+
+def twin_seen(case: Case, *, looking: bool = False) -> list[Seen]:
+    """What the twin's workers see; all have the same global model."""
+    twin = make_twin(case)
+    found = [Seen() for _ in twin.workers]
+    for number in range(case.epochs * case.batches):
+        train_batch(case, twin, number)
+        shown = twin.global_model() if looking else {}
+        for seen, worker in zip(found, twin.workers, strict=True):
+            seen.local[number + 1] = {n: value.clone() for n, value in worker.values().items()}
+            seen.moments[number + 1] = _twin_moments(worker)
+            seen.validated[number + 1] = shown
+    for seen in found:
+        seen.final, seen.excluded = twin.global_model(), getattr(twin, "excluded", 0)
+    return found
+
+
+def _twin_moments(worker: Worker) -> dict[str, Values]:
+    if not isinstance(worker, AdamWorker):
+        return {}
+    memory = worker.memory.items()
     return {
-        case.name: (
-            watch(
-                case,
-                save_after=(1, 2, 4, 6),
-                folder=None if folder is None else _made(folder / case.name),
-            ),
-            watch(case, looking=False),
-        )
-        for case in cases
+        "exp_avg": {name: own.m.clone() for name, own in memory},
+        "exp_avg_sq": {name: own.v.clone() for name, own in memory},
+        "counts": {name: _counts(own.k, own.product) for name, own in memory},
     }
-
-
-def watch_blind(cases: Sequence[Case]) -> dict[str, Seen]:
-    """Every case without looks on the way."""
-    return {case.name: watch(case, looking=False) for case in cases}
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
