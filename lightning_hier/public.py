@@ -3,6 +3,7 @@
 from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
+from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.blocks.out_of_step import OutOfStepError
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook, GradientSync
@@ -14,6 +15,7 @@ from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,
 )
@@ -32,6 +34,8 @@ __all__ = [
     "BMUFStrategy",
     "BlockSync",
     "CommHook",
+    "DiLoCo",
+    "DiLoCoStrategy",
     "GTCStrategy",
     "GradientSync",
     "HierarchicalStrategy",

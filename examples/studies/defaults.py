@@ -31,6 +31,7 @@ from lightning_hier import (
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoStrategy,
     GTCStrategy,
     HierarchicalStrategy,
     ModelAveragingStrategy,
@@ -48,6 +49,7 @@ SYSTEMS: dict[str, Callable[[int], HierarchicalStrategy]] = {
     "bmuf_adam, groups of 2": lambda n: HierarchicalStrategy(
         group_size=2, block_sync=BMUFAdam(), virtual_workers=n
     ),
+    "diloco": lambda n: DiLoCoStrategy(group_size=1, virtual_workers=n),
     "gtc": lambda n: GTCStrategy(virtual_workers=n),
     "bmuf_gtc, groups of 2": lambda n: BMUFGTCStrategy(group_size=2, virtual_workers=n),
     "bmuf_adam, as before": lambda n: BMUFAdamStrategy(

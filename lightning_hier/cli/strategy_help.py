@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import fields
 from textwrap import fill
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -12,13 +13,14 @@ from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.comm.blocks.block_sync import ModelAveraging
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
+from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.registry import PRESETS, Preset, summary
 
 OPTION = "--trainer.strategy.help="
 _MORE = "[--trainer.strategy.ARGUMENT=VALUE ...]"
 # Classes besides the bases whose docstrings describe arguments of presets.
-_COMPONENTS = (GTC, ModelAveraging, BMUF, BMUFAdam)
+_COMPONENTS = (GTC, ModelAveraging, BMUF, BMUFAdam, DiLoCo)
 _OF_DDP = """\
   and the arguments of Lightning's DDPStrategy and torch's DistributedDataParallel, such as
   find_unused_parameters, gradient_as_bucket_view, bucket_cap_mb and process_group_backend"""
@@ -50,11 +52,18 @@ def strategy_help(command: str, name: str) -> str:
 
 def _explained(preset: Preset, name: str) -> str:
     """First sentence of the description of an argument."""
-    for kind in (*preset.__mro__, *_COMPONENTS):
+    parameters = inspect.signature(preset).parameters.keys()
+    # The component that the preset creates has most arguments in common with it.
+    own = max(_COMPONENTS, key=lambda kind: len(parameters & _names(kind)))
+    for kind in (*preset.__mro__, own, *_COMPONENTS):
         text = _arguments(inspect.getdoc(kind) or "").get(name, "as in")
         if not text.startswith("as in"):
             return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".")
     return ""
+
+
+def _names(component: type) -> set[str]:
+    return {field.name for field in fields(component)}
 
 
 def _arguments(doc: str) -> dict[str, str]:

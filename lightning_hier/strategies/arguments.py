@@ -83,8 +83,8 @@ def check_synchronisations(
         )
     if block_sync is not None and not isinstance(block_sync, BlockSync):
         raise ValueError(
-            "block_sync must be None, ModelAveraging(...), BMUF(...) or BMUFAdam(...), got "
-            f"{block_sync!r}"
+            "block_sync must be None, ModelAveraging(...), BMUF(...), BMUFAdam(...) or "
+            f"DiLoCo(...), got {block_sync!r}"
         )
 
 
@@ -92,7 +92,7 @@ def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) ->
     """Raise ValueError for several groups without ``block_sync``, or if it can't average them."""
     groups = workers // group_size
     if block_sync is not None:
-        block_sync.filter_for(groups)
+        block_sync.check_models(groups)
     elif groups > 1:
         raise ValueError(
             f"block_sync=None needs one group of all ranks, but groups of {group_size} make "

@@ -12,8 +12,10 @@ from lightning_hier.algorithms.block_momentum import UpdateFrom
 from lightning_hier.comm.blocks.block_sync import LocalMomentum, ModelAveraging
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
+from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.health import OnNonfinite
+from lightning_hier.comm.blocks.outer_optimizer import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import GroupSize
@@ -235,6 +237,55 @@ class BMUFGTCStrategy(HierarchicalStrategy):
                 local_momentum=local_momentum,
                 c=c,
                 update_from=update_from,
+                across=across,
+                across_dtype=across_dtype,
+                overlap=overlap,
+            ),
+            warmup_steps=warmup_steps,
+            virtual_workers=virtual_workers,
+            on_nonfinite=on_nonfinite,
+            uneven_batches=uneven_batches,
+            timeout=timeout,
+            **ddp_kwargs,
+        )
+
+
+class DiLoCoStrategy(HierarchicalStrategy):
+    """An outer optimizer across groups, exact gradients inside them (DiLoCo).
+
+    Arguments are those of :class:`~lightning_hier.DiLoCo` and
+    :class:`~lightning_hier.HierarchicalStrategy`.
+    """
+
+    strategy_name = "diloco"
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        block_size: int | Auto = 100,
+        outer_lr: float = 0.7,
+        outer_momentum: float | Literal["auto"] = 0.9,
+        nesterov: bool = True,
+        outer_optimizer: OuterOptimizer | None = None,
+        across: Across = "auto",
+        across_dtype: AcrossDtype = "same",
+        overlap: bool = False,
+        warmup_steps: int | Auto = "auto",
+        virtual_workers: int = 1,
+        on_nonfinite: OnNonfinite = "error",
+        uneven_batches: UnevenBatches = "error",
+        timeout: timedelta | None = default_pg_timeout,
+        **ddp_kwargs: Any,
+    ) -> None:
+        super().__init__(
+            group_size=group_size,
+            block_sync=DiLoCo(
+                block_size=block_size,
+                outer_lr=outer_lr,
+                outer_momentum=outer_momentum,
+                nesterov=nesterov,
+                outer_optimizer=outer_optimizer,
                 across=across,
                 across_dtype=across_dtype,
                 overlap=overlap,

@@ -13,6 +13,7 @@ from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
     BMUFGTCStrategy,
     BMUFStrategy,
+    DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,
 )
@@ -31,6 +32,7 @@ PRESETS: dict[str, Preset] = {
         BMUFStrategy,
         BMUFAdamStrategy,
         BMUFGTCStrategy,
+        DiLoCoStrategy,
         TwoStageASGDStrategy,
         PSPStrategy,
     )

@@ -14,6 +14,7 @@ import torch
 
 from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy
 from tests.equivalence.cases import Case, case, difference, identical, make_net
+from tests.equivalence.outer_cases import ADAM_OUTSIDE, ADAMW, outer_case
 from tests.equivalence.tasks import Regression
 from tests.equivalence.twins import Values
 from tests.equivalence.watching import Seen, twin_seen, watch_both
@@ -34,6 +35,12 @@ def _bmuf(name: str, **settings: Any) -> Case:
 
 def _two_tiers(name: str, across: str = "leader", **settings: Any) -> Case:
     return _case(name, group_size=2, across=across, momentum=0.5, **settings)
+
+
+def _outer(name: str, *args: Any, **settings: Any) -> Case:
+    run = {"trainer": {"val_check_interval": 1}}
+    made: Case = outer_case(f"DiLoCo, {name}", *args, run=run, **settings)
+    return made
 
 
 _AVERAGE = {"local_momentum": "average", "net": "batch_norm"}
@@ -58,6 +65,9 @@ CASES = [
         warmup_steps=3,
         **_GTC,
     ),
+    _outer("groups of two", group=2),
+    _outer("AdamW outside", ADAM_OUTSIDE, outer_optimizer=ADAMW),
+    _outer("AdamW outside, overlapping", ADAM_OUTSIDE, outer_optimizer=ADAMW, overlap=True),
     case("GTC, BatchNorm", GTCStrategy, trainer={"val_check_interval": 1}, **_GTC),
 ]
 DROPOUT = _bmuf("dropout", net="dropout")

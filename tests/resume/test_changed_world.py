@@ -93,6 +93,37 @@ def test_bmuf_on_another_number_of_ranks(before: int, after: int, tmp_path: Path
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
+def test_diloco_on_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
+    """The outer momentum is that of the last synchronisation, and blocks start from W."""
+    diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
+    saved, _, resumed = _go_on(tmp_path, (before, diloco), (after, diloco))
+    file = next(tmp_path.glob("*.ranks/*/rank_00000.pt"))
+    [[part]] = torch.load(file, weights_only=True)["blocks"]
+    now = flat(saved["state_dict"])
+    assert not torch.equal(part["global_model"], now)
+    for own in resumed:
+        start = own["start"]
+        assert start["steps"] == [{"total": 7, "in_block": 0, "blocks": 1, "excluded": 0}]
+        assert torch.equal(start["weights"], now)
+        assert torch.equal(start["global"][0][0]["global_model"], now)
+        assert torch.equal(start["global"][0][0]["momentum_buffer"], part["momentum_buffer"])
+
+
+def test_from_bmuf_to_diloco_and_back(tmp_path: Path) -> None:
+    """Another outer step goes on from the global model, with nothing of the other's state."""
+    bmuf = partial(lh.BMUFStrategy, block_size=4, warmup_steps=0)
+    diloco = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
+    for number, (before, after) in enumerate(((bmuf, diloco), (diloco, bmuf))):
+        saved, _, resumed = _go_on(tmp_path / str(number), (2, before), (2, after))
+        now = flat(saved["state_dict"])
+        for own in resumed:
+            assert torch.equal(own["start"]["weights"], now)
+            [[part]] = own["start"]["global"]
+            vector = part["momentum_buffer" if after is diloco else "update"]
+            assert not vector.any()
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 3)])
 def test_what_travelled_has_arrived_on_another_number_of_ranks(
     before: int, after: int, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ NAMES = {
     "bmuf": lh.BMUFStrategy,
     "bmuf_adam": lh.BMUFAdamStrategy,
     "bmuf_gtc": lh.BMUFGTCStrategy,
+    "diloco": lh.DiLoCoStrategy,
     "psp": lh.PSPStrategy,
     "two_stage_asgd": lh.TwoStageASGDStrategy,
 }
@@ -99,7 +100,7 @@ def test_names_of_lightning_go_their_own_way() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["asgd", "easgd", "ma", "hierarchical", "diloco", "local_sgd", "ddp_spwan", "no_such"]
+    "given", ["asgd", "easgd", "ma", "hierarchical", "dilocco", "local_sgd", "ddp_spwan", "no_such"]
 )
 def test_unknown_name_is_told_all_that_there_are(given: str) -> None:
     with pytest.raises(ValueError, match=f"no strategy has the name {given!r}") as caught:

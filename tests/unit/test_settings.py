@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 import pytest
+import torch
 
 import lightning_hier as lh
 from lightning_hier.comm.blocks.block_sync import BlockSync
@@ -42,6 +43,12 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.ModelAveraging, "block_size", [0, 1.0], "a whole number of at least 1"),
     (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'reset', 'keep', 'average'"),
     (lh.ModelAveraging, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
+    (lh.DiLoCo, "outer_lr", [0, -0.7, math.nan, "fast"], "a finite number above 0"),
+    (lh.DiLoCo, "outer_momentum", [-0.1, 1.0, "high", None], r"'auto' or lie in \[0, 1"),
+    (lh.DiLoCo, "nesterov", [1, None], "True or False"),
+    (lh.DiLoCo, "outer_optimizer", [0.7, torch.optim.LBFGS, torch.optim.Muon], "make an optimizer"),
+    (lh.DiLoCo, "block_size", [0, 2.5], "a whole number of at least 1"),
+    (lh.DiLoCo, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
     (lh.CommHook, "hook", [None, "allreduce_hook"], "callable"),
 ]
 
@@ -64,7 +71,7 @@ def test_bad_value_is_refused(settings: type, name: str, value: Any, rule: str) 
 CLASSES = [
     *[lh.GTC, lh.CommHook, lh.ModelAveraging, lh.BMUF, lh.BMUFAdam, lh.HierarchicalStrategy],
     *[lh.GTCStrategy, lh.ModelAveragingStrategy, lh.BMUFStrategy, lh.BMUFAdamStrategy],
-    *[lh.BMUFGTCStrategy, lh.TwoStageASGDStrategy, lh.PSPStrategy],
+    *[lh.DiLoCo, lh.DiLoCoStrategy, lh.BMUFGTCStrategy, lh.TwoStageASGDStrategy, lh.PSPStrategy],
 ]
 
 

@@ -98,6 +98,15 @@ class BlockSync(NamedArguments):
         """
         raise NotImplementedError
 
+    def check_models(self, num_models: int) -> None:
+        """Check that the settings suit ``num_models`` averaged models.
+
+        Raises:
+            ValueError: they do not.
+
+        """
+        self.filter_for(num_models)
+
     def outer_step(self, global_model: Tensor, *, num_models: int, from_updates: bool) -> OuterStep:
         """Outer step of a fragment. Settings with another outer optimizer override it.
 

@@ -51,9 +51,8 @@ class BMUFAdam(BlockMomentum):
     optimizer contain the user's value, so schedulers and checkpoints use that.
 
     Attributes:
-        block_size: tau, steps between two synchronisations, or ``"auto"``: as in
-            :class:`ModelAveraging`, and short enough for 20 blocks for each averaged model, but
-            not below 4 steps for that.
+        block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the run's
+            steps, at most 50, and fewer for 20 blocks for each averaged model, down to 4.
         block_momentum: as in :class:`BMUF`.
         block_lr: zeta, above 0.
         c: as in :class:`BMUF`.

@@ -229,20 +229,17 @@ class Fragment:
         if self._delay is not None:
             self._delay.load_local(state)
 
-    def restart(self, whole: Mapping[str, Tensor]) -> None:
-        """Start a block from the vectors of a world with other shards.
+    def restart(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> None:
+        """Start a block after a run with other shards or settings.
 
         Parameters get the start model. Buffers get the values of the rank whose shard contains
-        them. A collective of the group.
-
-        Args:
-            whole: W as ``"global_model"``, and state of the outer step, of all parameters, flat.
-
+        them. A collective of the group. Arguments are those of
+        :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
         """
-        values = self._shard.read()
-        for name, vector in self._outer.vectors.items():
-            own = slice(self._shard.start, self._shard.start + vector.numel())
-            vector.copy_(whole[name][own])
+        values, start = self._shard.read(), self._shard.start
+        elements = self._outer.vectors["global_model"].numel()
+        state = self._outer.adopt(saved, model, pending=pending)
+        self._outer.begin(state, slice(start, start + elements))
         values[self._shard.parameters].copy_(self._outer.start_model(slice(None)))
         if self._delay is not None:
             self._delay.restart()

@@ -117,19 +117,22 @@ class ModelBlock:
             fragment.load_local(state)
 
     @torch.no_grad()
-    def restart(self, vectors: Sequence[Mapping[str, Tensor]], counts: Counts) -> None:
+    def restart(
+        self, saved: Sequence[tuple[Mapping[str, Any], Tensor]], counts: Counts, *, pending: bool
+    ) -> None:
         """Start a block from a run of other groups.
 
         A collective of the group.
 
         Args:
-            vectors: complete, flat vectors of the outer step of each fragment, in the order of
-                :meth:`state`.
+            saved: for each fragment, in the order of :meth:`state`, state and model as in
+                :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
             counts: counts of the local state.
+            pending: as in :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
 
         """
-        for fragment, whole in zip(self._fragments, vectors, strict=True):
-            fragment.restart(whole)
+        for fragment, (state, model) in zip(self._fragments, saved, strict=True):
+            fragment.restart(state, model, pending=pending)
         self.local_state.go_on(counts)
 
     def read(self) -> ModelHealth:

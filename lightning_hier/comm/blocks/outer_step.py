@@ -67,6 +67,30 @@ class OuterStep:
         """
         raise NotImplementedError
 
+    def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
+        """State that begins a block after a run with other shards or settings.
+
+        Vectors that the other run has are taken over as of its last synchronisation.
+
+        Args:
+            saved: :meth:`state` of that run, with whole vectors, and its update in flight, if there
+                is one, as ``"in_flight"``.
+            model: global model in the checkpoint, whole and flat.
+            pending: whether steps since the last synchronisation are part of ``model``.
+
+        Returns:
+            As ``saved``, for :meth:`begin`.
+
+        """
+        vectors = {name: saved.get(name) for name in self.vectors}
+        state = {n: torch.zeros_like(model) if v is None else v for n, v in vectors.items()}
+        return {**state, "global_model": model}
+
+    def begin(self, state: Mapping[str, Any], place: slice) -> None:
+        """Begin a block from a state with whole vectors, of which ``place`` is this shard."""
+        own = {n: v[place] if isinstance(v, Tensor) else v for n, v in state.items()}
+        self.load(own)
+
     def settings(self) -> dict[str, Any]:
         """Settings for a checkpoint, in addition to the vectors."""
         return {}
@@ -129,6 +153,23 @@ class BlockMomentumStep(OuterStep):
         if self.from_updates:
             return self._filter.global_after(mean, model, update)
         return self._filter.next_global(mean, model, update)
+
+    def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
+        """See :class:`OuterStep`. Delta is the update that has led to ``model``."""
+        update = saved.get("update")
+        if "filter" in saved:
+            before, block_filter = saved["global_model"], BlockFilter(**saved["filter"])
+            if saved.get("in_flight") is not None:
+                block_filter.advance_by_(saved["in_flight"], before, update)
+            if pending:
+                from_start = block_filter.update_from == "start"
+                update = model - (
+                    block_filter.start_model(before, update) if from_start else before
+                )
+        return {
+            "global_model": model,
+            "update": torch.zeros_like(model) if update is None else update,
+        }
 
     def settings(self) -> dict[str, Any]:
         """See :class:`OuterStep`."""

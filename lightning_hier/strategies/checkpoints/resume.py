@@ -16,7 +16,6 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.broadcast import by_dtype
 from lightning_hier.comm.flat import FlatView
@@ -134,45 +133,32 @@ def _open_blocks(saved: SavedRun, state: RunState) -> None:
     pending = [steps["in_block"] > 0 for steps in saved.section["steps"]]
     for index, block in enumerate(state.open_blocks(saved.section)):
         parts = [[blocks[index][i] for blocks in shares] for i in range(len(shares[0][index]))]
-        models = _models(block, parts, pending=pending[index])
-        block.restart(models, state.by_parameter(saved.section["counts"][index]))
+        counts = state.by_parameter(saved.section["counts"][index])
+        block.restart(_outer_states(block, parts), counts, pending=pending[index])
 
 
-def _models(
-    block: ModelBlock, parts: Sequence[Sequence[Mapping[str, Any]]], *, pending: bool
-) -> list[dict[str, Tensor]]:
-    """W and Delta of each dtype, whole, as if the block had ended with the present model."""
-    before = {shares[0]["dtype"]: _whole(shares) for shares in parts}
-    models = []
+def _outer_states(
+    block: ModelBlock, parts: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[tuple[dict[str, Any], Tensor]]:
+    """For each fragment the saved state of its outer step, whole, and the present model."""
+    before = {shares[0]["dtype"]: shares for shares in parts}
+    found: list[tuple[dict[str, Any], Tensor]] = []
     for own in block.state():
-        now = _present(block, own["dtype"])
+        now, shares = _present(block, own["dtype"]), before.get(own["dtype"])
         if own["elements"] == 0:
-            models.append({"global_model": now, "update": now})
+            found.append(({}, now))
             continue
-        if own["dtype"] not in before or before[own["dtype"]][0].numel() != now.numel():
+        if shares is None or shares[0]["elements"] != now.numel():
             raise ValueError(
                 f"the checkpoint's global update does not fit the {now.numel()} trainable elements "
                 f"of {own['dtype']} of this model: resume with the model that was saved"
             )
-        global_model, update, old = before[own["dtype"]]
-        if pending:
-            starts = old.update_from == "start"
-            update = now - (old.start_model(global_model, update) if starts else global_model)
-        models.append({"global_model": now, "update": update})
-    return models
-
-
-def _whole(shares: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor, BlockFilter]:
-    """W, Delta and filter from the shares of a group's ranks; Delta is zero where none is kept.
-
-    The update in flight of an overlapped block is applied.
-    """
-    block_filter = BlockFilter(**shares[0]["filter"])
-    model = torch.cat([share["global_model"] for share in shares])
-    update, in_flight = joined(shares, "update"), joined(shares, "in_flight")
-    if in_flight is not None:
-        block_filter.advance_by_(in_flight, model, update)
-    return model, torch.zeros_like(model) if update is None else update, block_filter
+        whole = {
+            name: joined(shares, name) if isinstance(value, Tensor) else value
+            for name, value in shares[0].items()
+        }
+        found.append((whole, now))
+    return found
 
 
 def _present(block: ModelBlock, dtype: str) -> Tensor:

@@ -1,0 +1,130 @@
+"""Settings of block synchronisation with an outer optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
+from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.block_momentum import auto_block_momentum
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.exchange import AcrossDtype
+from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.outer_optimizer import (
+    OptimizerStep,
+    OuterOptimizer,
+    check_outer_optimizer,
+)
+from lightning_hier.comm.blocks.shard_placement import Across
+from lightning_hier.comm.channel import Channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiLoCo(BlockSync):
+    """Step an outer optimizer with minus the mean local update of each block (DiLoCo).
+
+    With the default, SGD with Nesterov momentum mu and learning rate nu, the global model W and the
+    mean G(t) of the groups' local updates in block t (diloco algorithm 1)::
+
+        m(t) = mu * m(t-1) + G(t)
+        W(t) = W(t-1) + nu * (G(t) + mu * m(t))       nesterov=False: nu * m(t)
+
+    Every block starts from W. With mu = eta and nu = zeta, blocks start from the models from which
+    those of ``BMUF(block_momentum=eta, block_lr=zeta, local_momentum="keep")`` start, but the
+    global model, which is validated and saved, contains the look-ahead.
+
+    The state of the inner optimizer, which may be any, stays with its group.
+
+    Attributes:
+        block_size: H, steps between two synchronisations, or ``"auto"`` as in
+            :class:`ModelAveraging`.
+        outer_lr: nu, above 0.
+        outer_momentum: mu in [0, 1), or ``"auto"``: ``1 - outer_lr / N`` for N groups, as
+            ``block_momentum`` of :class:`BMUF`.
+        nesterov: whether the momentum is Nesterov's.
+        outer_optimizer: makes any other optimizer of ``torch.optim`` from parameters, for instance
+            ``partial(torch.optim.AdamW, lr=0.1)``. The three arguments above then have no effect.
+        across: as in :class:`ModelAveraging`.
+        across_dtype: as in :class:`ModelAveraging`.
+        overlap: as in :class:`ModelAveraging`.
+
+    Raises:
+        ValueError: a value outside its range, or an outer optimizer that can't step flat
+            parameters.
+
+    """
+
+    block_size: int | Auto = 100
+    outer_lr: float = 0.7
+    outer_momentum: float | Literal["auto"] = 0.9
+    nesterov: bool = True
+    outer_optimizer: OuterOptimizer | None = None
+    across: Across = "auto"
+    across_dtype: AcrossDtype = "same"
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        self._check()
+        check_positive("outer_lr", self.outer_lr)
+        check_flag("nesterov", self.nesterov)
+        check_flag("overlap", self.overlap)
+        if self.outer_momentum != "auto" and not (
+            is_number(self.outer_momentum) and 0.0 <= self.outer_momentum < 1.0
+        ):
+            raise ValueError(
+                f"outer_momentum must be 'auto' or lie in [0, 1), got {self.outer_momentum!r}"
+            )
+        if self.outer_optimizer is not None:
+            check_outer_optimizer(self.outer_optimizer)
+
+    def momentum(self, num_models: int) -> float:
+        """Mu for so many averaged models.
+
+        Raises:
+            ValueError: ``"auto"`` gives no value in [0, 1).
+
+        """
+        if self.outer_momentum == "auto":
+            return auto_block_momentum(num_models, block_lr=self.outer_lr)
+        return self.outer_momentum
+
+    @override
+    def check_models(self, num_models: int) -> None:
+        """Check that ``outer_momentum="auto"`` gives a value in [0, 1)."""
+        self.momentum(num_models)
+
+    @override
+    def outer_step(
+        self, global_model: Tensor, *, num_models: int, from_updates: bool
+    ) -> OptimizerStep:
+        """See :class:`BlockSync`."""
+        if self.outer_optimizer is not None:
+            return OptimizerStep(self.outer_optimizer, global_model)
+        momentum = self.momentum(num_models)
+        sgd = partial(
+            torch.optim.SGD,
+            lr=self.outer_lr,
+            momentum=momentum,
+            nesterov=self.nesterov and momentum > 0.0,
+        )
+        return OptimizerStep(sgd, global_model)
+
+    def local_state(
+        self,
+        optimizer: Optimizer,
+        parameters: Sequence[Parameter],
+        across: Channel,
+        num_models: int,
+    ) -> LocalState:
+        """The optimizer's state stays with its group."""
+        return LocalState()

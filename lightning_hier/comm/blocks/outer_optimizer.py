@@ -1,0 +1,153 @@
+"""The outer step by an optimizer of ``torch.optim`` (DiLoCo)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.comm.blocks.outer_step import OuterStep
+
+OuterOptimizer = Callable[[Iterable[Parameter]], Optimizer]
+"""Makes an optimizer of the given parameters."""
+
+
+class OptimizerStep(OuterStep):
+    """Steps an optimizer with minus the mean local update as the gradient (diloco alg. 1).
+
+    With the local update ``u_k(t)`` of group k, its model minus W(t-1)::
+
+        gradient(t) = -(mean over k of u_k(t))
+        W(t)        = optimizer step from W(t-1) with gradient(t)
+
+    A block starts from W, so the look-ahead of Nesterov momentum is part of the global model.
+
+    A range of elements that is stepped is a parameter with an optimizer of its own, so ranges can
+    be stepped as their means arrive. Optimizer state with a value for each element lies in flat
+    vectors, which are saved and divided among ranks as W is.
+
+    Args:
+        make: makes the optimizer.
+        global_model: as in :class:`OuterStep`.
+
+    """
+
+    def __init__(self, make: OuterOptimizer, global_model: Tensor) -> None:
+        super().__init__(global_model, from_updates=True)
+        self._make = make
+        for name in _elementwise_state(make):
+            self.vectors[name] = torch.zeros_like(global_model)
+        # By the start of the range. Both are made at the first step of a range.
+        self._parameters: dict[int, Parameter] = {}
+        self._optimizers: dict[int, Optimizer] = {}
+        # Step counts and their like, of every range; None before the first step.
+        self._scalars: dict[str, Any] | None = None
+
+    def start_model(self, place: slice) -> Tensor:
+        """W itself."""
+        return self.vectors["global_model"][place]
+
+    def prepare_(self, model: Tensor, place: slice) -> float:
+        """See :class:`OuterStep`."""
+        start = self.start_model(place)
+        return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
+
+    def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
+        """See :class:`OuterStep`."""
+        model, kernels = self.start_model(place), kernels_for(mean)
+        before, squares = model.clone(), kernels.sum_of_squares(mean)
+        parameter, optimizer = self._optimizer(place)
+        parameter.grad = mean.neg_()
+        optimizer.step()
+        parameter.grad = None
+        self._scalars = self._keep_state(optimizer.state[parameter], place)
+        mean.copy_(model)
+        return squares, kernels.sum_of_squares(before.sub_(model))
+
+    def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
+        """See :class:`OuterStep`."""
+        kept = {name: vector[place].clone() for name, vector in self.vectors.items()}
+        scalars = deepcopy(self._scalars)
+        for update in (earlier, mean):
+            if update is not None:
+                self.apply_(update.clone(), place)
+        model = self.start_model(place).clone()
+        for name, values in kept.items():
+            self.vectors[name][place].copy_(values)
+        self._forget(place, scalars)
+        return model
+
+    def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
+        """See :class:`OuterStep`. State of another optimizer is dropped."""
+        state = super().adopt(saved, model, pending=pending)
+        same = all(saved.get(name) is not None for name in self.vectors)
+        return {**state, "scalars": saved.get("scalars") if same else None}
+
+    def settings(self) -> dict[str, Any]:
+        """State that is the same for all elements."""
+        return {"scalars": self._scalars}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See :class:`OuterStep`."""
+        super().load(state)
+        self._parameters.clear()
+        self._optimizers.clear()
+        self._scalars = state.get("scalars")
+
+    def _forget(self, place: slice, scalars: dict[str, Any] | None) -> None:
+        """Have the next step of a range begin from the vectors, and from these scalars."""
+        self._parameters.pop(place.start, None)
+        self._optimizers.pop(place.start, None)
+        self._scalars = scalars
+
+    def _optimizer(self, place: slice) -> tuple[Parameter, Optimizer]:
+        if place.start not in self._optimizers:
+            parameter = Parameter(self.start_model(place))
+            optimizer = self._make([parameter])
+            if self._scalars is not None:
+                vectors = {n: v[place] for n, v in self.vectors.items() if n != "global_model"}
+                optimizer.state[parameter] = {**deepcopy(self._scalars), **vectors}
+            self._parameters[place.start] = parameter
+            self._optimizers[place.start] = optimizer
+        return self._parameters[place.start], self._optimizers[place.start]
+
+    def _keep_state(self, state: dict[str, Any], place: slice) -> dict[str, Any]:
+        """Move state with a value for each element into the vectors; the rest of the state."""
+        for name in self.vectors.keys() & state.keys():
+            vector = self.vectors[name][place]
+            if state[name].data_ptr() != vector.data_ptr():
+                vector.copy_(state[name])
+                state[name] = vector
+        return {name: value for name, value in state.items() if name not in self.vectors}
+
+
+def check_outer_optimizer(make: OuterOptimizer) -> None:
+    """Check that ``make`` makes an optimizer that can step flat parameters.
+
+    Raises:
+        ValueError: it does not.
+
+    """
+    try:
+        _elementwise_state(make)
+    except Exception as error:
+        raise ValueError(
+            "outer_optimizer must make an optimizer that steps flat parameters without a closure, "
+            f"such as partial(torch.optim.SGD, lr=0.7), got {make!r}: {error}"
+        ) from error
+
+
+def _elementwise_state(make: OuterOptimizer) -> list[str]:
+    """Names of the state that has a value for each element of a parameter."""
+    parameter = Parameter(torch.zeros(2))
+    parameter.grad = torch.zeros(2)
+    optimizer = make([parameter])
+    optimizer.step()
+    state = optimizer.state[parameter].items()
+    return [n for n, value in state if isinstance(value, Tensor) and value.shape == parameter.shape]

@@ -1,0 +1,97 @@
+"""DiLoCo on four ranks under a Trainer ends where a float64 twin with an outer optimizer does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier import BMUF, DiLoCo, HierarchicalStrategy
+from tests.equivalence.cases import (
+    Case,
+    difference,
+    fit_all,
+    identical,
+    make_module,
+    make_trainer,
+    run_twin,
+)
+from tests.equivalence.outer_cases import ADAM_OUTSIDE, ADAMW, MOMENTUM, outer_case, sgd_
+from tests.equivalence.tasks import batch_of, loader, rank_number
+from tests.equivalence.twins import Values
+from tests.ranks import run_ranks
+
+CASES: list[Any] = [
+    outer_case("the paper's defaults"),
+    outer_case("groups of two", group=2),
+    outer_case("one group", group=4),
+    outer_case("momentum from the number of groups", outer_momentum="auto", outer_lr=1.0),
+    outer_case("classical momentum", nesterov=False, outer_momentum=0.5),
+    outer_case("no momentum", outer_momentum=0.0, outer_lr=1.3),
+    outer_case("AdamW outside", ADAM_OUTSIDE, outer_optimizer=ADAMW),
+    outer_case(
+        "AdamW outside, sharded", ADAM_OUTSIDE, outer_optimizer=ADAMW, group=2, across="sharded"
+    ),
+    outer_case("after a warm-up", group=2, run={"warmup": 4, "batches": 12}),
+    outer_case("blocks across epochs", run={"batches": 4, "epochs": 3}),
+    outer_case("BatchNorm", group=2, run={"net": "batch_norm"}),
+    outer_case("two optimizers", group=2, block_size=2, run={"net": "pair", "batches": 16}),
+    outer_case("overlapping", overlap=True, run={"batches": 11}),
+    outer_case("AdamW outside, overlapping", ADAM_OUTSIDE, outer_optimizer=ADAMW, overlap=True),
+]
+
+
+@pytest.fixture(scope="module")
+def states() -> list[dict[str, Values]]:
+    """Final states, rank by rank."""
+    return run_ranks(fit_all, 4, CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+    expected = run_twin(case).global_model()
+    assert difference(states[0][case.name], expected) < 1e-10
+    for rank in (1, 2, 3):
+        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_outer_step_matters(case: Any) -> None:
+    """Means of the models alone would end elsewhere."""
+    plain = replace(case, outer_=partial(sgd_, nu=1.0, mu=0.0, nesterov=False))
+    assert difference(run_twin(plain).global_model(), run_twin(case).global_model()) > 1e-6
+
+
+def _start_models(sync: Any) -> list[torch.Tensor]:
+    """A rank's parameters at the start of each block."""
+    case = Case(
+        name="", strategy=lambda: HierarchicalStrategy(
+            group_size=1, block_sync=sync, warmup_steps=0
+        ), **MOMENTUM,
+    )  # fmt: skip
+    module = make_module(case)
+    seen: list[torch.Tensor] = []
+    module.on_train_batch_start = lambda *args: seen.append(  # type: ignore[method-assign]
+        torch.cat([p.detach().flatten() for p in module.parameters()])
+    )
+    make_trainer(case).fit(module, loader(rank_number(), 9))
+    return seen[::3]
+
+
+def test_start_models_are_those_of_block_momentum() -> None:
+    """Up to rounding: W of one is the look-ahead of the other."""
+    ours = DiLoCo(block_size=3, outer_lr=0.7, outer_momentum=0.6)
+    bmuf = BMUF(block_size=3, block_lr=0.7, block_momentum=0.6, local_momentum="keep")
+    for one, other in zip(
+        run_ranks(_start_models, 2, ours), run_ranks(_start_models, 2, bmuf), strict=True
+    ):
+        for model, same in zip(one, other, strict=True):
+            torch.testing.assert_close(model, same, rtol=1e-12, atol=1e-13)
+
+
+def test_data_differ_between_ranks() -> None:
+    """Else every outer step would see one worker's update."""
+    assert not torch.equal(batch_of(0, 0)[0], batch_of(1, 0)[0])

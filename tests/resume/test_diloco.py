@@ -1,0 +1,47 @@
+"""A run of DiLoCo that is stopped and resumed ends as the one that was not, bit for bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import stop_and_go_on
+
+DILOCO = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
+ADAMW = partial(torch.optim.AdamW, lr=0.1)
+
+# Ranks, strategy, inner optimizer.
+RUNS: dict[str, tuple[int, Any, str]] = {
+    "each rank a group": (2, DILOCO, "AdamW"),
+    "AdamW outside, sharded": (
+        4,
+        partial(DILOCO, group_size=2, block_size=3, outer_optimizer=ADAMW, across="sharded"),
+        "SGD",
+    ),
+    "overlap and int8": (2, partial(DILOCO, overlap=True, across_dtype="int8"), "SGD"),
+    "virtual workers": (2, partial(DILOCO, virtual_workers=2), "Adam"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_in_the_middle_of_a_block_and_of_an_epoch(name: str, tmp_path: Path) -> None:
+    ranks, strategy, optimizer = RUNS[name]
+    workers = strategy.keywords.get("virtual_workers", 1)
+    found = run_ranks(
+        stop_and_go_on, ranks, strategy, "on_train_batch_end", 7, tmp_path,
+        optimizer=optimizer, workers=workers,
+    )  # fmt: skip
+    assert found == [[]] * ranks
+
+
+def test_at_a_blocks_end(tmp_path: Path) -> None:
+    """The outer optimizer's step count and moments go on from the file."""
+    strategy = partial(DILOCO, outer_optimizer=ADAMW)
+    arguments = (strategy, "on_train_batch_end", 8, tmp_path)
+    assert run_ranks(stop_and_go_on, 2, *arguments, optimizer="SGD", workers=1) == [[]] * 2
