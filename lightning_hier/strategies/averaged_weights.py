@@ -3,7 +3,7 @@
 After a step such a callback sees the local model, so every group has an average of its own. An
 average over steps is linear in the models, so the mean of these averages over the groups is the
 average of the groups' mean model: that one is validated, saved and left in the module. NaN stays in
-an average for ever; a group that has some is left out of the mean, and goes on with that.
+an average forever; a group that has some is left out of the mean, and continues with that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AveragedWeights(Callback):
     bit: looking changes nothing.
 
     Args:
-        trainer: whose callbacks are meant.
+        trainer: Trainer whose callbacks to process.
         communicators: channels of this rank.
         kept_equal: names of buffers that have no mean; NaN and inf in them tell nothing.
 
@@ -53,16 +53,16 @@ class AveragedWeights(Callback):
         self._own = SavedTensors()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have the callbacks validate the agreed average."""
+        """Make the callbacks validate the agreed average."""
         if not trainer.sanity_checking:
             self._swap_in()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with this rank's own average; the callbacks have taken it out of the module."""
+        """Restore this rank's average. The callbacks have removed the mean from the module."""
         self._own.restore()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have the callbacks leave the agreed average in the module."""
+        """Make the callbacks leave the agreed average in the module."""
         self._swap_in()
 
     @contextmanager
@@ -77,22 +77,22 @@ class AveragedWeights(Callback):
                 self._own.restore()
 
     def of_group(self) -> list[dict[str, Tensor]]:
-        """Own averages of parameters, which the ranks of a group have in common; not copied."""
+        """Averages of parameters, which are equal on all ranks of a group. Not copied."""
         return [
             self._values(dict(averaged.named_parameters())) for averaged in self._averaged_models()
         ]
 
     def of_rank(self) -> list[dict[str, Tensor]]:
-        """Own averages of buffers, and how many models are in them; not copied."""
+        """Averages of buffers, and the number of averaged models. Not copied."""
         return [
             self._values(dict(averaged.named_buffers())) for averaged in self._averaged_models()
         ]
 
     @torch.no_grad()
     def load(self, *parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over what :meth:`of_group` and :meth:`of_rank` gave.
+        """Load the results of :meth:`of_group` and :meth:`of_rank`.
 
-        Does nothing where the run that was saved had other callbacks: Lightning says what happens.
+        Does nothing if the saved run had other callbacks. Lightning warns about them.
         """
         models = self._averaged_models()
         for part in parts:

@@ -174,7 +174,7 @@ MISTAKES: list[tuple[Callable[[], None], str]] = [
     (_one_group, COUNTS + r"\. Give every rank the same number \([^)]*\)$"),
     (_inside_a_group, r"ranks of a group have " + COUNTS + ", in groups of 2"),
     (_in_the_warm_up, r"warm-up of 3 steps .* after 2 steps: .*4 on rank 1.*to at most 2"),
-    (_counting_steps, r"meet at the ends of epochs alone.*max_steps and min_steps"),
+    (_counting_steps, r"are synchronised only at the ends of epochs.*max_steps and min_steps"),
     (_validating_often, r"leave out val_check_interval"),
     (_saving_often, r"leave out every_n_train_steps"),
     (_looking_at_the_clock, r"max_time \(use callbacks=\[Timer"),

@@ -103,7 +103,7 @@ class _Dealt(Sampler[Any]):
 
 def test_a_sampler_that_counts_when_it_is_made_is_made_for_each_worker() -> None:
     loader = DataLoader(DATA, batch_size=2, sampler=_Dealt(0, 1))
-    with pytest.raises(ValueError, match="_Dealt divides the training data when it is made"):
+    with pytest.raises(ValueError, match="_Dealt divides the training data when it is created"):
         _divided(loader)
     made = _divided(loader, 3, lambda number: DataLoader(DATA, sampler=_Dealt(number, 3)))
     assert made.lengths == [4, 4, 4]
