@@ -53,10 +53,10 @@ class FitSession:
         settings: settings of the synchronisation in this run. Set by :meth:`reduce`.
         reduction: averages gradients. Set by :meth:`reduce`.
         models: local models of this rank. Set by :meth:`begin`, like all following attributes.
-        synchroniser: synchronises models at the ends of blocks.
+        synchroniser: synchronises the models at the end of each block.
         state: state of this rank in a checkpoint.
         averages: averages of WeightAveraging callbacks.
-        termination: acts on signals.
+        termination: reaction to signals.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
         accumulated_gradients: gradients of each worker of a resumed step. Loaded when training
@@ -107,7 +107,7 @@ class FitSession:
             optimizers: optimizers of the module; each has its own block.
             on_nonfinite: action for groups whose models are not finite.
             join: whether ranks that have run out of batches join the others.
-            metrics: logs metrics.
+            metrics: callback that logs metrics.
 
         """
         module = self.trainer.lightning_module

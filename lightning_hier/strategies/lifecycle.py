@@ -86,7 +86,7 @@ class GlobalModelLifecycle(Callback):
     and callbacks.
 
     Args:
-        model: swaps the global model into the module, and the local model back.
+        model: puts the global model into the module, and restores the local model.
 
     """
 

@@ -32,7 +32,7 @@ class RawSteps:
         elsewhere: whether steps are allowed now, as in evaluation.
 
     Attributes:
-        remove: removes the hook.
+        remove: function that removes the hook.
 
     """
 

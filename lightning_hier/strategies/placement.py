@@ -94,7 +94,7 @@ def check_hosts(hosts: Sequence[int]) -> None:
     """Check that the workers of each host can form a group.
 
     Args:
-        hosts: for each rank, the host that it is on.
+        hosts: host of each rank.
 
     Raises:
         ValueError: hosts have different numbers of workers, which only Ray allows.

@@ -1,4 +1,4 @@
-"""The objects of one rank while one Trainer fits with parameter servers."""
+"""The objects of a rank while a Trainer fits with parameter servers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class ServerSession:
         Args:
             trainer: Trainer that is about to fit.
             optimizers: optimizers of its module.
-            metrics: logs metrics.
+            metrics: callback that logs metrics.
 
         """
         module = trainer.lightning_module
@@ -125,8 +125,8 @@ class ServerSession:
         self._parameters = misuse.ServedParameters(module, optimizers)
         self._parameters.note()  # values of the servers, even if hooks write before the first step
         parameters = set(module.parameters())
-        # Before the gradients are taken: a step that is refused must push nothing. Evaluation is no
-        # exception: the step would be pushed to the servers all the same.
+        # Registered before the hooks that push gradients, because a rejected step must not push.
+        # Steps in evaluation are rejected too: they would also be pushed to the servers.
         self._raw_steps = misuse.RawSteps(lambda: parameters, elsewhere=lambda: False)
         self._at_end.callback(self._raw_steps.remove)
         self._gradients = [

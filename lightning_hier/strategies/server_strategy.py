@@ -130,9 +130,9 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, or leave it out to be where the others are.
+        """Train on a batch, or skip it if this rank is behind the others.
 
-        The loss of a batch that was left out is 0: Lightning takes None for a mistake here.
+        The loss of a skipped batch is 0, because Lightning rejects None here.
         """
         if self._leaves_out:
             return torch.zeros((), device=self.root_device, requires_grad=True)

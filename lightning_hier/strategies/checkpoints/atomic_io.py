@@ -32,18 +32,18 @@ _log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's own CheckpointIO, with local files written beside their place and then renamed.
+    """Lightning's CheckpointIO, with local files written to a temporary name and then renamed.
 
-    A process that is killed, a host that loses power, or a disk that is full leaves an older file
-    of the same name as it was. Lightning writes into the folder for temporary files, which may lie
-    on another disk; then its last act is a copy that can be cut off.
+    An older file of the same name remains unchanged if the process is killed, the host loses power
+    or the disk is full. Lightning writes to the directory for temporary files, which may be on
+    another disk, and then copies the file, which may be interrupted.
 
-    The tensors go to the disk as they are, without a copy of the whole file in memory. Remote
-    stores show a file only when it is complete, so there nothing differs from Lightning.
+    Tensors are written to disk directly, without a copy of the file in memory. Files in remote
+    stores are saved as in Lightning, because they become visible only when they are complete.
 
-    NumPy's numbers are saved as Python's, since they could not be read back; what else could not is
-    named by one warning, at the first save. Values are compared with the checksums in
-    the file when they are read.
+    NumPy scalars are saved as Python numbers, because ``weights_only=True`` does not read them.
+    The first save warns about other entries that it would not read. Values are compared with the
+    checksums in the file when they are read.
     """
 
     _warned = False
@@ -55,7 +55,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``.
 
         Raises:
-            OSError: it could not be written. The older file is unchanged.
+            OSError: the file could not be written. The older file is unchanged.
 
         """
         checkpoint = plain_numbers(checkpoint)

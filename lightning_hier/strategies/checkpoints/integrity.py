@@ -154,7 +154,7 @@ def plain_numbers(value: Any) -> Any:
 
 def refused_entries(value: Any, name: str = "") -> Iterator[str]:
     """Name and type of every entry of a checkpoint that ``weights_only=True`` would not read."""
-    # An Enum may also be a str or an int, and is refused all the same.
+    # The type itself is compared, because an Enum may be a str or an int but is refused too.
     if type(value) in _PLAIN or isinstance(value, Tensor):
         return
     if type(value) in (list, tuple):

@@ -22,14 +22,15 @@ _log = logging.getLogger(__name__)
 
 
 def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str | Path | None:
-    """The newest checkpoint in a folder that is complete, to continue from after a fault.
+    """Return the newest complete checkpoint in a directory, to resume from after a fault.
 
-    The newest is the one whose file was modified last, whatever its name says: a copy keeps its
-    place only if it keeps its time (``cp -p``, ``rsync -t``). Of equal times the last name counts.
+    The newest checkpoint is the one with the latest modification time. Its name decides only if
+    times are equal, so copy checkpoints with their times (``cp -p``, ``rsync -t``).
 
-    A checkpoint is complete if its checksums are right and the files that ranks have written beside
-    it are all there and not cut off. One that is not is left where it is, with a warning, and so is
-    one of weights alone. Every rank that sees the folder gets the same answer; no communication::
+    A checkpoint is complete if its checksums are correct and the files of all ranks in its
+    directory exist and are not truncated. Other checkpoints, and those with weights only, are
+    skipped with a warning. There is no communication: every rank that sees the directory gets the
+    same result::
 
         trainer.fit(model, ckpt_path=lightning_hier.newest_checkpoint("checkpoints"))
 

@@ -96,7 +96,7 @@ class RankFiles:
             for name in self._abandoned():
                 remove_folder(f"{self.of_all_saves}/{name}")
         except FileNotFoundError:
-            pass  # another job has removed one meanwhile
+            pass  # another job has removed a file in the meantime
         except Exception as error:  # fsspec's file systems have errors of their own
             _log.warning("old saves in %s could not be listed: %s", self.of_all_saves, error)
 

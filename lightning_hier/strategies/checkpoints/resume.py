@@ -99,15 +99,15 @@ def _group(session: FitSession, number: int) -> int:
 def _resume_elsewhere(
     saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession, kinds: Mapping[str, Any]
 ) -> None:
-    """Take over models, updates, optimizers and residuals; the module holds the start model.
+    """Start from the models, updates, optimizers and residuals of a run with other groups.
 
     A collective of every group. The module must hold the global model of the checkpoint.
 
     Args:
-        saved: the run, whose counts of steps the current run has taken over.
-        checkpoint: it was saved in; it has rank 0's optimizers.
+        saved: saved run, whose counts of steps the current run has taken over.
+        checkpoint: checkpoint of the run, with the optimizers of rank 0.
         session: session of the current run.
-        kinds: its settings.
+        kinds: settings of the current run.
 
     Raises:
         ValueError: the model has other tensors than the one that was saved.

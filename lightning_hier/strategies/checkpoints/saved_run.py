@@ -136,7 +136,7 @@ class SavedRun:
 
 
 def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
-    """A flat tensor of one part, whole; None if none is kept.
+    """Concatenate the shards of a tensor. None if there are none.
 
     Args:
         shares: shards of the ranks of a group, in order.

@@ -56,15 +56,15 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
 
 
 def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_steps: int) -> None:
-    """Check Trainer and module where a rank has several workers.
+    """Check the Trainer and the module for several workers on a rank.
 
     Args:
-        trainer: about to fit.
+        trainer: Trainer that is about to fit.
         layout: how the workers of a group are divided among ranks.
-        warmup_steps: in which all workers of a rank share a model.
+        warmup_steps: number of first steps, in which all workers of a rank share a model.
 
     Raises:
-        ValueError: they cannot be trained so.
+        ValueError: they do not support several workers on a rank.
 
     """
     found = []
@@ -104,7 +104,7 @@ def needs_own_model(trainer: pl.Trainer) -> list[str]:
 
 
 def check_loaders(trainer: pl.Trainer) -> None:
-    """Check the training data, once they have begun, where a rank has several workers.
+    """Check the training data of a rank with several workers after the data loaders are created.
 
     Raises:
         ValueError: they cannot be divided among the workers.

@@ -84,7 +84,7 @@ class WorkerSteps:
     def _step_all(
         self, loop: Any, counts: str, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]
     ) -> Any:
-        """Make the step of each model; ``counts`` is the attribute in which the loop counts it."""
+        """Make the step of each model. ``counts`` is the attribute of the loop that counts steps."""
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
         self._session.synchroniser.before_step()
@@ -153,7 +153,7 @@ class WorkerSteps:
 
 
 class ManualStep:
-    """One step of all workers of a rank, each with a model of its own.
+    """One step of all workers of a rank, each with its own model.
 
     ``training_step`` steps schedulers too, so every worker starts from the same scheduler state.
 
