@@ -29,7 +29,8 @@ class HierarchyMetrics(Callback):
     Args:
         metrics: returns values by name.
         describe: returns settings by name, as JSON.
-        families: of metrics, as in :func:`~lightning_hier.callbacks.tensorboard_layout.layout`.
+        families: families of metrics, as in
+            :func:`~lightning_hier.callbacks.tensorboard_layout.layout`.
 
     """
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a strategy, in its constructor."""
+"""Checks of a strategy's arguments in its constructor."""
 
 from __future__ import annotations
 
@@ -14,41 +14,40 @@ from lightning_hier.algorithms.arguments import did_you_mean, is_number
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
-# Arguments of DDPStrategy that the strategies replace, and what to use instead.
+# Arguments of DDPStrategy that the strategies set themselves, with the alternative.
 _TAKEN: Mapping[str, str] = {
-    "process_group": "group_size decides which ranks share a group",
+    "process_group": "use group_size, which determines the groups",
     "ddp_comm_hook": "pass gradient_sync=CommHook(hook, state)",
     "ddp_comm_state": "pass gradient_sync=CommHook(hook, state)",
-    "ddp_comm_wrapper": "wrap the hook that you pass as gradient_sync=CommHook(hook)",
+    "ddp_comm_wrapper": "wrap the hook, and pass gradient_sync=CommHook(hook)",
     "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
     "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
     "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
     "mixed_precision": "use Trainer(precision=...)",
     "static_graph": (
-        "DDP reduces the first step of such a graph in another way, which neither compression nor "
-        "groups of one rank nor an exact resume can follow. Leave it out; parameters that a step "
-        "does not use need find_unused_parameters=True, and activation checkpointing "
-        "use_reentrant=False"
+        "DDP reduces the first step of a static graph in a way that compression, groups of one "
+        "rank and exact resuming do not support. Leave it out; parameters that a step does not "
+        "use need find_unused_parameters=True, and activation checkpointing use_reentrant=False"
     ),
     "skip_all_reduce_unused_params": (
-        "ranks of a group must all know when a step's last gradients come, and it leaves them out. "
+        "all ranks of a group must know the last gradients of a step, and it omits some of them. "
         "Leave it out; find_unused_parameters=True works without it"
     ),
 }
 
 
 def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for DDPStrategy; those that the hierarchy decides must be absent, None or False.
+    """Arguments for DDPStrategy. Those that the strategies set must be absent, None or False.
 
-    The command line spells out every argument, with None for those that nobody set.
+    The command line passes every argument, with None for those that are not set.
 
     Args:
-        strategy: the class, for the arguments that its constructor takes itself.
-        ddp_kwargs: the arguments that are left for DDPStrategy.
+        strategy: class of the strategy, which has further arguments.
+        ddp_kwargs: arguments for DDPStrategy.
 
     Raises:
-        ValueError: one of them was set.
-        TypeError: nobody knows the argument.
+        ValueError: an argument that the strategy sets was given.
+        TypeError: an argument is unknown.
 
     """
     known = [*_TAKEN, *signature(DDPStrategy).parameters, *signature(DDP).parameters]
@@ -69,7 +68,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
 def check_synchronisations(
     gradient_sync: object, block_sync: object, ddp_kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise ValueError for synchronisations of another type, or that can't be combined."""
+    """Raise ValueError for synchronisations of a wrong type, or that cannot be combined."""
     if gradient_sync is not None and not isinstance(gradient_sync, GradientSync):
         raise ValueError(
             f"gradient_sync must be AllReduce(), GTC(...) or CommHook(...), got {gradient_sync!r}"
@@ -78,8 +77,8 @@ def check_synchronisations(
     if views and isinstance(gradient_sync, GTC):
         raise ValueError(
             "gradient_as_bucket_view=True can't be combined with GTC and "
-            "find_unused_parameters=True: GTC works in DDP's buckets, where the gradients of "
-            "another optimizer would lie. Leave out gradient_as_bucket_view."
+            "find_unused_parameters=True: GTC overwrites DDP's buckets, which would contain the "
+            "gradients of another optimizer. Leave out gradient_as_bucket_view."
         )
     if block_sync is not None and not isinstance(block_sync, BlockSync):
         raise ValueError(
@@ -89,20 +88,20 @@ def check_synchronisations(
 
 
 def check_groups(block_sync: BlockSync | None, workers: int, group_size: int) -> None:
-    """Raise ValueError for several groups without ``block_sync``, or if it can't average them."""
+    """Raise ValueError for several groups that ``block_sync`` does not or cannot average."""
     groups = workers // group_size
     if block_sync is not None:
         block_sync.check_models(groups)
     elif groups > 1:
         raise ValueError(
-            f"block_sync=None needs one group of all ranks, but groups of {group_size} make "
-            f"{groups} groups that would never meet: pass block_sync=BMUF(...) or "
+            f"block_sync=None needs one group of all ranks, but group_size={group_size} makes "
+            f"{groups} groups that would never be synchronised: pass block_sync=BMUF(...) or "
             "ModelAveraging(...), or group_size='world'"
         )
 
 
 def check_group_size(group_size: object) -> None:
-    """Raise ValueError unless a group has a size of :data:`GroupSize`."""
+    """Raise ValueError unless ``group_size`` is a :data:`GroupSize`."""
     sizes = ("node", "world")
     if group_size not in sizes and not (
         is_number(group_size) and isinstance(group_size, int) and group_size >= 1
@@ -114,7 +113,7 @@ def check_group_size(group_size: object) -> None:
 
 
 def check_timeout(timeout: object) -> None:
-    """Raise ValueError unless the limit of every wait is a time above 0 or None."""
+    """Raise ValueError unless ``timeout`` is a timedelta above 0 or None."""
     if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
         raise ValueError(
             "timeout must be a datetime.timedelta above 0, as timedelta(seconds=60), or None for "

@@ -1,9 +1,9 @@
-"""Averages of weights (EMA) that Lightning's callbacks keep, one for all ranks in evaluation.
+"""Averages of weights (EMA) of Lightning's callbacks, with one average for all ranks in evaluation.
 
-After a step such a callback sees the local model, so every group has an average of its own. An
-average over steps is linear in the models, so the mean of these averages over the groups is the
-average of the groups' mean model: that one is validated, saved and left in the module. NaN stays in
-an average for ever; a group that has some is left out of the mean, and goes on with that.
+After a step, such a callback sees the local model, so every group has its own average. An average
+over steps is linear in the models, so the mean of these averages over the groups is the average of
+the mean model of the groups. This one is validated, saved and left in the module. NaN stays in an
+average forever, so a group whose average contains NaN is excluded, and continues from the mean.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ KIND = "averages"
 
 
 class AveragedWeights(Callback):
-    """Shows the agreed average where Lightning validates, saves and ends.
+    """Puts the mean of the groups' averages into the callbacks when Lightning validates or saves.
 
-    It stands before the Trainer's own callbacks. Elsewhere they have their own average, to the last
-    bit: looking changes nothing.
+    It runs before the callbacks of the Trainer. Afterwards, their own average is restored bit for
+    bit, so that evaluation does not affect training.
 
     Args:
-        trainer: whose callbacks are meant.
+        trainer: Trainer whose callbacks to process.
         communicators: channels of this rank.
-        kept_equal: names of buffers that have no mean; NaN and inf in them tell nothing.
+        kept_equal: names of buffers that are not averaged. NaN and inf in them are ignored.
 
     """
 
@@ -53,21 +53,21 @@ class AveragedWeights(Callback):
         self._own = SavedTensors()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have the callbacks validate the agreed average."""
+        """Make the callbacks validate the mean of the groups' averages."""
         if not trainer.sanity_checking:
             self._swap_in()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with this rank's own average; the callbacks have taken it out of the module."""
+        """Restore this rank's average. The callbacks have removed the mean from the module."""
         self._own.restore()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have the callbacks leave the agreed average in the module."""
+        """Make the callbacks leave the mean of the groups' averages in the module."""
         self._swap_in()
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Show the agreed average for a while. A collective of the world during training."""
+        """Hold the mean of the groups' averages. A collective of the world during training."""
         already = self._own.used
         self._swap_in()
         try:
@@ -77,22 +77,22 @@ class AveragedWeights(Callback):
                 self._own.restore()
 
     def of_group(self) -> list[dict[str, Tensor]]:
-        """Own averages of parameters, which the ranks of a group have in common; not copied."""
+        """Averages of parameters, which are equal on all ranks of a group. Not copied."""
         return [
             self._values(dict(averaged.named_parameters())) for averaged in self._averaged_models()
         ]
 
     def of_rank(self) -> list[dict[str, Tensor]]:
-        """Own averages of buffers, and how many models are in them; not copied."""
+        """Averages of buffers, and the number of averaged models. Not copied."""
         return [
             self._values(dict(averaged.named_buffers())) for averaged in self._averaged_models()
         ]
 
     @torch.no_grad()
     def load(self, *parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take over what :meth:`of_group` and :meth:`of_rank` gave.
+        """Load the results of :meth:`of_group` and :meth:`of_rank`.
 
-        Does nothing where the run that was saved had other callbacks: Lightning says what happens.
+        Does nothing if the saved run had other callbacks. Lightning warns about them.
         """
         models = self._averaged_models()
         for part in parts:
@@ -132,10 +132,11 @@ class AveragedWeights(Callback):
 
 
 def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:
-    """Mean over the groups that take part, in place; whole numbers become those of rank 0.
+    """Average in place over the groups that take part. Integers are those of rank 0.
 
-    If none does, all do: values that are finite everywhere stay finite. The first ranks of the
-    groups average and broadcast. The tensors may lie on another device than that of collectives.
+    If no group takes part, all do, so that values that are finite everywhere stay finite. The first
+    ranks of the groups average and broadcast. The tensors may be on another device than the
+    collectives.
     """
     moved = [tensor.detach().to(communicators.device) for tensor in tensors]
     if communicators.group.position == 0:

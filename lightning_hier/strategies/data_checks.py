@@ -1,4 +1,4 @@
-"""Checks of the training data of all ranks: numbers of batches, and the order of samples."""
+"""Checks of the training data of all ranks: numbers of batches, and seeds of samplers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
 UnevenBatches = Literal["error", "join"]
-"""Ranks with different numbers of batches: a mistake, or those that run out join the others."""
+"""Different numbers of batches are an error, or ranks without batches join the others."""
 
 
 def check_data(trainer: pl.Trainer) -> list[float]:
-    """Check that all ranks shuffle alike, and gather the numbers of their batches.
+    """Check that all ranks shuffle with the same seed, and gather the numbers of their batches.
 
-    A collective of the world: every rank must call it once its data are there.
+    A collective of the world: every rank must call it after it has loaded its data.
 
     Args:
-        trainer: that fits.
+        trainer: Trainer that fits.
 
     Returns:
-        Batches of all workers in one epoch, in order of rank; inf where the data have no length.
+        Batches of all workers in one epoch, in order of rank; inf if the data have no length.
 
     Raises:
         ValueError: on every rank, if ranks have different seeds.
@@ -59,11 +59,11 @@ def check_session_data(session: FitSession, *, join: bool) -> None:
     """Check the training data for a synchronous strategy. A collective of the world.
 
     Args:
-        session: of the fit.
+        session: session of the fit.
         join: whether ranks that have run out of batches join the others.
 
     Raises:
-        ValueError: on every rank, for numbers of batches that can't be trained.
+        ValueError: on every rank, if the numbers of batches are not supported.
 
     """
     trainer, (size, groups) = session.trainer, session.worker_layout.sizes
@@ -89,9 +89,9 @@ def check_even(counts: Sequence[float], of: str = "rank", *, way_out: str = "") 
     """Raise ValueError unless all have the same number of batches.
 
     Args:
-        counts: of each, in one epoch; inf where the data have no length.
-        of: what has batches, in the singular.
-        way_out: what else can be done, for the end of the message.
+        counts: number of batches of each in one epoch; inf if the data have no length.
+        of: noun for the message, in the singular.
+        way_out: alternative, for the end of the message.
 
     """
     if len(set(counts)) > 1:
@@ -109,25 +109,25 @@ def check_joined(
 
     Args:
         counts: as in :func:`check_even`.
-        group_size: ranks of a group.
-        warmup_steps: steps of the warm-up that are still to come.
-        accumulated: batches that make a step.
+        group_size: number of ranks in a group.
+        warmup_steps: remaining steps of the warm-up.
+        accumulated: number of batches in a step.
 
     """
     groups = [counts[i : i + group_size] for i in range(0, len(counts), group_size)]
     if any(len(set(group)) > 1 for group in groups):
         raise ValueError(
             "the ranks of a group have different numbers of training batches: "
-            f"{_by_count(counts)}, in groups of {group_size}. uneven_batches='join' lets groups "
-            "run out that have fewer batches than others; the ranks inside a group meet at every "
-            "step and need the same number"
+            f"{_by_count(counts)}, in groups of {group_size}. uneven_batches='join' supports "
+            "different numbers between groups only: ranks inside a group communicate at every step "
+            "and need the same number"
         )
     fewest = math.ceil(min(counts) / accumulated) if min(counts) < math.inf else math.inf
     if len(set(counts)) > 1 and warmup_steps > fewest:
         raise ValueError(
-            f"a warm-up of {warmup_steps} steps goes on when the first ranks run out of batches, "
-            f"after {fewest} steps: {_by_count(counts)}. All ranks meet at every step of it: "
-            f"set warmup_steps to at most {fewest}"
+            f"the warm-up of {warmup_steps} steps is not over when the first ranks run out of "
+            f"batches, after {fewest} steps: {_by_count(counts)}. All ranks communicate in every "
+            f"step of it: set warmup_steps to at most {fewest}"
         )
 
 
@@ -145,8 +145,8 @@ def _by_count(counts: Sequence[float], of: str = "rank") -> str:
 def check_seeds(by_rank: Sequence[Sequence[int]]) -> None:
     """Raise ValueError if samplers that divide shuffled data among ranks have different seeds.
 
-    Lightning gives its samplers the seed of the variable PL_GLOBAL_SEED, which ``seed_everything``
-    sets, or 0. The samplers are compared, not the variable: ranks may draw other numbers otherwise.
+    The seed of Lightning's samplers is the variable PL_GLOBAL_SEED, which ``seed_everything`` sets,
+    or 0. The samplers are compared and not the variable, because other random numbers may differ.
     """
     if all(seeds == by_rank[0] for seeds in by_rank):
         return
@@ -155,10 +155,10 @@ def check_seeds(by_rank: Sequence[Sequence[int]]) -> None:
         for rank, seeds in enumerate(by_rank)
     )
     raise ValueError(
-        "all ranks must shuffle the training data with the same seed, as each takes its share of "
-        f"that order, but the seeds are {listed}: some samples would be trained twice and others "
-        "never. Call seed_everything with the same number on all ranks, or set PL_GLOBAL_SEED; to "
-        "draw other random numbers on each rank call torch.manual_seed(...) in on_train_start. Or "
+        "all ranks must shuffle the training data with the same seed, because each uses its part "
+        f"of one order, but the seeds are {listed}: some samples would be trained twice and others "
+        "never. Call seed_everything with the same number on all ranks, or set PL_GLOBAL_SEED. For "
+        "different random numbers on each rank, call torch.manual_seed(...) in on_train_start. Or "
         "divide the data yourself, with Trainer(use_distributed_sampler=False)"
     )
 
@@ -174,6 +174,6 @@ def _has(loader: object) -> bool:
 
 
 def _shuffles(sampler: object) -> bool:
-    # A wrapped sampler draws the order itself, from generators that have the seed as well.
+    # A wrapped sampler draws the order itself, from generators with the same seed.
     wrapped = isinstance(sampler, DistributedSamplerWrapper)
     return isinstance(sampler, DistributedSampler) and (sampler.shuffle or wrapped)

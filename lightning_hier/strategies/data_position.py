@@ -1,10 +1,9 @@
-"""Where training stands in its data and its random numbers, so that it can go on exactly there.
+"""Position of training in its data and random states, for exact resuming.
 
-Lightning counts the batches of an epoch, but a run that is resumed in the middle of one begins its
-data anew. Here every rank keeps the random state with which the data of this epoch were begun; a
-resumed run begins them with that state, draws as many batches as were used, and only then takes the
-random state of the moment when it was saved. A loader with a state of its own (``state_dict``) is
-left to Lightning, which restores it.
+Lightning counts the batches of an epoch, but a run that resumes within an epoch restarts its data.
+Here, every rank stores the random state at the start of the epoch's data. A resumed run starts the
+data with this state, skips the batches that were used, and then restores the random state of the
+save. Lightning restores loaders that have a ``state_dict``.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ RandomStates = list[RandomState]
 
 
 class DataPosition:
-    """Follows one Trainer's epochs while it fits, and puts them back where they were.
+    """Records the position in the data of a Trainer that fits, and restores it.
 
     Args:
-        changes: to the Trainer that is about to fit.
-        generators: of the workers of this rank.
-        device: on which the rank trains.
+        changes: changes to the Trainer that is about to fit.
+        generators: generators of the workers of this rank.
+        device: device of the rank.
 
     """
 
@@ -40,10 +39,10 @@ class DataPosition:
         self._generators = generators
         self._validation = IsolatedValidation(changes, device)
         self._begun: RandomStates = []
-        self._saved: RandomStates | None = None  # of the moment when the run was saved
-        self._resumed: RandomStates | None = None  # those that its data were begun with
+        self._saved: RandomStates | None = None  # at the time of the save
+        self._resumed: RandomStates | None = None  # at the start of the epoch's data
         self._ended: RandomStates | None = None
-        # The methods in which Lightning starts the data of an epoch.
+        # Lightning starts the data of an epoch in these methods.
         changes.replace("fit_loop.setup_data", self._setup_data)
         changes.replace("fit_loop.epoch_loop.on_run_start", self._on_run_start)
         changes.replace("fit_loop.epoch_loop.reset", self._reset)
@@ -51,7 +50,7 @@ class DataPosition:
 
     def _setup_data(self, set_up: Callable[[], None]) -> None:
         self._leave_epoch_that_ended()
-        # The first epoch's data begin here, and those of a loader that is made anew.
+        # Starts the data of the first epoch, and of a loader that is created again.
         before, random = self._iterator(), self._generators.states()
         set_up()
         if self._iterator() is not before:
@@ -68,7 +67,7 @@ class DataPosition:
 
     def _reset(self, reset: Callable[[], None]) -> None:
         with warnings.catch_warnings():
-            # Its warning of loaders without a state does not hold here.
+            # Lightning warns that it cannot restore loaders without a state, which is done here.
             warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended")
             reset()
 
@@ -76,22 +75,22 @@ class DataPosition:
         self._ended = [self._now(worker) for worker in range(self._generators.number)]
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:
-        """A worker's random states, of this moment and of the begin of the epoch's data."""
+        """Random states of a worker, now and at the start of the epoch's data."""
         begun = self._begun if self._resumed is None else self._resumed
         return {"now": self._now(worker), "begun": begun[worker] if begun else {}}
 
     def load(self, states: Sequence[dict[str, RandomState]]) -> None:
-        """Go on from what :meth:`state` gave of each worker, once training starts."""
+        """Restore the states of :meth:`state` of each worker when training starts."""
         self._saved = [own["now"] for own in states]
         self._resumed = [own["begun"] for own in states]
 
     def rewind(self) -> None:
-        """Forget the data that were used, before a state is loaded."""
+        """Reset the position, before a state is loaded."""
         self._begun = []
         self._saved = self._resumed = None
 
     def start(self) -> None:
-        """Training starts: draw what comes next as the run that was saved would have."""
+        """Restore the random state of the save when training starts."""
         if self._saved is not None:
             self._generators.set_states(self._saved)
         self._saved = None
@@ -99,24 +98,24 @@ class DataPosition:
     def _now(self, worker: int) -> RandomState:
         if self._ended is not None:
             return self._ended[worker]
-        if self._saved is not None:  # training has not started, and perhaps never will
+        if self._saved is not None:  # training has not started, and may never start
             return self._saved[worker]
-        outside = self._validation.outside if worker == 0 else None  # who alone validates
+        outside = self._validation.outside if worker == 0 else None  # only worker 0 validates
         return outside or self._generators.state(worker)
 
     def _leave_epoch_that_ended(self) -> None:
-        """Have Lightning count the epoch that begins now, where a run was saved at an epoch's end.
+        """Make Lightning count the starting epoch, if a run was saved at the end of an epoch.
 
-        Lightning 2.6 counts the epoch as done whose last batch was saved, but takes itself to be in
-        its middle still and does not count the next one as begun. Saved again in that one, the next
-        resume would begin it anew.
+        Lightning 2.6 counts an epoch as complete if its last batch was saved, but does not count
+        the next one as started. If the run is saved again in that epoch, the next resume would
+        restart it.
         """
         epochs = self._fit_loop.epoch_progress.total
         if self._fit_loop.restarted_mid_epoch and epochs.processed == epochs.started:
             self._fit_loop.reset_restart_stage()
 
     def _iterator(self) -> Any:
-        # A CombinedLoader is its own iterator; the iterator below is new each time.
+        # A CombinedLoader is its own iterator, but the iterator below it is new each time.
         loader = self._fit_loop._combined_loader
         if loader is None:
             return None
@@ -124,7 +123,7 @@ class DataPosition:
         return loader._iterator
 
     def _go_on(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
-        """Bring the data of the first epoch to where they were, and the random state with them."""
+        """Skip the used batches of the first epoch, and restore the random state."""
         assert self._resumed is not None
         begun, self._resumed = self._resumed, None
         used = self._fit_loop.epoch_loop.batch_progress.current.ready
@@ -146,12 +145,12 @@ class DataPosition:
 
 
 def _step_draws(fetcher: Any) -> bool:
-    """Whether ``training_step`` takes the iterator itself, and draws its batches."""
+    """Whether ``training_step`` receives the iterator and draws batches itself."""
     kind = private("lightning.pytorch.loops.fetchers", "_DataLoaderIterDataFetcher")
     return isinstance(fetcher, kind)
 
 
-# The second one is called when a run is resumed, and makes an iterator that it does not use.
+# The second method is called when a run resumes, and creates an iterator that is not used.
 _DRAWING = (
     "fit_loop.epoch_loop.val_loop.run",
     "fit_loop.epoch_loop.val_loop.increment_progress_to_evaluation_end",
@@ -159,18 +158,18 @@ _DRAWING = (
 
 
 class IsolatedValidation:
-    """Runs the validation loop of a Trainer that fits, and then puts the random state back.
+    """Restores the random state of training after each validation.
 
-    Lightning makes a new iterator of the validation data each time, which draws a seed from the
-    global generator; so does whatever the module draws itself. Dropout masks and shuffled data of
-    the training after it would depend on how often it validates.
+    Lightning creates a new iterator of the validation data each time, which draws a seed from the
+    global generator, and the module may draw numbers as well. Without this class, dropout masks and
+    the order of data in training would depend on the number of validations.
 
     Args:
-        changes: to the Trainer that is about to fit.
-        device: on which it trains.
+        changes: changes to the Trainer that is about to fit.
+        device: device of the rank.
 
     Attributes:
-        outside: the random state of training while it validates, else None.
+        outside: random state of training during validation, otherwise None.
 
     """
 

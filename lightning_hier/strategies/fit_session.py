@@ -1,4 +1,4 @@
-"""The objects of one rank while one Trainer fits with a synchronous strategy."""
+"""The objects of a rank while a Trainer fits with a synchronous strategy."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ from lightning_hier.strategies.virtual_workers.worker_steps import WorkerSteps
 class FitSession:
     """Workers, gradient reduction, block synchronisation, and changes to the Trainer.
 
-    Made when DDP is about to wrap the module and closed at teardown, so that nothing of one ``fit``
-    reaches the next. :meth:`reduce` and :meth:`begin` set the attributes that need the length of
-    the run and the optimizers.
+    It is created when DDP is about to wrap the module and closed at teardown, so that no state of a
+    ``fit`` affects the next one. :meth:`reduce` and :meth:`begin` set the attributes that depend on
+    the length of the run and on the optimizers.
 
     Args:
-        trainer: about to fit. The position in its data is followed from here on: a module may ask
-            for their length when it makes its optimizers, which creates the data loaders.
-        groups: of the strategy.
+        trainer: Trainer that is about to fit. The position in its data is recorded from here on,
+            because a module may create the data loaders when it configures its optimizers.
+        groups: groups of the strategy.
 
     Attributes:
-        trainer: that fits.
-        changes: to the Trainer.
+        trainer: Trainer that fits.
+        changes: changes to the Trainer.
         communicators: channels of this rank.
-        worker_layout: which worker is in which group.
-        numbers: of this rank's workers among all.
-        workers: of this rank.
-        random: the random states of the workers.
-        position: the position in the training data.
-        settings: how this run synchronises; set by :meth:`reduce`.
-        reduction: averages gradients; set by :meth:`reduce`.
-        models: local models of this rank; set by :meth:`begin`, as all that follow.
-        synchroniser: synchronises models at the ends of blocks.
-        state: the state of this rank in a checkpoint.
-        averages: the averages of WeightAveraging callbacks.
-        termination: acts on signals.
+        worker_layout: assignment of workers to groups.
+        numbers: numbers of this rank's workers among all.
+        workers: workers of this rank.
+        random: random states of the workers.
+        position: position in the training data.
+        settings: settings of the synchronisation in this run. Set by :meth:`reduce`.
+        reduction: averages gradients. Set by :meth:`reduce`.
+        models: local models of this rank. Set by :meth:`begin`, like all following attributes.
+        synchroniser: synchronises the models at the end of each block.
+        state: state of this rank in a checkpoint.
+        averages: averages of WeightAveraging callbacks.
+        termination: reaction to signals.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
-        accumulated_gradients: of each worker, of a resumed step; loaded when training starts.
+        accumulated_gradients: gradients of each worker of a resumed step. Loaded when training
+            starts.
 
     """
 
@@ -85,7 +86,7 @@ class FitSession:
         self.accumulated_gradients: Sequence[dict[str, Any]] = ()
 
     def reduce(self, settings: Synchronisation) -> None:
-        """Set how gradients are averaged, with numbers in the place of ``"auto"``."""
+        """Set the synchronisation of gradients, with numbers instead of ``"auto"``."""
         self.settings = settings
         strategy: Any = self.trainer.strategy
         wrap = partial(module_setup.wrap_by_ddp, strategy)
@@ -103,10 +104,10 @@ class FitSession:
         """Start counting steps and change the Trainer. A collective of the world.
 
         Args:
-            optimizers: of the module; each has its own block.
-            on_nonfinite: what becomes of groups whose models are not finite.
+            optimizers: optimizers of the module; each has its own block.
+            on_nonfinite: action for groups whose models are not finite.
             join: whether ranks that have run out of batches join the others.
-            metrics: logs metrics.
+            metrics: callback that logs metrics.
 
         """
         module = self.trainer.lightning_module
@@ -159,12 +160,12 @@ class FitSession:
 
     @property
     def worker(self) -> Worker:
-        """The first worker of this rank, often the only one."""
+        """The first worker of this rank, usually the only one."""
         return self.workers[0]
 
     @property
     def warming(self) -> bool:
-        """Whether gradients are averaged over the whole world at present."""
+        """Whether gradients are currently averaged over the world."""
         return self.synchroniser.warming if self.begun else int(self.settings.warmup_steps) > 0
 
     def wrap(self) -> None:
@@ -174,33 +175,33 @@ class FitSession:
     def wrap_if_changed(self) -> None:
         """Wrap the module again if these ranks, or the trainable parameters, have changed.
 
-        DDP ignores parameters that were frozen when it was made.
+        DDP ignores parameters that were frozen when it was created.
         """
         parameters = self.trainer.lightning_module.parameters()
         if not self.reduction.suits(parameters, warming=self.warming):
             self.wrap()
 
     def start(self) -> None:
-        """Restore random numbers and gradients of a resumed run, when training starts."""
+        """Restore random states and gradients of a resumed run when training starts."""
         if self.accumulated_gradients:
-            # Not before: Lightning empties the gradients.
+            # Not earlier, because Lightning clears the gradients.
             for number in self.each_worker():
                 self.state.set_gradients(self.accumulated_gradients[number])
             self.accumulated_gradients = ()
         self.position.start()
 
     def before_batch(self) -> None:
-        """Include parameters that have been unfrozen. May be a collective of the group."""
+        """Include parameters that were unfrozen. May be a collective of the group."""
         self.synchroniser.admit_trainable()
-        # Faster than over the module, from which some of them may have been removed.
+        # Faster than iterating over the module, which may have lost some of its parameters.
         trained = self.synchroniser.trained.parameters
         if not self.reduction.suits(trained, warming=self.warming):
             self.wrap_if_changed()
 
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:
-        """Surround a step of an optimizer, and count it. A collective at the end of a block."""
-        if len(self.workers) == 1:  # else once before the steps of all workers
+        """Context of a step of an optimizer. Counts it; a collective at the end of a block."""
+        if len(self.workers) == 1:  # otherwise once before the steps of all workers
             self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
@@ -211,7 +212,7 @@ class FitSession:
             self.termination.agree()
 
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Call ``read`` while the module holds the global model. A collective of the world."""
+        """Call ``read`` while the module contains the global model. A collective of the world."""
         evaluation = self.synchroniser.evaluation
         if evaluation.active:
             return read()
@@ -219,7 +220,7 @@ class FitSession:
             evaluation.swap_in_global_model()
         state = read()
         if evaluation.active:
-            # The module is about to hold the local model again.
+            # The local model will be swapped back into the module.
             state = {
                 name: value.detach().clone() if isinstance(value, Tensor) else value
                 for name, value in state.items()
@@ -228,7 +229,7 @@ class FitSession:
         return state
 
     def rewind(self) -> None:
-        """Forget the state of training, before another one is loaded."""
+        """Reset the state of training before another one is loaded."""
         self.synchroniser.rewind()
         for worker in self.workers:
             worker.memory.tensors.clear()
@@ -237,18 +238,18 @@ class FitSession:
     def turns(self) -> Iterator[range]:
         """Yield the workers of each local model in turn, with this model in the module.
 
-        Workers of one group share a model; in the warm-up all workers of the rank do.
+        Workers of a group share a model. In the warm-up, all workers of the rank share one.
         """
         together = len(self.workers) // self.models.present
         for model in self.models.each():
             yield range(model * together, (model + 1) * together)
 
     def each_worker(self) -> Iterator[int]:
-        """Yield each worker, with its model and the gradients of its accumulated step in place."""
+        """Yield each worker, with its model and the gradients of its accumulated step active."""
         for workers in self.turns():
             for number in workers:
                 if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
-                    yield number  # its gradients are swapped with its model
+                    yield number  # its gradients are swapped together with its model
                 else:
                     with self.reduction.in_turns.of(number):
                         yield number
@@ -268,10 +269,11 @@ class FitSession:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def _keep_loss_scale(self, report: BlockReport) -> None:
-        """Note the loss scale of a healthy model, or give it back to one that restarts.
+        """Store the loss scale of a finite model, or restore it for a model that restarts.
 
         Every step with a non-finite gradient halves the scale. A model with NaN has such steps
-        until its block ends, and gradients would vanish for a long time at the scale that is left.
+        until the end of its block. With the remaining scale, gradients would underflow for a long
+        time.
         """
         if report.restarted:
             healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}
@@ -280,8 +282,8 @@ class FitSession:
             self.worker.loss_scale = self._grad_scale()
 
     def close(self) -> None:
-        """Take back changes to the Trainer, and hooks of parameters."""
+        """Undo changes to the Trainer, and remove hooks of parameters."""
         self.closed = True
         self.changes.close()
-        if hasattr(self, "reduction"):  # else the length of the run could not be found out
+        if hasattr(self, "reduction"):  # otherwise the length of the run could not be determined
             self.reduction.close()

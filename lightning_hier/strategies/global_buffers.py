@@ -1,4 +1,4 @@
-"""The buffers of the global model, where every rank trains with its own."""
+"""Buffers of the global model, for strategies in which every rank has its own buffers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning_hier.parameter_server.live_collectives import LiveCollectives
 
 
 class GlobalBuffers:
-    """Swaps in the mean of real and complex buffers, and the whole numbers of the lowest rank.
+    """Swaps in the mean of real and complex buffers, and the integers of the lowest live rank.
 
     Args:
-        module: whose buffers to change, in place.
-        collectives: of the ranks that are there.
+        module: module whose buffers to change, in place.
+        collectives: collectives of the live ranks.
 
     """
 
@@ -29,9 +29,9 @@ class GlobalBuffers:
 
     @torch.no_grad()
     def swap_in(self) -> None:
-        """Save this rank's values and write the global ones. All ranks that are there must call it.
+        """Save this rank's values and write the global ones. All live ranks must call it.
 
-        They are sent together and byte for byte, whatever their dtypes.
+        All buffers are sent together as bytes, whatever their dtypes.
         """
         names = {buffer: name for name, buffer in self._module.named_buffers()}
         buffers = list(names)
@@ -45,7 +45,7 @@ class GlobalBuffers:
         sizes = [buffer.nbytes for buffer in buffers]
         everybody = [theirs.split(sizes) for theirs in self._collectives.gather(raw)]
         for buffer, *pieces in zip(buffers, *everybody, strict=True):
-            # Clones, since a number must not begin at any byte.
+            # Clones, because a view at an arbitrary byte would not be aligned.
             values = [piece.clone().view(buffer.dtype).view(buffer.shape) for piece in pieces]
             if is_averaged(buffer) and not is_direction(names[buffer], values[0]):
                 wide = torch.promote_types(buffer.dtype, torch.float64)
@@ -55,10 +55,10 @@ class GlobalBuffers:
 
     @torch.no_grad()
     def swap_back(self) -> None:
-        """Restore this rank's values. Buffers that a hook has written keep what it wrote."""
+        """Restore this rank's values, except in buffers that a hook has written."""
         self._own.keep(self._own.written())
         self._own.restore()
 
     def keep(self) -> None:
-        """Forget this rank's own: training has ended."""
+        """Discard this rank's values at the end of training."""
         self._own.forget()

@@ -1,4 +1,4 @@
-"""The strategy that composes a gradient synchronisation in groups with a block synchronisation."""
+"""The strategy that combines a gradient synchronisation with a block synchronisation."""
 
 from __future__ import annotations
 
@@ -43,34 +43,35 @@ class HierarchicalStrategy(TieredStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
-        group_size: workers of one group: a number, ``"node"`` (those of one host) or ``"world"``
-            (one group of all workers). It must divide the number of workers.
-        gradient_sync: how gradients are averaged inside a group at every step: ``AllReduce()``,
+        group_size: workers of a group: a number, ``"node"`` (the workers of one host) or
+            ``"world"`` (one group of all workers). It must divide the number of workers.
+        gradient_sync: gradient synchronisation inside a group at every step: ``AllReduce()``,
             ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
-        block_sync: how the models of the groups are averaged after every block:
-            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, or None in a single group.
-        warmup_steps: steps at the start in which every optimizer uses gradients that are averaged
-            exactly over the whole world; blocks begin after them. ``"auto"`` is a tenth of the
-            run's steps, at most 500, and 500 if the length is not known; 0 where it is impossible.
-        virtual_workers: workers of every rank. Each has its own residuals, random numbers and part
-            of the data; those of different groups have their own model and optimizer state. Up to
-            the order of additions the run is that on as many ranks. It must divide the workers of
-            a group, or be a multiple.
-        on_nonfinite: what happens to a group whose model or averaged optimizer state holds NaN or
+        block_sync: synchronisation of the groups' models after every block:
+            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, or None with a single group.
+        warmup_steps: number of first steps in which the gradients of every optimizer are averaged
+            exactly over the world. Blocks start after them. ``"auto"`` is a tenth of the steps of
+            the run, at most 500. It is 500 if the length of the run is unknown, and 0 if a warm-up
+            is not possible.
+        virtual_workers: number of workers on every rank. Each has its own residuals, random states
+            and part of the data, and those of different groups have their own model and optimizer
+            state. Up to the order of additions, the results are those of as many ranks. It must
+            divide the number of workers in a group, or be a multiple of it.
+        on_nonfinite: action if the model or the averaged optimizer state of a group contains NaN or
             inf at a synchronisation. ``"error"``: one error on every rank, before any model is
-            sent. ``"exclude"``: a warning; this group starts the next block from the mean of the
-            others. A model that all ranks train, as in the warm-up, is always an error.
-        uneven_batches: what happens to groups that run out of batches in an epoch before others.
-            ``"error"``: one error that names ranks and counts, before training if the data have a
-            length. ``"join"``: they take part in the remaining synchronisations of the epoch with
-            their present models, at the same weight; validating, saving or stopping within an
-            epoch, and different counts in a group, are errors.
-        timeout: limit of every collective, after which an error names the missing ranks.
+            sent. ``"exclude"``: a warning, and the group starts the next block from the mean of the
+            others. If all ranks train one model, as in the warm-up, it is always an error.
+        uneven_batches: action if groups run out of batches in an epoch before others. ``"error"``:
+            one error that names ranks and counts, before training if the data have a length.
+            ``"join"``: they take part in the remaining synchronisations of the epoch with unchanged
+            models and the same weight. Validating, saving or stopping within an epoch, and
+            different counts in a group, are errors.
+        timeout: time limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
 
     Raises:
-        ValueError: a value outside its range, or a combination that can't work.
+        ValueError: a value is outside its range, or values cannot be combined.
 
     """
 
@@ -109,7 +110,7 @@ class HierarchicalStrategy(TieredStrategy):
         self.on_nonfinite: OnNonfinite = on_nonfinite
         check_choice("uneven_batches", uneven_batches, get_args(data_checks.UnevenBatches))
         self.uneven_batches: data_checks.UnevenBatches = uneven_batches
-        if isinstance(group_size, int):  # else it depends on the ranks
+        if isinstance(group_size, int):  # otherwise it depends on the ranks
             check_combination(self, WorkerLayout(group_size, virtual_workers))
 
     @override
@@ -169,20 +170,20 @@ class HierarchicalStrategy(TieredStrategy):
     @property
     @override
     def global_rank(self) -> int:
-        """The rank; while ``train_dataloader`` is called for a worker, its number."""
+        """The rank, or the number of the worker for which ``train_dataloader`` is being called."""
         requested = self._worker_data.requested
         return super().global_rank if requested is None else requested
 
     @property
     @override
     def world_size(self) -> int:
-        """Number of ranks; while ``train_dataloader`` is called for a worker, of workers."""
+        """Number of ranks, or of workers while ``train_dataloader`` is called for a worker."""
         ranks = super().world_size
         return ranks if self._worker_data.requested is None else ranks * self.virtual_workers
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
-        """Return the loader; in training with virtual workers, one for each of them."""
+        """Return the loader or, in training with virtual workers, one loader for each worker."""
         loader = super().process_dataloader(dataloader)
         if self.virtual_workers == 1 or not self._module.trainer.training:
             return loader
@@ -190,7 +191,7 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Move a batch to the rank's device; with virtual workers, that of each worker."""
+        """Move a batch, or the batches of all virtual workers, to the device of the rank."""
         move = super().batch_to_device
         if self._session is None:
             return move(batch, *args, **kwargs)
@@ -212,7 +213,7 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's step. A collective of its group where DDP broadcasts buffers."""
+        """Call the module's step. A collective of its group if DDP broadcasts buffers."""
         with missing_ranks.naming_missing_of_ddp(self.model):
             return super().training_step(*args, **kwargs)
 
@@ -224,13 +225,13 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step the optimizer. A collective of the group, and of the world at a block's end."""
+        """Step the optimizer. A collective of the group, and of the world at the end of a block."""
         with self._fit_session.step(self._index(optimizer)):
             return super().optimizer_step(optimizer, *args, **kwargs)
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Validate the module itself: DDP's wrapper would exchange buffers at every batch."""
+        """Validate the module itself. DDP's wrapper would exchange buffers at every batch."""
         with self.precision_plugin.val_step_context():
             return self._module.validation_step(*args, **kwargs)
 
@@ -246,7 +247,7 @@ class HierarchicalStrategy(TieredStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Save a checkpoint, and the state of all ranks beside it. A collective of the world."""
+        """Save a checkpoint and the state of all ranks. A collective of the world."""
         write = partial(super().save_checkpoint, filepath=filepath, storage_options=storage_options)
         self._checkpoints.save(self._session or self._ended, checkpoint, filepath, write)
 
@@ -260,14 +261,14 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Resume the run of the checkpoint, or warn of losses. A collective of the world."""
+        """Resume the saved run, and warn about lost state. A collective of the world."""
         optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         if not self._checkpoints.resume(self._fit_session, checkpoint):
             super().load_optimizer_state_dict(checkpoint)
 
     @override
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Remove a checkpoint, then the state of all ranks beside it."""
+        """Remove a checkpoint and the state of all ranks."""
         super().remove_checkpoint(filepath)
         self._checkpoints.remove(filepath)
 
@@ -294,5 +295,5 @@ class HierarchicalStrategy(TieredStrategy):
     @property
     def _fit_session(self) -> FitSession:
         if self._session is None:
-            raise RuntimeError("there is a session only while the Trainer fits")
+            raise RuntimeError("the strategy has a session only while the Trainer fits")
         return self._session

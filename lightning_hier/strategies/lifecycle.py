@@ -1,4 +1,4 @@
-"""Callbacks that precede those of the user: end of data, and the model that is in the module."""
+"""Callbacks that precede those of the user: end of data, and evaluation of the global model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class EndOfData(Callback):
-    """Notes the end of this rank's batches for errors, or has it join the others until theirs.
+    """Records the end of this rank's batches for errors, or makes the rank join the others.
 
-    The first of all callbacks: what follows at an epoch's end, validation, checkpoints and other
-    callbacks, finds all ranks in the same place.
+    It is the first of all callbacks, so that all ranks have reached the end of the epoch when
+    validation, checkpoints and other callbacks follow.
 
     Args:
-        session: of this rank.
+        session: session of this rank.
         join: whether ranks that have run out of batches join the others.
 
     """
@@ -41,16 +41,16 @@ class EndOfData(Callback):
         self._met = False
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """There is a batch."""
+        """Record that there is a batch."""
         self._met = False
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Meet the others after the last one."""
+        """Join the others after the last batch."""
         if trainer.is_last_batch or _batches(trainer) == trainer.num_training_batches:
             self._meet(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Meet them if the epoch has ended otherwise, without a batch or by the user's hook."""
+        """Join the others if the epoch has no batches, or if a hook of the user ended it."""
         if not self._met:
             self._meet(trainer)
 
@@ -62,31 +62,31 @@ class EndOfData(Callback):
         while not self._joining.run():
             self._act_on_signal()
             if trainer.received_sigterm:
-                # The others leave in the middle of their epoch, where Lightning checks for it.
+                # The other ranks stop in the middle of their epoch, where Lightning checks.
                 raise SIGTERMException
         if self._health.signalled:
             self._act_on_signal()
 
     def _act_on_signal(self) -> None:
-        """Act at once; other ranks act at the end of their batch. A collective of the world."""
+        """Act immediately. Other ranks act at the end of their batch. A collective of the world."""
         self._termination.agree()
         self._termination.on_train_batch_end()
 
 
 def _batches(trainer: pl.Trainer) -> int:
-    """Batches of this epoch so far."""
+    """Number of batches of this epoch so far."""
     return int(trainer.fit_loop.epoch_loop.batch_idx) + 1
 
 
 class GlobalModelLifecycle(Callback):
-    """Precedes the callbacks of the user, so that they see the global model.
+    """Swaps in the global model before the callbacks of the user run.
 
-    It is written when validation starts and when an epoch ends, and stays until the next batch: at
-    an epoch's end validation, checkpoints and callbacks follow each other, and one exchange serves
-    them all.
+    The model is swapped in when validation starts and when an epoch ends, and swapped back before
+    the next batch. At the end of an epoch, one exchange therefore serves validation, checkpoints
+    and callbacks.
 
     Args:
-        model: swaps the global model into the module, and the local model back.
+        model: puts the global model into the module, and restores the local model.
 
     """
 
@@ -94,22 +94,22 @@ class GlobalModelLifecycle(Callback):
         self._model = model
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Train on with the local model.
+        """Swap the local model back.
 
-        At its end ``StochasticWeightAveraging`` writes its average into the module, and has an
-        epoch without steps compute the statistics of BatchNorm. The average stays.
+        At the end of training, ``StochasticWeightAveraging`` writes its average into the module and
+        computes the statistics of BatchNorm in an epoch without steps. Then the average is kept.
         """
         if trainer.fit_loop._skip_backward:
             self._model.keep_module()
         self._model.swap_back()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validate the global model."""
+        """Swap in the global model for validation."""
         if not trainer.sanity_checking:
             self._swap_in()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Evaluate the global model at an epoch's end."""
+        """Swap in the global model at the end of an epoch."""
         self._swap_in()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""Errors of Lightning's and DDP's own collectives, with the ranks that are missing."""
+"""Names missing ranks in errors of Lightning's and DDP's own collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_hier.comm.progress_record import progress_record
 
 
 def naming_missing(place: str, group: Any = None) -> AbstractContextManager[None]:
-    """Name the missing ranks if a collective of ``group`` fails; None is the world."""
+    """Name the missing ranks if a collective of ``group`` fails. None is the world."""
     if not dist.is_initialized():
         return nullcontext()
     if group in (None, dist.group.WORLD):
@@ -29,7 +29,7 @@ def naming_missing_of_ddp(model: object) -> AbstractContextManager[None]:
 
 
 def explained(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function, and name the missing ranks if a collective of the user's in it fails."""
+    """Call a function, and name the missing ranks if a collective of the user in it fails."""
     try:
         return function(*args, **kwargs)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Errors for misuse that would otherwise lose updates without a message.
 
 ``RawSteps`` is for all strategies, ``WorkerWrites`` for virtual workers, and ``ServedParameters``
-for parameter servers. What else differs from DDP is documented in ``docs/migration/ddp.md``.
+for parameter servers. ``docs/migration/ddp.md`` documents other differences to DDP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_hier.parameter_server.user_optimizer import trainable
 
 
 class RawSteps:
-    """Raises an error for optimizer steps that bypass the Trainer: no strategy counts them.
+    """Raises an error for optimizer steps that bypass the Trainer, because they are not counted.
 
     The hook is registered for all optimizers of the process. An optimizer that the Trainer uses may
     wrap another one, and need not be a torch optimizer.
@@ -32,7 +32,7 @@ class RawSteps:
         elsewhere: whether steps are allowed now, as in evaluation.
 
     Attributes:
-        remove: removes the hook.
+        remove: function that removes the hook.
 
     """
 
@@ -46,7 +46,7 @@ class RawSteps:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Allow steps within the context: the strategy counts them."""
+        """Allow steps within the context, which the strategy counts."""
         self._counted = True
         try:
             yield
@@ -59,17 +59,17 @@ class RawSteps:
         trained = self._trained()
         if any(own in trained for group in optimizer.param_groups for own in group["params"]):
             raise RuntimeError(
-                f"{type(optimizer).__name__}.step() was called on the optimizer itself in "
-                "training: nobody would count this step, and synchronisations and warm-ups go by "
-                "their number. Call step() of what self.optimizers() gives, without "
-                "use_pl_optimizer=False, also where that wraps another optimizer."
+                f"{type(optimizer).__name__}.step() was called on the optimizer itself during "
+                "training. This step would not be counted, but synchronisations and the warm-up "
+                "depend on the number of steps. Call step() of the optimizers that "
+                "self.optimizers() returns, without use_pl_optimizer=False."
             )
 
 
 def _norms(tensors: Sequence[Tensor]) -> list[int]:
-    """Norms, which take less time than fingerprints, for checks at every step.
+    """Norms, which are faster than fingerprints, for checks at every step.
 
-    As whole numbers: NaN does not equal itself.
+    They are compared as integers, because NaN does not equal itself.
     """
     if not tensors:
         return []
@@ -81,11 +81,11 @@ Digests = Callable[[Sequence[Tensor]], list[int]]
 
 
 class Watched:
-    """Notes the values of parameters, and names those that have been written since.
+    """Records the values of parameters, and names those that are written later.
 
     Args:
-        module: of the parameters.
-        digests: returns a number for each of some tensors that changes with their values.
+        module: module of the parameters.
+        digests: computes a number for each tensor that changes with its values.
 
     """
 
@@ -95,12 +95,12 @@ class Watched:
         self._noted: dict[Parameter, int] = {}
 
     def note(self, parameters: Iterable[Parameter] = ()) -> None:
-        """Note the present values of ``parameters``, in place of all that were noted before."""
+        """Record the current values of ``parameters``, and discard earlier records."""
         own = list(parameters)
         self._noted = dict(zip(own, self._digests(own), strict=True))
 
     def written(self) -> str:
-        """Return the names of the parameters whose bits have changed; empty if there are none."""
+        """Return the names of the parameters whose bits have changed, or an empty text."""
         now = self._digests(list(self._noted))
         found = {p for (p, old), new in zip(self._noted.items(), now, strict=True) if old != new}
         return ", ".join(name for name, p in self._module.named_parameters() if p in found)
@@ -109,7 +109,7 @@ class Watched:
 class WorkerWrites:
     """Raises an error for writes that would reach only one virtual worker, or all of them.
 
-    Between two steps the module holds the model of the first virtual worker, so a write in
+    Between two steps, the module contains the model of the first virtual worker. A write in
     ``on_train_batch_end`` would not reach the others. Frozen parameters are shared, so a write in
     the step of one worker would reach all of them.
 
@@ -125,12 +125,12 @@ class WorkerWrites:
         self._watched = Watched(module, _norms)
 
     def begin_step(self) -> None:
-        """Note the frozen parameters before the workers make a step."""
+        """Record the frozen parameters before the workers make a step."""
         own = self._models.parameters
         self._watched.note(p for p in self._parameters() if not p.requires_grad and p not in own)
 
     def end_step(self) -> None:
-        """Note all parameters after all workers have made a step.
+        """Record all parameters after all workers have made a step.
 
         Raises:
             ValueError: a frozen parameter was written.
@@ -138,9 +138,9 @@ class WorkerWrites:
         """
         if names := self._watched.written():
             raise ValueError(
-                f"frozen parameters were written to in a step ({names}), and with virtual_workers "
-                "above 1 all workers of a rank have them in common: make them buffers "
-                "(register_buffer), or start a rank for each worker"
+                f"frozen parameters were written to in a step ({names}), but with virtual_workers "
+                "above 1 all workers of a rank share them: make them buffers (register_buffer), or "
+                "start one rank per worker"
             )
         self._watched.note(self._parameters() if self._models.present > 1 else ())
 
@@ -148,14 +148,14 @@ class WorkerWrites:
         """Compare all parameters after the hooks of a batch.
 
         Raises:
-            ValueError: a parameter was written, and each worker has a model of its own.
+            ValueError: a parameter was written, but each worker has its own model.
 
         """
         if names := self._watched.written():
             raise ValueError(
-                f"parameters were written to in on_train_batch_end ({names}), which with "
-                "virtual_workers above 1 reaches only one worker of each rank: do it in "
-                "training_step, or start a rank for each worker"
+                f"parameters were written to in on_train_batch_end ({names}), but with "
+                "virtual_workers above 1 this changes only one worker of each rank: write them in "
+                "training_step, or start one rank per worker"
             )
 
     def _parameters(self) -> Iterator[Parameter]:
@@ -163,13 +163,13 @@ class WorkerWrites:
 
 
 class ServedParameters:
-    """Raises an error for writes outside of steps into parameters that servers hold.
+    """Raises an error for writes to parameters on servers outside of steps.
 
     Servers do not receive such a write, and their next reply overwrites it.
 
     Args:
         module: the module.
-        optimizers: its optimizers. Servers hold their trainable parameters.
+        optimizers: optimizers of the module. Servers hold their trainable parameters.
 
     """
 
@@ -178,7 +178,7 @@ class ServedParameters:
         self._watched = Watched(module)
 
     def note(self) -> None:
-        """Note the present values, which are those of the servers."""
+        """Record the current values, which are those of the servers."""
         self._watched.note(self._parameters)
 
     def forget(self) -> None:
@@ -186,17 +186,17 @@ class ServedParameters:
         self._watched.note()
 
     def check(self) -> None:
-        """Compare the present values with the noted ones, if any, and forget these.
+        """Compare the current values with the recorded ones, if any, and discard the record.
 
         Raises:
-            RuntimeError: a parameter was written; the message names it.
+            RuntimeError: a parameter was written. The error names it.
 
         """
         names = self._watched.written()
         self.forget()
         if names:
             raise RuntimeError(
-                f"parameters were written to outside of training steps ({names}): they are on "
-                "parameter servers, which would overwrite it at the next step. Write them before "
-                "training, in setup or configure_model."
+                f"parameters were written to outside of training steps ({names}), but parameter "
+                "servers hold them and would overwrite the values at the next step. Write to "
+                "parameters before training, in setup or configure_model."
             )

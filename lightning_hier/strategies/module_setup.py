@@ -1,4 +1,4 @@
-"""Prepares the module of a rank for a fit: one initial model, DDP, and SyncBatchNorm."""
+"""Prepares the module of a rank for a fit: initial model, DDP and SyncBatchNorm."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lightning_hier.comm.communicators import Communicators
 
 
 def share_initial_model(module: Module, communicators: Communicators) -> None:
-    """Give every rank the model of rank 0, in place. A collective of the world.
+    """Copy the model of rank 0 to every rank, in place. A collective of the world.
 
     Raises:
-        ValueError: on every rank, if the ranks' models differ in more than their values.
+        ValueError: on every rank, if the models of the ranks have different tensors.
 
     """
     require_same(model_settings(module), communicators.device)
@@ -33,7 +33,7 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
 
 
 def model_settings(module: Module) -> dict[str, Any]:
-    """What must not differ between ranks about the model, before anything of it is sent."""
+    """Properties of the model that must be equal on all ranks, by name."""
     settings: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
         frozen = "" if parameter.requires_grad else " frozen"
@@ -44,7 +44,7 @@ def model_settings(module: Module) -> dict[str, Any]:
 
 
 def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
-    """Set the strategy's model: its module, wrapped by DDP over ``ranks`` if there are any.
+    """Set the model of the strategy: its module, wrapped by DDP over ``ranks`` if given.
 
     A collective of these ranks.
     """
@@ -54,8 +54,8 @@ def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
     if ranks is None:
         return module
     check_sendable(module, dist.get_backend())
-    # DDP copies the model in a stream of its own: after the optimizer's kernels, and before the
-    # next step.
+    # DDP copies the model in a separate stream, which must run after the optimizer's kernels and
+    # before the next step.
     _wait_for_kernels(strategy.root_device)
     strategy._ddp_kwargs["process_group"] = ranks.group
     try:
@@ -72,7 +72,7 @@ def _wait_for_kernels(device: torch.device) -> None:
 
 
 class GroupSyncBatchNorm(LayerSync):
-    """What ``Trainer(sync_batchnorm=True)`` does under a hierarchical strategy."""
+    """SyncBatchNorm within a group, for ``Trainer(sync_batchnorm=True)``."""
 
     def __init__(self, group: ProcessGroup) -> None:
         """Compute batch statistics over ``group``."""
@@ -86,5 +86,5 @@ class GroupSyncBatchNorm(LayerSync):
 
     @override
     def revert(self, model: Module) -> Module:
-        """Leave them: in evaluation a SyncBatchNorm is a BatchNorm."""
+        """Do nothing, because a SyncBatchNorm is a BatchNorm in evaluation."""
         return model

@@ -1,4 +1,4 @@
-"""Checks and advice about the optimizers of the module, before training or a resume."""
+"""Checks of the optimizers of the module before training, and advice about them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.parameter_server.updater import objection
 
 Place = tuple[int, int, str]
-"""A parameter: index of its optimizer, of its group there, and its name in the module."""
+"""Position of a parameter: index of its optimizer and of its group, and its name."""
 
-# Entries of every parameter group, whatever the optimizer.
+# Entries in the parameter groups of all optimizers.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}
 
-# By the names of their arguments, which are those of the hyperparameters that they save.
+# Optimizers by the names of their arguments, which equal those of their saved hyperparameters.
 _ARGUMENTS = {
     kind: set(signature(kind).parameters) - {"params"}
     for kind in vars(torch.optim).values()
@@ -31,16 +31,15 @@ _ARGUMENTS = {
 }
 
 _WAY_OUT = (
-    "a run resumes with the optimizers that it was saved with. Resume with those, or start a new "
-    "run from the weights alone: model = Model.load_from_checkpoint(path), then fit without "
-    "ckpt_path"
+    "a run must resume with the optimizers with which it was saved. Use those, or start a new run "
+    "from the weights: model = Model.load_from_checkpoint(path), then fit without ckpt_path"
 )
 
 
 def check_averaged(
     optimizers: Sequence[Optimizer], block_sync: BlockSync | None, virtual_workers: int
 ) -> None:
-    """Raise ValueError for optimizers that a synchronous strategy can't handle."""
+    """Raise ValueError for optimizers that a synchronous strategy does not support."""
     if virtual_workers > 1 and len(optimizers) > 1:
         # The block of one could end when the first workers have stepped the others too.
         raise ValueError(
@@ -55,7 +54,7 @@ def check_averaged(
 
 
 def check_served(optimizers: Sequence[Optimizer]) -> None:
-    """Raise ValueError for optimizers that can't become the Updaters of parameter servers."""
+    """Raise ValueError for optimizers that parameter servers do not support."""
     seen: set[int] = set()
     for optimizer in optimizers:
         if problem := objection(optimizer):
@@ -63,8 +62,8 @@ def check_served(optimizers: Sequence[Optimizer]) -> None:
         own = {id(one) for group in optimizer.param_groups for one in group["params"]}
         if own & seen:
             raise ValueError(
-                "two optimizers share a parameter, which can't be: each parameter lies on one "
-                "server, with one optimizer. Divide the parameters among the optimizers."
+                "two optimizers share a parameter, but each parameter must belong to one "
+                "optimizer, because one server updates it. Divide the parameters among them."
             )
         seen |= own
 
@@ -88,7 +87,7 @@ def require_same_order(
 
 
 def check_order(rows: Sequence[Sequence[Place]]) -> None:
-    """Raise ValueError naming the first place at which the optimizers of two ranks differ.
+    """Raise ValueError that names the first position at which the optimizers of two ranks differ.
 
     Args:
         rows: for each rank, all parameters of its optimizers in their order.
@@ -99,10 +98,10 @@ def check_order(rows: Sequence[Sequence[Place]]) -> None:
             if own != first:
                 raise ValueError(
                     "optimizers must list the same parameters in the same order on all ranks, "
-                    "since servers identify a parameter by its place. "
-                    f"At place {number} is {_named(first)} on rank 0, and {_named(own)} on rank "
-                    f"{rank}. A set has another order in every process: take "
-                    "`[p for p in self.parameters() if p in chosen]`, the order of the module"
+                    "because servers identify a parameter by its position. "
+                    f"Position {number} is {_named(first)} on rank 0, and {_named(own)} on rank "
+                    f"{rank}. The order of a set differs between processes: use the order of the "
+                    "module, `[p for p in self.parameters() if p in chosen]`"
                 )
 
 
@@ -119,13 +118,13 @@ def log_advice(
     block_sync: BlockSync | None,
     num_models: int,
 ) -> None:
-    """Warn once of optimizers whose settings work, but not well; log what ``"auto"`` has chosen.
+    """Warn once about unfavourable settings of optimizers, and log values of ``"auto"``.
 
     Args:
-        optimizers: of the module.
-        gradient_sync: inside groups; None where a group has one worker, which sends nothing.
-        block_sync: across groups.
-        num_models: groups.
+        optimizers: optimizers of the module.
+        gradient_sync: synchronisation inside groups. None: a group has one worker.
+        block_sync: synchronisation across groups.
+        num_models: number of groups.
 
     """
     warnings: list[str | None] = []
@@ -137,7 +136,7 @@ def log_advice(
             choices.append(block_sync.chosen(optimizer, num_models))
             if num_models > 1:
                 warnings.append(block_sync.advice(optimizer, num_models))
-    # Optimizers of one kind may get the same advice or, as by their betas, different advice.
+    # Optimizers of one type may get the same advice or, depending on their betas, different advice.
     for warning in filter(None, dict.fromkeys(warnings)):
         rank_zero_warn(warning)
     for choice in filter(None, dict.fromkeys(choices)):
@@ -147,7 +146,7 @@ def log_advice(
 def check_saved(
     checkpoint: Mapping[str, Any], optimizers: Sequence[Optimizer], device: torch.device
 ) -> None:
-    """Raise ValueError on every rank if the states of a checkpoint are of other optimizers.
+    """Raise ValueError on every rank if a checkpoint was saved with other optimizers.
 
     A collective of the world: every rank must call it.
     """
@@ -158,15 +157,16 @@ def check_saved(
 def check_saved_optimizers(
     states: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Raise ValueError naming both, if saved states can't be loaded into the optimizers.
+    """Raise ValueError that names both, if saved states do not match the optimizers.
 
-    A checkpoint does not tell the types of its optimizers; their hyperparameters do.
+    A checkpoint does not contain the types of its optimizers, which follow from their
+    hyperparameters.
     """
     if len(states) != len(optimizers):
         raise ValueError(
             f"the checkpoint has {_count(len(states), 'optimizer')} "
-            f"({', '.join(_saved_type(_groups(state)) for state in states)}), and "
-            f"configure_optimizers makes {len(optimizers)} "
+            f"({', '.join(_saved_type(_groups(state)) for state in states)}), but "
+            f"configure_optimizers returns {len(optimizers)} "
             f"({', '.join(type(own).__name__ for own in optimizers)}): {_WAY_OUT}"
         )
     for index, (state, optimizer) in enumerate(zip(states, optimizers, strict=True)):
@@ -177,15 +177,15 @@ def check_saved_optimizers(
 
 def _difference(saved: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> str | None:
     if not saved:
-        return None  # an optimizer with a format of its own, which it alone can judge
+        return None  # an optimizer with its own format, which it checks itself
     present = type(optimizer).__name__
     if _is_other_type(saved[0], optimizer):
-        return f"is {_saved_type(saved)}, and configure_optimizers makes {present} now"
+        return f"is {_saved_type(saved)}, but configure_optimizers returns {present}"
     sizes = [len(group["params"]) for group in saved]
     own_sizes = [len(group["params"]) for group in optimizer.param_groups]
     if sizes != own_sizes:
         return (
-            f"({_saved_type(saved)}) has groups of {_listed(sizes)} parameters, and that of "
+            f"({_saved_type(saved)}) has groups of {_listed(sizes)} parameters, but that of "
             f"configure_optimizers ({present}) has groups of {_listed(own_sizes)}"
         )
     return None
@@ -196,18 +196,18 @@ def _is_other_type(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:
     own = next((base for base in type(optimizer).__mro__ if base in _ARGUMENTS), None)
     if kind is not None and own is not None:
         return kind is not own
-    # Other versions of an optimizer have more or fewer hyperparameters, others have different ones.
+    # A version of the same optimizer may add or remove hyperparameters. Other types have others.
     now = set(optimizer.param_groups[0])
     return bool(now - set(saved) - _ALWAYS) and bool(set(saved) - now - _ALWAYS)
 
 
 def _torch_type(saved: Mapping[str, Any]) -> type[Optimizer] | None:
-    """Which of torch's optimizers has saved these hyperparameters; None: none of them."""
+    """The optimizer of torch with these hyperparameters, or None."""
     fitting = [kind for kind, arguments in _ARGUMENTS.items() if arguments <= set(saved)]
     if not fitting:
         return None
     best = max(fitting, key=lambda kind: len(_ARGUMENTS[kind]))
-    # AdamW is an Adam with one more hyperparameter, which is an argument of Adam alone.
+    # AdamW has one more hyperparameter than its arguments, which is an argument of Adam only.
     if best is torch.optim.Adam and saved["decoupled_weight_decay"]:
         return torch.optim.AdamW
     return best

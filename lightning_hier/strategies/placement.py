@@ -1,7 +1,6 @@
-"""How the ranks were started: their hosts, restarts, the world's process group, Ray Train.
+"""Launch of the ranks: hosts, restarts, the process group of the world, and Ray Train.
 
-Ray is not imported for it: where a Trainer has Ray's environment, Ray has been loaded already, and
-in all other processes nothing of Ray is looked at.
+Ray is never imported here. If a Trainer has Ray's environment, Ray is already loaded.
 """
 
 from __future__ import annotations
@@ -24,81 +23,81 @@ _RAY = "ray.train.lightning"
 
 
 def in_ray(strategy: ParallelStrategy) -> bool:
-    """Whether Ray Train has started this rank; then ``devices`` and ``num_nodes`` do not count."""
+    """Whether Ray Train has started this rank. Then ``devices`` and ``num_nodes`` are ignored."""
     ray = sys.modules.get(_RAY)
     return ray is not None and isinstance(strategy.cluster_environment, ray.RayLightningEnvironment)
 
 
 def host_of_ranks(strategy: ParallelStrategy, ranks_per_host: int) -> list[int]:
-    """Return the number of the host of each rank. Under Ray a collective of the world."""
+    """Return the host number of each rank. With Ray, a collective of the world."""
     if in_ray(strategy):
         own, place = int(_ray_context().get_node_rank()), "the exchange of hosts"
         return gather_json(own, strategy.root_device, place=place)
-    # Lightning starts equally many ranks on every host, one host after the other.
+    # Lightning starts the same number of ranks on every host, one host after the other.
     return [rank // ranks_per_host for rank in range(strategy.world_size)]
 
 
 def unbind_from_device() -> None:
-    """Let groups be cut from a world over gloo, whatever device the ranks compute on.
+    """Unbind the world's process group from the GPU, so that gloo can create groups.
 
-    Lightning binds the world to the rank's GPU for NCCL's sake, whichever backend it has. torch
-    then wants to split a communicator off it for every new group, of which gloo has none, and fails
-    on the ranks outside that group.
+    Lightning binds the world to the rank's GPU for NCCL, with any backend. torch then splits a
+    communicator for every new group, which gloo does not have, and fails on ranks outside the
+    group.
     """
     if dist.get_backend() != dist.Backend.NCCL:
         dist.distributed_c10d._get_default_group().bound_device_id = None
 
 
 def check_world(world_size: int) -> None:
-    """Check that the Trainer counts as many ranks as the process group has.
+    """Check that the Trainer and the process group have the same number of ranks.
 
     Raises:
-        ValueError: another launcher has started the ranks, and the Trainer is not set for it.
+        ValueError: the Trainer is not configured for the launcher that started the ranks.
 
     """
     if dist.is_initialized() and dist.get_world_size() != world_size:
         raise ValueError(
-            f"the Trainer counts {world_size} ranks, but {dist.get_world_size()} have been started "
-            "and are in the process group: tell the Trainer who has started them. Inside Ray Train "
-            "pass plugins=[RayLightningEnvironment()]; elsewhere num_nodes and devices must fit"
+            f"the Trainer counts {world_size} ranks, but the process group has "
+            f"{dist.get_world_size()}: configure the Trainer for the launcher. In Ray Train, pass "
+            "plugins=[RayLightningEnvironment()]; otherwise set num_nodes and devices"
         )
 
 
 def warn_of_shared_store() -> None:
-    """Warn if torchrun may start ranks again, and they would meet at the store of those before.
+    """Warn if torchrun may restart ranks that would use the store of the previous ranks.
 
-    Of its own accord torchrun (2.11) keeps one store for all starts. The new ranks find addresses
-    of the dead there, and try to connect to them until a time limit ends that start too.
+    By default, torchrun (2.11) keeps one store for all starts. The new ranks find addresses of
+    processes that no longer exist, and try to connect to them until a time limit.
     """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         rank_zero_warn(
-            f"torchrun may start the ranks again (--max-restarts {restarts}), but they would find "
-            "the addresses of those before and fail to connect: set "
+            f"torchrun may restart the ranks (--max-restarts {restarts}), but they would find the "
+            "addresses of the previous ranks and fail to connect: set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun"
         )
 
 
 @cache
 def worker_device() -> torch.device:
-    """The device that Ray has given to this worker, which keeps it; asked at every batch."""
+    """The device that Ray has assigned to this worker. Cached, as it is read at every batch."""
     device: torch.device = import_module("ray.train.torch").get_device()
     return device
 
 
 def workers_on_this_host() -> int:
-    """The number of the job's workers that Ray has placed on the host of this one."""
+    """Number of workers of the job on this host, as placed by Ray."""
     return int(_ray_context().get_local_world_size())
 
 
 def check_hosts(hosts: Sequence[int]) -> None:
-    """Check that the workers of one host can make up a group.
+    """Check that the workers of each host can form a group.
 
     Args:
-        hosts: for each rank, the host that it is on.
+        hosts: host of each rank.
 
     Raises:
-        ValueError: they can't. Other launchers than Ray have as many ranks on every host.
+        ValueError: hosts have different numbers of workers, which only Ray allows.
 
     """
     counts = [hosts.count(host) for host in sorted(set(hosts))]
@@ -107,16 +106,16 @@ def check_hosts(hosts: Sequence[int]) -> None:
         return
     raise ValueError(
         "group_size='node' needs the same number of workers on every host, but Ray has placed "
-        f"{', '.join(map(str, counts))}: ask for as many workers as fill the hosts evenly "
-        "(num_workers and resources_per_worker of ScalingConfig), or give group_size as a number"
+        f"{', '.join(map(str, counts))}: request a number of workers that fills the hosts evenly "
+        "(num_workers and resources_per_worker of ScalingConfig), or set group_size to a number"
     )
 
 
 def let_prepare_trainer_accept(strategy_class: type) -> None:
-    """Have Ray's ``prepare_trainer`` take our strategies, where Ray is loaded.
+    """Make Ray's ``prepare_trainer`` accept the strategies of this package, if Ray is loaded.
 
-    It asks whether a strategy is a ``RayDDPStrategy``, which is one that takes its device and its
-    share of the data from Ray. Ours do, without inheriting from a class that they can't import.
+    It checks whether a strategy is a ``RayDDPStrategy``, that is, uses the device and the data
+    assignment of Ray. The strategies do, without inheriting from a class that they cannot import.
     """
     ray = sys.modules.get(_RAY)
     if ray is not None:

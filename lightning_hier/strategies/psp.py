@@ -1,4 +1,4 @@
-"""PSP-SGD by its name."""
+"""The strategy ``psp``: PSP-SGD."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ if TYPE_CHECKING:
 class PSPStrategy(ParameterServerStrategy):
     """Parameter servers that wait for some of the workers, and workers for some of the servers.
 
-    PSP-SGD (psp_sgd, Algorithm 1): the parameters lie in as many blocks as there are ranks, and
-    each rank serves one. A server updates its block by ``d * eta * Updater(sum / d)`` as soon as d
-    gradients are enough; a worker goes on as soon as enough blocks have come. With the defaults
-    nobody goes on without the others: synchronous SGD at the learning rate times the number of
-    workers, without a collective.
+    PSP-SGD (psp_sgd, Algorithm 1): the parameters are divided into one shard per rank, and each
+    rank serves one of them. A server updates its shard by ``d * eta * Updater(sum / d)`` as soon as
+    it has received enough gradients, d of them. A worker continues as soon as it has received
+    enough shards. With the defaults, all ranks wait for all others: this is synchronous SGD with
+    the learning rate times the number of workers, without collectives.
 
-    A rank that is late catches up: it leaves out the batches of steps that the others have made
-    without it (under automatic optimisation; the loss of such a batch reads 0), so all ranks make
-    the same number of steps. Training goes on without ranks that die as long as
-    ``min_pushes`` are left: with the default, ``"all"``, the first death ends the run.
+    A late rank catches up: it skips the batches of steps that the others have made without it (with
+    automatic optimization; the loss of such a batch is 0), so all ranks make the same number of
+    steps. Training continues without lost ranks as long as ``min_pushes`` are left. With the
+    default, ``"all"``, the first loss ends the run.
 
     Args:
-        min_pushes: c, gradients that a server needs: ``"all"``, a number of workers, or a fraction
-            of them (of the ranks at the start, rounded up).
-        min_pulled: b, fraction of the blocks that a worker needs, rounded up. The other blocks
+        min_pushes: c, gradients that a server waits for: ``"all"``, a number of workers, or a
+            fraction of the ranks at the start, rounded up.
+        min_pulled: b, fraction of the shards that a worker waits for, rounded up. The other shards
             keep their values.
-        push_timeout_s: tau_1, seconds that a server goes on waiting for the other workers once it
-            has enough.
-        pull_timeout_s: tau_2, seconds that a worker goes on waiting for the other blocks once it
-            has enough.
-        linear_scaling: multiply the learning rate by the number of gradients of an update (the
-            linear scaling rule). Off: the mean gradient at the learning rate as it is, as in DDP.
-        warmup_steps: number of steps at the start in which every optimizer waits for all ranks and
-            takes the mean gradient at the learning rate as it is.
-        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
-            without it; if it comes back within them nothing is lost. One whose process has ended
-            is not waited for. Keep it below ``timeout``, whose error comes first otherwise.
-        timeout: limit of every wait, after which an error names the missing ranks.
+        push_timeout_s: tau_1, seconds that a server waits for the other workers after
+            ``min_pushes``.
+        pull_timeout_s: tau_2, seconds that a worker waits for the other shards after
+            ``min_pulled``.
+        linear_scaling: whether the learning rate is multiplied by the number of gradients in an
+            update (linear scaling rule). False: mean gradient and unchanged learning rate, as with
+            DDP.
+        warmup_steps: number of first steps in which every optimizer waits for all ranks and uses
+            the mean gradient with the unchanged learning rate.
+        grace_s: seconds that a rank may be unreachable or stopped before the others continue
+            without it. If it returns in time, nothing is lost. A rank whose process has ended is
+            lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
+        timeout: time limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 
@@ -74,7 +75,7 @@ class PSPStrategy(ParameterServerStrategy):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
-        # Nobody is nearer than the others: every rank is a group of its own.
+        # All ranks are equal, so every rank is a separate group.
         super().__init__(
             group_size=1,
             warmup_steps=warmup_steps,

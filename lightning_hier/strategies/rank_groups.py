@@ -1,4 +1,4 @@
-"""The groups of a strategy's ranks, and the virtual workers of each rank."""
+"""Groups of the ranks of a strategy, and virtual workers of each rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_hier.strategies import placement
 
 
 class RankGroups:
-    """Sizes and process groups. Properties need the environment to be set up.
+    """Sizes and process groups. Properties require that the environment is set up.
 
     Args:
-        strategy: of this rank.
+        strategy: strategy of this rank.
         group_size: workers of one group: a number, ``"node"`` or ``"world"``.
         virtual_workers: workers of each rank.
 
@@ -52,24 +52,24 @@ class RankGroups:
 
     @property
     def worker_layout(self) -> RankLayout:
-        """Which worker is in which group."""
+        """Assignment of workers to groups."""
         of = "ranks" if self._virtual_workers == 1 else "workers"
         return RankLayout.two_tiers(self.size, self.all_workers, of)
 
     @property
     def worker_counts(self) -> WorkerLayout:
-        """How the workers of a group are divided among ranks."""
+        """Division of the workers of a group among ranks."""
         return WorkerLayout(self.size, self._virtual_workers)
 
     @property
     def communicators(self) -> Communicators:
-        """Process groups and rank layout; a RuntimeError before :meth:`build`."""
+        """Process groups and rank layout. Raises RuntimeError before :meth:`build`."""
         if self._communicators is None:
-            raise RuntimeError("the process groups are made when the Trainer starts to run")
+            raise RuntimeError("there are no process groups before the Trainer starts")
         return self._communicators
 
     def fewest_nics(self) -> int | None:
-        """NICs of the host with the fewest; None for a single host. A collective of the world."""
+        """Smallest number of NICs of any host, or None for one host. A collective of the world."""
         strategy = self._strategy
         if strategy.num_processes == strategy.world_size:
             return None
@@ -87,19 +87,19 @@ class RankGroups:
         }
 
     def check_division(self, hosts: Sequence[int]) -> None:
-        """Raise ValueError if the ranks, on these hosts, can't be divided into such groups."""
+        """Raise ValueError if the ranks on these hosts cannot be divided into the groups."""
         if self._group_size == "node":
             placement.check_hosts(hosts)
         _ = self.worker_layout, self.worker_counts
 
     def are_built(self, generation: int) -> bool:
-        """Whether the process groups of ``generation`` are there."""
+        """Whether the process groups of ``generation`` exist."""
         return self._communicators is not None and self._generation == generation
 
     def build(
         self, generation: int, hosts: Sequence[int], *, timeout: timedelta, traffic: Traffic
     ) -> None:
-        """Make the process groups. A collective of the world: every rank must call it."""
+        """Create the process groups. A collective of the world: every rank must call it."""
         strategy, worker_counts = self._strategy, self.worker_counts
         self._generation = generation
         self._communicators = Communicators.build(

@@ -1,4 +1,4 @@
-"""The names of the strategies, for the Trainer and the command line."""
+"""Names of the strategies, for the Trainer and the command line."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PRESETS: dict[str, Preset] = {
 
 
 def summary(preset: Preset) -> str:
-    """A line about a strategy: the first of its docstring."""
+    """One line about a strategy: the first line of its docstring."""
     return (preset.__doc__ or "").split("\n", 1)[0]
 
 
 def register() -> None:
-    """Make ``Trainer(strategy="bmuf_gtc")`` and the other names work; again does nothing."""
+    """Register the names, such as ``Trainer(strategy="bmuf_gtc")``. May be called again."""
     for name, preset in PRESETS.items():
         if name not in StrategyRegistry:
             StrategyRegistry.register(name, preset, description=summary(preset))
@@ -53,12 +53,12 @@ def register() -> None:
 
 
 def explain_mistakes(names: Collection[str]) -> None:
-    """Have a Trainer raise an error that lists all strategies for an unknown name.
+    """Make a Trainer raise an error that lists all strategies for an unknown name.
 
-    Lightning's own error for an unknown name lists a few of its own names, and that for a strategy
-    of another Trainer is about the accelerator. A Trainer searches the list of registered names
-    before anything else. This replaces the list of the registry, a public object, and no method of
-    the Trainer. Registered names, and other callers, are not affected.
+    Lightning's error for an unknown name lists only some of its own names, and its error for the
+    strategy of another Trainer is about the accelerator. A Trainer first searches the list of
+    registered names. This function replaces the list of the registry, which is a public object.
+    Registered names and other callers are not affected.
 
     Args:
         names: names of the strategies of this package.
@@ -76,7 +76,7 @@ def explain_mistakes(names: Collection[str]) -> None:
 
 
 class _Names(list[str]):
-    """Registered names. Looking up any other is an error with the nearest, and with all."""
+    """Registered names. An unknown name is an error that suggests similar names and lists all."""
 
     def __init__(self, registered: Collection[str], own: Collection[str]) -> None:
         super().__init__(registered)
@@ -99,6 +99,6 @@ class _Names(list[str]):
 def _require_new(strategy: TieredStrategy) -> None:
     if strategy.has_trainer:
         raise ValueError(
-            f"this {type(strategy).__name__} belongs to another Trainer already: a strategy serves "
-            "one Trainer. Make a new one for each"
+            f"this {type(strategy).__name__} belongs to another Trainer already, but a strategy "
+            "serves one Trainer. Create a new one for each"
         )

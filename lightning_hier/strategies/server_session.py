@@ -1,4 +1,4 @@
-"""The objects of one rank while one Trainer fits with parameter servers."""
+"""The objects of a rank while a Trainer fits with parameter servers."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class ServerSession:
     """Ports, server loop, request channel and engine of a rank, and changes to a Trainer.
 
     Args:
-        ports: of this rank; closed with the session, and where it can't be made.
-        build: makes the engine.
-        rank: of this rank.
+        ports: ports of this rank. They are closed with the session, and if it cannot be created.
+        build: creates the engine.
+        rank: number of this rank.
         world_size: number of ranks.
-        timeout_s: limit of every wait.
-        traffic: where the ports count.
-        world_tier: the tier of what concerns all ranks.
+        timeout_s: time limit of every wait in seconds.
+        traffic: counts of this rank.
+        world_tier: tier under which collectives of all ranks are counted.
 
     Attributes:
-        engine: what this rank does.
-        collectives: of the ranks that are there.
-        keeps_module: whether the weights in the module stay for good (StochasticWeightAveraging).
-        started: whether it serves.
+        engine: worker and server of this rank.
+        collectives: collectives of the live ranks.
+        keeps_module: whether the weights in the module are kept (StochasticWeightAveraging).
+        started: whether the servers are running.
 
     """
 
@@ -82,12 +82,12 @@ class ServerSession:
         self._server_loop = ServerLoop(ports.server, ports.watch, [leader])
         with ExitStack() as undo:
             undo.callback(ports.close)
-            # Twice: servers report missing ranks after one limit.
+            # Twice the limit, because servers report missing ranks after one limit.
             self._channel = RequestChannel(
                 ports.open_client("main"),
                 self._server_loop,
                 timeout_s=2 * timeout_s,
-                # The missing ranks may be in any group.
+                # The missing ranks may belong to any group.
                 on_waited=partial(traffic.add_wait, world_tier),
             )
             self.engine = build(ports, self._channel)
@@ -112,21 +112,21 @@ class ServerSession:
         optimizers: Sequence[Optimizer],
         metrics: Callback,
     ) -> None:
-        """Take the gradients of the optimizers, and change the Trainer.
+        """Install the hooks of the optimizers, and change the Trainer.
 
         Args:
-            trainer: about to fit.
-            optimizers: of its module.
-            metrics: logs metrics.
+            trainer: Trainer that is about to fit.
+            optimizers: optimizers of its module.
+            metrics: callback that logs metrics.
 
         """
         module = trainer.lightning_module
         self._buffers = GlobalBuffers(module, self.collectives)
         self._parameters = misuse.ServedParameters(module, optimizers)
-        self._parameters.note()  # servers have these values, whatever hooks do until the first step
+        self._parameters.note()  # values of the servers, even if hooks write before the first step
         parameters = set(module.parameters())
-        # Before the gradients are taken: a step that is refused must push nothing. Evaluation is no
-        # exception: the step would be pushed to the servers all the same.
+        # Registered before the hooks that push gradients, because a rejected step must not push.
+        # Steps in evaluation are rejected too: they would also be pushed to the servers.
         self._raw_steps = misuse.RawSteps(lambda: parameters, elsewhere=lambda: False)
         self._at_end.callback(self._raw_steps.remove)
         self._gradients = [
@@ -143,10 +143,10 @@ class ServerSession:
         changes.show_in_progress_bar(self._traffic)
 
     def start(self, module: torch.nn.Module) -> None:
-        """Serve and train ``module``. From now on nothing waits for the process group."""
+        """Start the servers and train ``module``. Process groups are not used from now on."""
         self._server_loop.start()
         self.started = True
-        # Not before: in the sanity check of validation no rank leads collectives yet.
+        # Not earlier, because collectives have no leader during the sanity check of validation.
         self._gather_metrics_among_the_living(module)
 
     def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
@@ -155,14 +155,14 @@ class ServerSession:
         gradients.taken = False
         with self._raw_steps.counted():
             result = run()
-        # At the end of an epoch without steps Lightning makes one all the same.
+        # At the end of an epoch without steps, Lightning still calls a step.
         if not gradients.taken and not self.keeps_module:
-            # There was no gradient, or gradient scaling found it not finite.
+            # There was no gradient, or gradient scaling found that it is not finite.
             self.engine.abstain(optimizer)
         return result
 
     def swap_in_global_model(self) -> None:
-        """Put the global model into the module. Every rank that is there must call it."""
+        """Put the global model into the module. Every live rank must call it."""
         if self._swapped_in:
             return
         if not self.keeps_module:
@@ -172,10 +172,10 @@ class ServerSession:
         self._swapped_in = True
 
     def swap_back(self) -> None:
-        """Train on, with this rank's own buffers where hooks wrote nothing into the global ones.
+        """Restore this rank's buffers, except those that hooks have written.
 
         Raises:
-            RuntimeError: something was written into parameters since they were last the servers'.
+            RuntimeError: parameters were written since they had the values of the servers.
 
         """
         self._parameters.check()
@@ -184,7 +184,7 @@ class ServerSession:
             self._swapped_in = False
 
     def keep_module(self) -> None:
-        """Keep the weights that a callback has put into the module; only buffers still change."""
+        """Keep the weights that a callback has put into the module. Only buffers still change."""
         if not self.keeps_module:
             self._keep_values()
             self._swapped_in, self.keeps_module = False, True
@@ -199,15 +199,15 @@ class ServerSession:
         self._parameters.forget()
 
     def living(self) -> list[int]:
-        """Ranks that are still there."""
+        """The live ranks."""
         return [rank for rank in range(self._world_size) if rank not in self._server_loop.gone()]
 
     def lost(self) -> dict[int, str]:
-        """Ranks that have been lost, and why."""
+        """The lost ranks, with reasons."""
         return self._server_loop.lost()
 
     def metrics(self) -> dict[str, float]:
-        """What engine and ports have to log, by name."""
+        """Metrics of engine and ports by name."""
         refused = {
             f"hier/refused/{reason}": float(count)
             for reason, count in self._ports.refusals().items()
@@ -215,15 +215,17 @@ class ServerSession:
         return self.engine.metrics() | refused
 
     def close(self, *, orderly: bool) -> None:
-        """Stop serving, and take back what was changed.
+        """Stop the servers, and undo changes to the Trainer.
 
         Args:
-            orderly: wait for the others first, and tell them. Otherwise this rank counts as lost.
+            orderly: whether to wait for the other ranks and notify them first. Otherwise this rank
+                counts as lost.
 
         """
         self._at_end.close()
         with ExitStack() as closing:
-            # Last first: the server_loop's thread uses the sockets until it has ended.
+            # In reverse order, because the thread of the server loop uses the sockets until it
+            # ends.
             closing.callback(self._ports.close)
             closing.callback(self.engine.close)
             if self.started:
@@ -251,7 +253,7 @@ class ServerSession:
             warnings.warn(f"rank {rank} is lost: {reason}", stacklevel=1)
 
     def _gather_metrics_among_the_living(self, module: torch.nn.Module) -> None:
-        """Have torchmetrics gather the states of metrics from the live ranks only."""
+        """Make torchmetrics gather the states of metrics from the live ranks only."""
         for child in module.modules():
             if getattr(child, "dist_sync_fn", ...) is None:
                 child.dist_sync_fn = self.collectives.gather  # type: ignore[assignment]
@@ -259,7 +261,7 @@ class ServerSession:
 
 
 def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> ServerSession:
-    """Open the ports of this rank and make its session. A collective of the world."""
+    """Open the ports of this rank and create its session. A collective of the world."""
     rank, size, world_size = strategy.global_rank, strategy.groups.size, strategy.world_size
 
     def tier_of(other: int) -> Tier:

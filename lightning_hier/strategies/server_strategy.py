@@ -1,4 +1,4 @@
-"""What strategies with parameter servers share: Lightning's hooks, driven by an engine."""
+"""Base class of the strategies with parameter servers, whose work is done by an engine."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ if TYPE_CHECKING:
     from lightning_hier.strategies.server_session import ServerSession
 
 SECTION = "lightning_hier_servers"
-"""Key of a checkpoint for the state of parameter servers."""
+"""Key of the state of parameter servers in a checkpoint."""
 
 _RESUMES = (
-    "training goes on from the servers' parameters and optimizer state. Gradients that were in "
-    "flight when it was written are not in it."
+    "training continues from the servers' parameters and optimizer state. Gradients that were in "
+    "flight when it was saved are lost."
 )
 _TAKES_OVER = (
-    "it was not saved by a strategy with parameter servers. The servers begin with its model and "
-    "its optimizer states; steps are counted from 0, so warmup_steps begin again. State of another "
-    "strategy (block momentum, residuals, random numbers, the position in the data) is not used."
+    "it was not saved by a strategy with parameter servers. The servers start from its model and "
+    "optimizer states. Steps are counted from 0, so warmup_steps start again. State of another "
+    "strategy (block momentum, residuals, random states, position in the data) is not used."
 )
 
 
 class ParameterServerStrategy(TieredStrategy, ABC):
-    """Training where updates are made by servers inside the ranks.
+    """Training in which servers inside the ranks make the updates.
 
-    The user's optimizer is the servers' Updater: it is copied for them, and finds no gradients
-    on the worker. Nothing waits for a collective of the process group while a Trainer fits.
+    The user's optimizer is the Updater of the servers: they have copies of it, and on the worker it
+    finds no gradients. No collective of the process group is used while a Trainer fits.
 
     Args:
         group_size: ranks of one group: a number, ``"node"`` (the devices of one host) or
-            ``"world"``. Traffic is counted by it.
-        warmup_steps: number of steps at the start in which every optimizer uses gradients that are
-            averaged exactly over all ranks.
-        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
-            without it. One whose process has ended is not waited for.
-        timeout: limit of every wait, after which an error names the missing ranks.
-        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``; those for DDP itself have no effect,
-            since the module is not wrapped.
+            ``"world"``. Traffic is counted by group.
+        warmup_steps: number of first steps in which the gradients of every optimizer are averaged
+            exactly over all ranks.
+        grace_s: seconds that a rank may be unreachable or stopped before the others continue
+            without it. A rank whose process has ended is lost immediately.
+        timeout: time limit of every wait, after which an error names the missing ranks.
+        **ddp_kwargs: arguments of Lightning's ``DDPStrategy``. Those of DDP itself have no effect,
+            because the module is not wrapped.
 
     Raises:
-        ValueError: a value outside its range, or a combination that can't work.
+        ValueError: a value is outside its range, or values cannot be combined.
 
     """
 
@@ -97,7 +97,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @abstractmethod
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
-        """Make what this rank does. Every rank must call it."""
+        """Create the engine of this rank. Every rank must call it."""
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
@@ -111,7 +111,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     def _begin_fit(self, trainer: pl.Trainer) -> None:
         self._states, self._steps, self._failed = None, _saved_steps(trainer), False
         optimizer_checks.require_same_order(self._module, self.optimizers, self.root_device)
-        # Here, so that importing the package does not load ZeroMQ.
+        # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.strategies.server_session import open_session
 
         self._session = open_session(self, partial(self._build_engine, trainer))
@@ -119,20 +119,20 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def configure_ddp(self) -> None:
-        """Equalise the ranks' models; the module is not wrapped."""
+        """Give every rank the model of rank 0. The module is not wrapped."""
         module_setup.share_initial_model(self._module, self.communicators)
 
     @override
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._states = None  # the servers have the restored state now, and change it
+        self._states = None  # the servers own the restored state from now on
         self._running.start(self._module)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, or leave it out to be where the others are.
+        """Train on a batch, or skip it if this rank is behind the others.
 
-        The loss of a batch that was left out is 0: Lightning takes None for a mistake here.
+        The loss of a skipped batch is 0, because Lightning rejects None here.
         """
         if self._leaves_out:
             return torch.zeros((), device=self.root_device, requires_grad=True)
@@ -158,7 +158,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """State of the module; while it trains, with the servers' parameters where it is saved."""
+        """State of the module. A rank that saves in training reads parameters from servers."""
         state = super().lightning_module_state_dict()
         if self._live is None or not self.is_global_zero:
             return state
@@ -167,14 +167,14 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         if self._live.keeps_module:
             return state
         values = snapshot.values
-        # A tied weight has several names, and the state dict all of them.
+        # The state dict contains a tied weight under each of its names.
         named = self._module.named_parameters(remove_duplicate=False)
         held = {name: values[own] for name, own in named if own in values}
         return {name: held.get(name, value) for name, value in state.items()}
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """State of an optimizer, with the servers' state where it is saved."""
+        """State of an optimizer. A rank that saves reads it from the servers."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
         if self._states is not None:
             state["state"] = dict(self._states[self._index(optimizer)])
@@ -184,13 +184,13 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Save what the Trainer has put together, with the number of steps of each optimizer."""
+        """Save a checkpoint of the Trainer with the number of steps of each optimizer."""
         checkpoint[SECTION] = {"steps": list(self._steps)}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Give the servers their part of the optimizers' state, and the workers the settings."""
+        """Store the optimizer states for the servers, and load the settings on the workers."""
         optimizer_checks.check_saved(checkpoint, self.optimizers, self.root_device)
         resumes = _RESUMES if SECTION in checkpoint else _TAKES_OVER
         rank_zero_warn(f"Resuming from {self._module.trainer.ckpt_path}: {resumes}")
@@ -198,12 +198,12 @@ class ParameterServerStrategy(TieredStrategy, ABC):
             self.optimizers[index].load_state_dict({**state, "state": {}})
             self._running.engine.load(index, state["state"])
         if self.is_global_zero:
-            # For a save before any training: there is none where the run had come to its end.
+            # For a save without training, if the resumed run had already ended.
             self._states = [state["state"] for state in checkpoint["optimizer_states"]]
 
     @override
     def on_train_end(self) -> None:
-        """Keep the servers' optimizer state, for a checkpoint that is saved after training."""
+        """Keep the optimizer state of the servers for a checkpoint after training."""
         super().on_train_end()
         if self.is_global_zero:
             self._states = self._running.engine.snapshot().optimizer_states
@@ -215,7 +215,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def teardown(self) -> None:
-        self.metrics()  # what has been counted outlives the session
+        self.metrics()  # stores the counts, which are available after the session
         session, self._session = self._session, None
         if session is not None:
             if session.lost():
@@ -234,19 +234,19 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         if self._live is None:
             super().barrier(name)
-        elif name != "Trainer.save_checkpoint":  # a rank that saves asks the servers by itself
+        elif name != "Trainer.save_checkpoint":  # a rank that saves reads from servers on its own
             self._live.collectives.barrier()
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the value of rank ``src``, or of the lowest rank if that one is lost."""
+        """Return the value of rank ``src``, or of the lowest live rank if ``src`` is lost."""
         if self._live is None:
             return super().broadcast(obj, src)
         return opened(self._live.collectives.broadcast(sealed(obj), src), src)
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Combine the tensors of the ranks that are not lost, in place."""
+        """Reduce the tensors of the live ranks, in place."""
         if self._live is None:
             return super().reduce(tensor, group, reduce_op)
         if not isinstance(tensor, Tensor):
@@ -255,7 +255,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Stack the tensors of the ranks that are not lost."""
+        """Stack the tensors of the live ranks."""
         if self._live is None:
             return super().all_gather(tensor, group, sync_grads)
         return torch.stack(self._live.collectives.gather(tensor))
@@ -269,31 +269,31 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     @property
     @override
     def is_global_zero(self) -> bool:
-        """Whether this is the lowest rank that is not lost: it writes checkpoints."""
+        """Whether this is the lowest live rank, which writes checkpoints."""
         if self._live is None:
             return super().is_global_zero
         return self.global_rank == self._live.living()[0]
 
     @property
     def _live(self) -> ServerSession | None:
-        """The session once it serves. Collectives of the process group are over then."""
+        """The session while it serves. It then replaces the collectives of the process group."""
         return self._session if self._session is not None and self._session.started else None
 
     @property
     def _leaves_out(self) -> bool:
-        """Whether the others have made the steps to which this rank's next batches belong."""
+        """Whether the other ranks have already made the step of this rank's next batch."""
         return self._running.engine.behind > 0 and self._module.automatic_optimization
 
     @property
     def _running(self) -> ServerSession:
-        assert self._session is not None, "there is a session only while the Trainer fits"
+        assert self._session is not None, "the strategy has a session only while the Trainer fits"
         return self._session
 
 
 def _saved_steps(trainer: pl.Trainer) -> list[int]:
-    """Steps of each optimizer before this fit; 0 unless parameter servers have saved them.
+    """Steps of each optimizer before this fit, or 0 if parameter servers have not saved them.
 
-    Where there were more or fewer optimizers, the fewest steps of any of them.
+    If the number of optimizers has changed, the minimum of the saved steps is used.
     """
     saved = trainer._checkpoint_connector._loaded_checkpoint.get(SECTION, {}).get("steps", [])
     number = len(trainer.strategy.optimizers)

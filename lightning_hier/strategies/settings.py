@@ -1,4 +1,4 @@
-"""Settings of a strategy: a number for each ``"auto"``, and their form in files and messages."""
+"""Settings of a strategy: values of ``"auto"``, and their form in files and messages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """How a strategy synchronises: as the user has set it, or as a run does it.
+    """Synchronisation of a strategy, as set by the user or with the values of a run.
 
     Attributes:
-        warmup_steps: first steps, with averages over the whole world.
-        gradient_sync: inside groups.
-        block_sync: across them.
+        warmup_steps: number of first steps with averages over the world.
+        gradient_sync: synchronisation inside groups.
+        block_sync: synchronisation across groups.
 
     """
 
@@ -47,12 +47,12 @@ class Synchronisation:
         return found
 
     def resolved(self, run_steps: float, *, num_models: int, warms_up: bool) -> Synchronisation:
-        """Return the same settings with a number in the place of each ``"auto"``.
+        """Return the same settings with a number instead of each ``"auto"``.
 
         Args:
-            run_steps: steps of one optimizer in the run; infinity where that is not known.
+            run_steps: steps of one optimizer in the run, or infinity if unknown.
             num_models: models that ``block_sync`` averages.
-            warms_up: whether a warm-up can be had and does anything.
+            warms_up: whether a warm-up is possible and has an effect.
 
         """
         warmup_steps = self.warmup_steps
@@ -65,7 +65,7 @@ class Synchronisation:
         )
 
     def with_numbers(self, numbers: Mapping[str, Any]) -> Self:
-        """With those of another run in the place of each ``"auto"``."""
+        """Replace each ``"auto"`` by the value of another run."""
         found: Any = self
         for name in self.automatic:
             if numbers.get(name) is not None:
@@ -84,7 +84,7 @@ class Synchronisation:
 def numbers(
     warmup_steps: int, gradient_sync: GradientSync, block_sync: BlockSync | None
 ) -> dict[str, Any]:
-    """Of the settings that depend on the length of a run, by name; None where there is none."""
+    """Values of the settings that depend on the length of a run, by name, or None."""
     return {
         "warmup_steps": warmup_steps,
         "density": getattr(gradient_sync, "density", None),
@@ -105,27 +105,27 @@ def resolved_for_run(
 ) -> Synchronisation:
     """Choose a number for each ``"auto"`` and log the choice. A collective of the world.
 
-    A resumed run keeps the numbers with which it began, also if it is longer now.
+    A resumed run keeps its original numbers, even if it is longer now.
 
     Args:
-        asked: as the user has set it. Where nothing is ``"auto"``, nothing else happens.
-        resumed: :func:`numbers` of the run that is resumed, if one is.
+        asked: settings of the user. Without ``"auto"``, they are returned unchanged.
+        resumed: :func:`numbers` of the resumed run, if there is one.
         session: session of the run. Its Trainer determines the length of the run, which loads the
             training data.
-        even_batches: whether all ranks have equally many batches, which a warm-up needs.
+        even_batches: whether all ranks must have the same number of batches, as a warm-up requires.
 
     """
     names = asked.automatic
     if not names:
         return asked
-    used, why = asked.with_numbers(resumed), "as in the run that is resumed"
+    used, why = asked.with_numbers(resumed), "as in the resumed run"
     if used.automatic:
         steps = run_steps(session.trainer)
         warms_up = even_batches and _can_warm_up(asked, session)
         num_models = session.worker_layout.sizes[1]
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"
-        why = f"since the run has {length} and {num_models} groups"
+        why = f"because the run has {length} and {num_models} groups"
     found = numbers(int(used.warmup_steps), used.gradient_sync, used.block_sync)
     chosen = ", ".join(f"{name}='auto' is {found[name]:.3g}" for name in names)
     rank_zero_info(f"{chosen}, {why}.")
@@ -133,10 +133,10 @@ def resolved_for_run(
 
 
 def run_steps(trainer: pl.Trainer) -> float:
-    """Steps that every rank makes in the run, as far as that is known beforehand; else infinity.
+    """Number of steps of every rank in the run, or infinity if it is unknown.
 
-    By manual optimization it is the number of batches, of which a module may make fewer or more
-    steps. A collective of the world: every rank must call it.
+    With manual optimization, it is the number of batches. The module may make fewer or more steps.
+    A collective of the world: every rank must call it.
     """
     own = trainer.estimated_stepping_batches
     known = -1 if own in (-1, math.inf) else int(own)
@@ -146,10 +146,9 @@ def run_steps(trainer: pl.Trainer) -> float:
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON can say them.
+    """Convert settings to JSON values.
 
-    A choice that is an object, such as ``block_sync=BMUF(...)``, becomes the name of its class and
-    its settings beside it.
+    An object, such as ``block_sync=BMUF(...)``, becomes the name of its class and its settings.
     """
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -162,10 +161,10 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings by which ranks compare themselves: objects by all that they hold.
+    """Convert settings to values that can be compared between ranks.
 
-    Functions, and objects that say nothing of themselves, go by their names: their addresses are
-    others in every process.
+    Functions, and objects without a representation, are compared by name, because their addresses
+    differ between processes.
     """
     return {name: value if _is_plain(value) else _text(value) for name, value in settings.items()}
 

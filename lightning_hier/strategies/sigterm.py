@@ -1,10 +1,10 @@
-"""Has all ranks act together on SIGTERM and on SLURM's signal to requeue: save, then stop or go on.
+"""Coordinates all ranks on SIGTERM and on SLURM's requeue signal: save, then stop or continue.
 
-Lightning's training loop broadcasts a flag over the whole world before each batch, and its signal
-handler broadcasts once more. Between two synchronisations nothing may cross a tier, so under our
-strategies a rank only notes the signal; all ranks learn of it at their next synchronisation and act
-at the end of that batch. A save needs all ranks at the same place, so it can't be made in a signal
-handler either, which is where Lightning makes the one that precedes a requeue.
+Lightning's training loop broadcasts a flag over the world before each batch, and its signal handler
+broadcasts as well. Between two synchronisations no byte may leave a group, so a rank only records
+the signal. All ranks learn of it at their next synchronisation and act at the end of that batch. A
+save is a collective, so it cannot be made in a signal handler, where Lightning makes the save that
+precedes a requeue.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _STOP, _REQUEUE = "stop", "requeue"
 
 
 class QuietTermination(Callback):
-    """Replaces the broadcasts and handlers of one Trainer, and acts at the end of a batch.
+    """Replaces the broadcasts and handlers of a Trainer, and acts at the end of a batch.
 
     Args:
-        changes: to the Trainer that is about to fit.
-        health: exchange in which this rank reports a signal; None: it acts by itself.
+        changes: changes to the Trainer that is about to fit.
+        health: exchange of health reports in which this rank reports a signal. None: it acts alone.
 
     """
 
@@ -45,32 +45,32 @@ class QuietTermination(Callback):
         self._trainer = trainer = changes.trainer
         self._health = health
         self._connector: Any = trainer._signal_connector
-        # Sets, because a handler may run between any two operations and adds in one.
+        # Sets, because a handler may run between any two operations, and set.add is atomic.
         self._received: set[str] = set()
         self._to_do: set[str] = set()
         self.install()
 
     def install(self) -> None:
-        """Replace them. Lightning registers its signal handlers later, so it takes ours."""
+        """Replace the handlers. Lightning registers them later and therefore uses these."""
         replace = self._changes.replace
         replace("fit_loop.epoch_loop._broadcast_sigterm_tensor", lambda _: None)
         replace("_signal_connector._sigterm_notifier_fn", self._note_sigterm)
         replace("_signal_connector._slurm_sigusr_handler_fn", self._note_requeue)
 
     def agree(self) -> None:
-        """Learn what any rank has been told, to act on it at the end of this batch.
+        """Exchange the received signals, to act on them at the end of this batch.
 
-        Does nothing unless a rank has reported a signal, else a collective of the world. Every rank
-        must call it in the same step.
+        Does nothing if no rank has reported a signal. Otherwise it is a collective of the world.
+        Every rank must call it in the same step.
         """
         if self._health is not None and self._health.take_signal():
             own = set(self._received)
-            self._received -= own  # a handler may have added another one meanwhile
+            self._received -= own  # a handler may have added another one in the meantime
             for told in gather_json(sorted(own), self._trainer.strategy.root_device):
                 self._to_do |= set(told)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Save, then requeue or let Lightning stop, if ranks have agreed on that. A collective."""
+        """Save, then requeue or let Lightning stop, after an agreed signal. A collective."""
         if _REQUEUE in self._to_do:
             self._to_do.remove(_REQUEUE)
             requeue(self._trainer)
@@ -98,7 +98,7 @@ class QuietTermination(Callback):
 
 
 def _save_before_stop(trainer: pl.Trainer) -> None:
-    """Have every ModelCheckpoint save, unless it has just done so. A collective of the world."""
+    """Make every ModelCheckpoint save, unless it has just saved. A collective of the world."""
     savers = [own for own in trainer.checkpoint_callbacks if isinstance(own, ModelCheckpoint)]
     if not savers:
         rank_zero_warn(
@@ -117,14 +117,13 @@ _OURS = "requeue_"
 
 
 def requeue(trainer: pl.Trainer) -> None:
-    """Save where Lightning resumes the job from, and ask SLURM to requeue the job.
+    """Save the checkpoint from which Lightning resumes the job, and ask SLURM to requeue the job.
 
-    A collective of the world: every rank must call it at the same place.
+    A collective of the world: every rank must call it at the same step.
 
     Lightning resumes from the file ``hpc_ckpt_N.ckpt`` with the highest number in
-    ``default_root_dir``, and takes a number from any file of such a name. The remains of
-    a save that was cut off would then end the resumed job with an error. So the save has a name of
-    its own, and gets Lightning's, as a link, once it is complete.
+    ``default_root_dir``. An incomplete file of this name would end the resumed job with an error.
+    The save therefore has another name, and gets Lightning's name as a link when it is complete.
     """
     connector: Any = trainer._signal_connector
     environment = trainer._accelerator_connector.cluster_environment
@@ -148,7 +147,7 @@ def _save_and_link(
     own = link.with_name(link.name.replace(_LIGHTNINGS, _OURS))
     save(own, *args, **kwargs)
     finish_writing(trainer.strategy.checkpoint_io)
-    # Part of the save: parameter servers' ranks save by themselves, and skip it.
+    # Part of the save. Ranks of parameter servers save independently, without this barrier.
     trainer.strategy.barrier("Trainer.save_checkpoint")
-    if trainer.is_global_zero and own.exists():  # else its writer says at the end what failed
+    if trainer.is_global_zero and own.exists():  # otherwise its writer reports the failure
         os.symlink(own.name, link)

@@ -1,7 +1,7 @@
 """Takes the gradients of a step before the user's optimizer uses them, without wrapping it.
 
-Under a parameter server the update happens elsewhere. The optimizer is still stepped as always, so
-that its hooks run, schedulers see it step and gradient scaling works; it only finds no gradients.
+With parameter servers, the update is made elsewhere. The optimizer is still stepped, so that its
+hooks run, schedulers see a step and gradient scaling works, but it finds no gradients.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ class StepGradients:
 
     Args:
         optimizer: optimizer of the user.
-        take: called when the gradients are complete (unscaled and clipped), still in ``.grad``.
+        take: function that is called when the gradients are complete (unscaled and clipped) and
+            still in ``.grad``.
 
     Attributes:
-        taken: whether a step has been made since this was last set to False. Gradient scaling
-            leaves out the steps whose gradients are not finite.
+        taken: whether a step was made since this was last set to False. Gradient scaling skips
+            steps whose gradients are not finite.
 
     """
 
@@ -33,13 +34,13 @@ class StepGradients:
         self.taken = False
 
     def remove(self) -> None:
-        """Let the optimizer step by itself again."""
+        """Remove the hook, so that the optimizer updates the parameters again."""
         self._handle.remove()
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # torch passes the optimizer itself as the first of the arguments.
+        # torch passes the optimizer as the first argument.
         own, *rest = args
         closure = rest.pop(0) if rest else kwargs.pop("closure", None)
         result = None
@@ -55,9 +56,9 @@ class StepGradients:
         return (own, None if closure is None else lambda: result, *rest), kwargs
 
     def _unscale(self) -> bool:
-        """Do what gradient scaling leaves to fused optimizers; whether the gradients are finite.
+        """Unscale the gradients for fused optimizers. Returns whether the gradients are finite.
 
-        These are stepped with gradients that are multiplied by the loss scale, whatever is in them.
+        Gradient scaling leaves unscaling and the check for NaN and inf to fused optimizers.
         """
         if not getattr(self._optimizer, "_step_supports_amp_scaling", False):
             return True

@@ -1,4 +1,4 @@
-"""The base of all strategies: groups of ranks, and settings that are the same on all ranks."""
+"""Base class of all strategies: groups of ranks, and settings that are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ from lightning_hier.strategies.settings import comparable, described
 
 
 class TieredStrategy(DDPStrategy, ABC):
-    """A strategy whose ranks make up groups.
+    """A strategy whose ranks form groups.
 
-    In a worker of Ray Train the Trainer's ``devices`` and ``num_nodes`` have no effect.
+    In a worker of Ray Train, ``devices`` and ``num_nodes`` of the Trainer have no effect.
 
     Args:
         group_size, warmup_steps, virtual_workers, timeout, **ddp_kwargs: see the subclasses.
 
     Attributes:
-        has_trainer: whether a Trainer has taken the strategy.
-        groups: the groups of the ranks.
+        has_trainer: whether the strategy belongs to a Trainer.
+        groups: groups of the ranks.
 
     Raises:
-        ValueError: a value outside its range, or a combination that can't work.
+        ValueError: a value is outside its range, or values cannot be combined.
 
     """
 
     strategy_name = "tiered"
     has_trainer = False
     _session: Any = None  # while a Trainer fits
-    _ended: Any = None  # the one before, for a checkpoint that is saved after training
+    _ended: Any = None  # the previous session, for a checkpoint that is saved after training
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class TieredStrategy(DDPStrategy, ABC):
         timeout: timedelta | None = default_pg_timeout,
         **ddp_kwargs: Any,
     ) -> None:
-        # The command line's parser follows **ddp_kwargs only where the name itself is passed on.
+        # The parser of the command line resolves **ddp_kwargs only if the name is passed unchanged.
         ddp_kwargs = arguments.without_taken(type(self), ddp_kwargs)
         arguments.check_timeout(timeout)
         super().__init__(timeout=timeout, **ddp_kwargs)
@@ -88,7 +88,7 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @abstractmethod
     def _settings(self) -> dict[str, Any]:
-        """What else must be the same on all ranks, by name."""
+        """Further settings by name, which must be equal on all ranks."""
 
     @property
     @abstractmethod
@@ -97,28 +97,28 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Everything that is counted, under the names by which it is logged.
+        """Metrics by the names under which they are logged.
 
-        Of this rank; no communication.
+        The values are those of this rank. Does not communicate.
         """
 
     def _check_groups(self) -> None:
-        """Raise a ValueError if the settings don't suit the groups, which divide the ranks."""
+        """Raise ValueError if the settings do not match the groups, which divide the ranks."""
 
     @abstractmethod
     def _check_trainer(self, trainer: pl.Trainer) -> None:
-        """Raise a ValueError if the Trainer can't be combined with the strategy."""
+        """Raise ValueError if a setting of the Trainer cannot be combined with the strategy."""
 
     @abstractmethod
     def _check_optimizers(self) -> None:
-        """Raise a ValueError if the optimizers can't be combined with the strategy."""
+        """Raise ValueError if the optimizers cannot be combined with the strategy."""
 
     @abstractmethod
     def _begin_fit(self, trainer: pl.Trainer) -> None:
-        """Prepare for training; all checks but those of the data have passed."""
+        """Prepare training. All checks except those of the data have passed."""
 
     def describe(self) -> dict[str, Any]:
-        """Return name, ranks and settings as JSON. Needs the environment to be set up."""
+        """Return name, ranks and settings as JSON values. The environment must be set up."""
         own: dict[str, Any] = {"strategy": self.strategy_name, "class": type(self).__name__}
         own |= {"warmup_steps": self.warmup_steps} | self.groups.describe()
         return own | described(self._settings())
@@ -129,12 +129,12 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @property
     def communicators(self) -> Communicators:
-        """Process groups and rank layout; there once the environment has been set up."""
+        """Process groups and rank layout. The environment must be set up."""
         return self.groups.communicators
 
     @property
     def layout(self) -> RankLayout:
-        """Which rank is in which group."""
+        """Assignment of ranks to groups."""
         return self.communicators.layout
 
     @property
@@ -163,7 +163,7 @@ class TieredStrategy(DDPStrategy, ABC):
     @override
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
-        # Around all of the Trainer: metrics and hooks of the user may call collectives too.
+        # Wraps the whole run, because metrics and hooks of the user may call collectives too.
         launcher: Any = self.launcher
         launcher.launch = partial(launcher.launch, missing_ranks.explained)
 
@@ -171,14 +171,14 @@ class TieredStrategy(DDPStrategy, ABC):
     def setup_environment(self) -> None:
         destroy_groups_at_exit(self)
         placement.warn_of_shared_store()
-        # Before the device is set up, which may be one that this process does not have.
+        # Before the device is set up, because the process may not have this device.
         placement.check_world(self.world_size)
         super().setup_environment()
         placement.unbind_from_device()
         self._start_compared = False
         generation = SHARED.renew(self.root_device)
         if self.groups.are_built(generation):
-            return  # a Trainer that validates or tests after fitting keeps its process groups
+            return  # a Trainer that validates or tests after fit keeps its process groups
         hosts = placement.host_of_ranks(self, self.num_processes)
         with raise_everywhere(self.root_device):
             private_names.check_private_names(self.lightning_module, self.virtual_workers)
@@ -214,7 +214,7 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the value of rank ``src``: anything that JSON represents. Paths become text."""
+        """Return the value of rank ``src``, which JSON must represent. Paths become text."""
         return broadcast_json(obj, src, self.root_device)
 
     @override
@@ -230,7 +230,7 @@ class TieredStrategy(DDPStrategy, ABC):
     @property
     @override
     def checkpoint_io(self) -> CheckpointIO:
-        """What writes checkpoints; a file is whole or absent unless the user has set another."""
+        """The plugin that writes checkpoints: by default one whose files are complete or absent."""
         self._checkpoint_io = io = atomic(self._checkpoint_io)
         return io
 
@@ -242,7 +242,7 @@ class TieredStrategy(DDPStrategy, ABC):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint, by default with ``weights_only=True``. A collective of the world."""
+        """Load a checkpoint, by default with ``weights_only=True``. A collective of the world."""
         self._start_compared = True
         safe = True if weights_only is None else weights_only
         read = partial(super().load_checkpoint, checkpoint_path, safe)
@@ -250,9 +250,9 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the module's state, in the precision in which it will be trained."""
+        """Load the state of the module in the precision in which it will be trained."""
         if isinstance(self.precision_plugin, DoublePrecision):
-            # Lightning converts the module afterwards, so that values would be rounded to 32 bits.
+            # Lightning converts the module later, so values would be rounded to 32 bits here.
             self._module.double()
         super().load_model_state_dict(checkpoint, strict)
 
@@ -271,22 +271,24 @@ class TieredStrategy(DDPStrategy, ABC):
         keep_groups_at_exit()
 
     def forget_groups(self) -> None:
-        """Drop every reference to a process group, at the end of the process."""
+        """Drop every reference to a process group when the process exits."""
         self.groups.forget()
         self._session = self._ended = None
 
     def _index(self, optimizer: Optimizer) -> int:
-        """Return the index of an optimizer, as the module or as Lightning holds it."""
+        """Return the index of an optimizer or of its LightningOptimizer."""
         inner = getattr(optimizer, "_optimizer", optimizer)
         return next(i for i, own in enumerate(self.optimizers) if own in (inner, optimizer))
 
     @property
     def _module(self) -> pl.LightningModule:
         if self.lightning_module is None:
-            raise RuntimeError("the strategy has not been connected with a module")
+            raise RuntimeError(
+                "the strategy has no module: pass it to a Trainer, which connects one"
+            )
         return self.lightning_module
 
     @property
     def limit(self) -> timedelta:
-        """Limit of every wait."""
+        """Time time limit of every wait."""
         return self._timeout or default_pg_timeout

@@ -1,4 +1,4 @@
-"""The only place that changes a Trainer: methods, callbacks, progress bar. It undoes all of it."""
+"""Changes to a Trainer: methods, callbacks and progress bar, undone after ``fit``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_hier.strategies.private_names import OF_TRAINER
 
 
 class TrainerChanges:
-    """Changes to a Trainer while it fits. :meth:`close` takes all of them back, the last first.
+    """Changes to a Trainer while it fits. :meth:`close` undoes them in reverse order.
 
     Args:
-        trainer: about to fit.
+        trainer: Trainer that is about to fit.
 
     Attributes:
         trainer: the Trainer.
@@ -35,20 +35,20 @@ class TrainerChanges:
         """Replace a method.
 
         Args:
-            path: of the method, below the Trainer. It must be listed as replaced in
-                :data:`~lightning_hier.strategies.private_names.OF_TRAINER`, which is checked
-                before training.
-            method: instead of it, with the present method before its other arguments.
+            path: path of the method, below the Trainer. It must be listed as replaced in
+                :data:`~lightning_hier.strategies.private_names.OF_TRAINER`, which is checked before
+                training.
+            method: replacement, which receives the current method as its first argument.
 
         """
         if not OF_TRAINER[path].startswith("replaced"):
-            raise ValueError(f"Trainer.{path} is not listed as a method that is replaced")
+            raise ValueError(f"Trainer.{path} is not listed as replaced in private_names.py")
         *parents, name = path.split(".")
         holder: Any = self.trainer
         for parent in parents:
             holder = getattr(holder, parent)
         setattr(holder, name, partial(method, getattr(holder, name)))
-        # The method of the class becomes visible again.
+        # Deleting the attribute of the instance uncovers the method of the class.
         self._undo.callback(holder.__dict__.pop, name, None)
 
     def surround_callbacks(self, first: Sequence[Callback], last: Sequence[Callback]) -> None:
@@ -64,15 +64,16 @@ class TrainerChanges:
         block_size: int | None = None,
         warmup_steps: int = 0,
     ) -> None:
-        """Add our figures to those of the Trainer's progress bar, if there is one.
+        """Add the values of :class:`Rates` to the Trainer's progress bar, if there is one.
 
-        They come after the user's own, which win where names are equal, and reach no logger.
+        They follow the user's metrics, which take precedence if names are equal, and are not
+        logged.
 
         Args:
-            traffic: of this rank.
-            worker: of this rank, if there are blocks.
+            traffic: traffic of this rank.
+            worker: worker of this rank, if there are blocks.
             block_size: as in :func:`~lightning_hier.callbacks.progress.place_in_block`.
-            warmup_steps: likewise.
+            warmup_steps: as ``block_size``.
 
         """
         bar = self.trainer.progress_bar_callback
@@ -90,11 +91,11 @@ class TrainerChanges:
         self._undo.callback(bar.__dict__.pop, "get_metrics", None)
 
     def on_close(self, undo: Callable[[], object]) -> None:
-        """Have :meth:`close` call ``undo``."""
+        """Make :meth:`close` call ``undo``."""
         self._undo.callback(undo)
 
     def close(self) -> None:
-        """Take all changes back."""
+        """Undo all changes."""
         self._undo.close()
 
     def _without(self, ours: set[Callback]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of module and Trainer before training: each raises an error on this rank."""
+"""Checks of module and Trainer before training. Each raises an error on this rank."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
     """Check module and Trainer before training. A collective of the world.
 
     Args:
-        trainer: about to fit.
-        check: more checks, of the strategy.
+        trainer: Trainer that is about to fit.
+        check: further checks of the strategy.
 
     Raises:
         ValueError: on every rank, if a check fails on any, or if settings differ between ranks.
@@ -52,7 +52,7 @@ def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None])
 
 
 def check_module(module: Module) -> None:
-    """Raise ValueError for a model that can't be trained."""
+    """Raise ValueError for an unsupported model."""
     sparse = [
         name
         for name, child in module.named_modules()
@@ -60,47 +60,49 @@ def check_module(module: Module) -> None:
     ]
     if sparse:
         raise ValueError(
-            f"sparse gradients are not supported, and {', '.join(sparse)} has sparse=True: set "
-            "sparse=False (GTC sends few elements of a dense gradient anyway)"
+            f"sparse gradients are not supported, but {', '.join(sparse)} has sparse=True: set "
+            "sparse=False (GTC sends only a few elements of a dense gradient)"
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ValueError("the model has no trainable parameter: nothing to synchronise")
+        raise ValueError(
+            "the model must have a trainable parameter, got none: set requires_grad=True"
+        )
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
-    """Raise ValueError for a setting of the Trainer that can't be combined with several ranks."""
+    """Raise ValueError for a setting of the Trainer that does not support several ranks."""
     seconds = trainer._val_check_time_interval  # type: ignore[attr-defined]
     if seconds is not None and trainer.world_size > 1:
         raise ValueError(
             f"val_check_interval of {seconds:g} s can't be combined with "
-            "several ranks: each would validate when its own clock says so, and they must validate "
-            "at the same step. Give it as a number of batches or a part of an epoch."
+            "several ranks, which must validate at the same step but have different clocks. Set it "
+            "to a number of batches or a fraction of an epoch."
         )
-    # A hook may write at any time into one model that all ranks train at every step.
+    # Hooks may write at any time if all ranks train one model at every step.
     one_model = getattr(trainer.strategy, "block_sync", trainer) is None
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         resets = isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis
         if resets and not one_model:
             raise ValueError(
-                f"{type(callback).__name__} can't set weights back at the end of an epoch "
-                "(use_lottery_ticket_hypothesis, which is on by default): the module holds the "
-                "global model then, and training goes on from another one. Pass "
+                f"{type(callback).__name__} can't reset weights at the end of an epoch "
+                "(use_lottery_ticket_hypothesis, on by default): the module holds the global model "
+                "then, and training continues from the local model. Pass "
                 "use_lottery_ticket_hypothesis=False."
             )
 
 
 def check_join(trainer: pl.Trainer) -> None:
-    """Raise ValueError for a setting that ``uneven_batches="join"`` can't be combined with.
+    """Raise ValueError for settings that do not support ``uneven_batches="join"``.
 
-    It needs all ranks in the middle of an epoch, or counts steps.
+    They need all ranks within an epoch, or count steps.
     """
     found = []
-    settings: Any = trainer  # some are not among its annotations
+    settings: Any = trainer  # without annotations for some settings
     if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
-        found.append("max_steps and min_steps (ranks take different numbers: use max_epochs)")
+        found.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")
     interval = settings._val_check_time_interval or trainer.val_check_interval
     if trainer.enable_validation and (interval != 1.0 or trainer.check_val_every_n_epoch is None):
-        found.append("validation in the middle of an epoch (leave out val_check_interval)")
+        found.append("validation within an epoch (leave out val_check_interval)")
     for callback in settings.callbacks:
         if isinstance(callback, Timer) and callback._interval == "step":
             found.append("max_time (use callbacks=[Timer(..., interval='epoch')])")
@@ -108,43 +110,43 @@ def check_join(trainer: pl.Trainer) -> None:
             callback._every_n_train_steps > 0 or callback._train_time_interval is not None
         ):
             found.append(
-                "ModelCheckpoint in the middle of an epoch (leave out every_n_train_steps and "
+                "ModelCheckpoint within an epoch (leave out every_n_train_steps and "
                 "train_time_interval)"
             )
     if found:
         raise ValueError(
-            "with uneven_batches='join' all ranks meet at the ends of epochs alone, so it can't be "
-            f"combined with {'; '.join(found)}"
+            "with uneven_batches='join', all ranks are synchronised only at the ends of epochs, so "
+            f"it can't be combined with {'; '.join(found)}"
         )
 
 
 def check_served_trainer(trainer: pl.Trainer) -> None:
-    """Raise ValueError for a setting that can't be combined with parameter servers."""
+    """Raise ValueError for a setting that does not support parameter servers."""
     if trainer._accelerator_connector._layer_sync is not None:
         raise ValueError(
             "sync_batchnorm=True can't be combined with parameter servers: every batch would wait "
             "for all ranks. Leave it out: statistics are averaged when the model is evaluated."
         )
     callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-    # Tuner.lr_find has one that ends its fit with the search.
+    # Tuner.lr_find also uses this callback, but its fit ends with the search.
     if any(isinstance(own, LearningRateFinder) and not own._early_exit for own in callbacks):
         raise ValueError(
-            "LearningRateFinder can't be combined with parameter servers: they would go on from "
-            "what the search has made of the model. Leave it out, and call "
+            "LearningRateFinder can't be combined with parameter servers, which would continue "
+            "from the model that the search has changed. Leave it out, and call "
             "Tuner(trainer).lr_find(model, data) before fit."
         )
 
 
 def warn_of_coupling(trainer: pl.Trainer) -> None:
-    """Warn of callbacks that make all ranks wait for each other at every batch."""
+    """Warn about callbacks that make all ranks wait for each other at every batch."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Timer) and callback._interval == "step":
             rank_zero_warn(
-                "Trainer(max_time=...) asks all ranks at every step whether time is up, so groups "
+                "Trainer(max_time=...) compares the time of all ranks at every step, so groups "
                 "wait for each other within blocks. Use callbacks=[Timer(..., interval='epoch')]."
             )
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             rank_zero_warn(
-                "ModelCheckpoint(train_time_interval=...) asks all ranks at every step whether to "
-                "save, so groups wait for each other within blocks. Use every_n_train_steps."
+                "ModelCheckpoint(train_time_interval=...) compares the time of all ranks at every "
+                "step, so groups wait for each other within blocks. Use every_n_train_steps."
             )

@@ -1,4 +1,4 @@
-"""Two-stage ASGD by its name."""
+"""The strategy ``two_stage_asgd``: two-stage asynchronous SGD."""
 
 from __future__ import annotations
 
@@ -25,34 +25,33 @@ if TYPE_CHECKING:
 class TwoStageASGDStrategy(ParameterServerStrategy):
     """Asynchronous SGD in shared memory inside groups, and through a master across them.
 
-    Two-stage ASGD (two_stage_asgd 3). The ranks of a group update one replica of the model in
-    shared memory, without locks and each at its own pace, by the user's optimizer (eq. 2). After
-    ``push_period`` mini-batches of the group its first rank pushes the sum of their gradients to
-    the master on rank 0 (eq. 3, 4), which applies it by a copy of the user's optimizer at the rate
-    eta / push_period, and sends its model back.
+    Two-stage ASGD (two_stage_asgd 3). The ranks of a group update a replica of the model in shared
+    memory asynchronously and without locks, by the user's optimizer (eq. 2). After ``push_period``
+    mini-batches of the group, its first rank pushes the sum of their gradients to the master on
+    rank 0 (eq. 3, 4). The master applies the sum by a copy of the user's optimizer with the
+    learning rate eta / push_period, and sends its model back.
 
-    A rank that dies costs its group only its share of the work, the first rank of a group the whole
-    group. Without rank 0 nobody can go on.
+    If a rank is lost, its group continues without it. If the first rank of a group is lost, the
+    group is lost. If rank 0 is lost, training ends.
 
     Args:
-        group_size: ranks of a group, which must lie on one host: a number, ``"node"`` (the devices
+        group_size: ranks of a group, which must be on one host: a number, ``"node"`` (the devices
             of one host) or ``"world"``.
         push_period: N, mini-batches of all ranks of a group between two pushes.
-        order_locking: the master takes pushes in the order in which the first ones came (3.1).
-        double_buffering: ranks go on with the old replica while the first of the group exchanges
-            models with the master (3.2). Off: they wait.
-        hierarchical_lr: the master's rate is eta / N (eq. 5). Off: eta.
-        refresh_period: mini-batches of a rank after which it copies the replica into its module.
-        warmup_steps: number of steps at the start that all ranks make together, by their mean
-            gradient.
-        grace_s: seconds for which a rank may be unreachable, or stopped, before the others go on
-            without it; if it comes back within them nothing is lost. One whose process has ended
-            is not waited for. Keep it below ``timeout``, whose error comes first otherwise.
-        timeout: limit of every wait, after which an error names the missing ranks.
+        order_locking: whether the master applies pushes in the order of the first ones (3.1).
+        double_buffering: whether ranks continue with the old replica while the first rank of the
+            group exchanges models with the master (3.2). False: they wait.
+        hierarchical_lr: whether the learning rate of the master is eta / N (eq. 5). False: eta.
+        refresh_period: mini-batches of a rank between two copies of the replica into its module.
+        warmup_steps: number of first steps that all ranks make together, with their mean gradient.
+        grace_s: seconds that a rank may be unreachable or stopped before the others continue
+            without it. If it returns in time, nothing is lost. A rank whose process has ended is
+            lost immediately. It must be below ``timeout``, whose error is raised first otherwise.
+        timeout: time limit of every wait, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy``.
 
     Raises:
-        ValueError: a value outside its range.
+        ValueError: a value is outside its range.
 
     """
 

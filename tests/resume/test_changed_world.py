@@ -143,7 +143,7 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
         assert torch.equal(start["weights"], resumed[0]["start"]["weights"])
         assert torch.equal(start["global"][0][0]["global_model"], now)
         assert start["global"][0][0]["in_flight"] is None
-    assert "the block that was under way ended after 3 steps" in resumed[0]["said"][0]
+    assert "the current block ended after 3 steps" in resumed[0]["said"][0]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_mean_residual_is_kept(before: int, after: int, tmp_path: Path) -> None:
         assert float(mean.abs().max()) > 0
         new = torch.stack([own["start"]["residuals"][name] for own in resumed])
         torch.testing.assert_close(new.double().mean(0), mean, rtol=1e-5, atol=1e-8)
-    assert f"residuals of {before} ranks were handed to {after}" in resumed[0]["said"][0]
+    assert f"residuals of {before} ranks were redistributed to {after}" in resumed[0]["said"][0]
 
 
 def test_residuals_reach_a_single_rank_with_its_first_gradient(tmp_path: Path) -> None:

@@ -239,6 +239,6 @@ def test_checkpoint_that_only_some_ranks_see(others: str, tmp_path: Path) -> Non
         assert outcome.error is not None
         assert "ValueError: the ranks do not resume from the same checkpoint" in outcome.error
         assert "ranks 0, 1 resume from" in outcome.error
-        said = "begin anew" if others == "none" else "could not read"
+        said = "start from the beginning" if others == "none" else "could not read"
         assert f"ranks 2, 3 {said}" in outcome.error
-        assert "a folder that all hosts share" in outcome.error
+        assert "a directory that all hosts share" in outcome.error

@@ -97,10 +97,10 @@ def test_each_change_of_optimizers_is_one_error_with_both(tmp_path: Path) -> Non
         assert "load_from_checkpoint" in error
         assert steps == 0
     for error, _, _ in (bmuf_adam, psp):
-        assert "is SGD, and configure_optimizers makes AdamW now" in error
+        assert "is SGD, but configure_optimizers returns AdamW" in error
     assert "(SGD) has groups of 4 parameters" in groups[0]
     assert "(SGD) has groups of 2 and 2" in groups[0]
-    assert "has 1 optimizer (SGD), and configure_optimizers makes 2 (SGD, AdamW)" in number[0]
+    assert "has 1 optimizer (SGD), but configure_optimizers returns 2 (SGD, AdamW)" in number[0]
     assert (same[0], same[2]) == ("", 2)
 
 
@@ -111,9 +111,9 @@ def test_a_checkpoint_of_ddp_has_its_own_words_under_servers(tmp_path: Path) -> 
     psp, other, bmuf_adam = run_ranks(_resume, 2, cases, path)[0]
     assert (psp[0], psp[2]) == ("", 2)
     assert "was not saved by a strategy with parameter servers" in psp[1]
-    assert "begin with its model and its optimizer states" in psp[1]
+    assert "start from its model and optimizer states" in psp[1]
     for error, _, steps in (other, bmuf_adam):
-        assert "is SGD, and configure_optimizers makes AdamW now" in error
+        assert "is SGD, but configure_optimizers returns AdamW" in error
         assert steps == 0
 
 
@@ -172,7 +172,7 @@ def test_optimizers_of_others_are_judged_by_their_hyperparameters() -> None:
         assert _problem(_made(one).state_dict(), _made(other)) is not None
     problem = _problem(_made(own).state_dict(), _made(SGD))
     assert problem is not None
-    assert "is an optimizer with rho, warm, and configure_optimizers makes SGD now" in problem
+    assert "is an optimizer with rho, warm, but configure_optimizers returns SGD" in problem
 
 
 def test_a_scheduler_that_is_gone_is_no_other_optimizer() -> None:

@@ -61,7 +61,8 @@ def test_defaults_of_a_run_of_known_length() -> None:
         assert own.notes == [0.9] * 6 + [0.5] * 54
     numbers, beta = results[0][1]
     assert numbers == (
-        "warmup_steps='auto' is 6, block_size='auto' is 3, since the run has 60 steps and 2 groups."
+        "warmup_steps='auto' is 6, block_size='auto' is 3, because the run has 60 steps and 2 "
+        "groups."
     )
     assert "AdamW uses a first beta of 0.5 instead of 0.9" in beta
 

@@ -70,7 +70,9 @@ def test_strategy_object_serves_one_trainer(strategy: Any) -> None:
     own = strategy()
     _trainer(own)
     for settings in ({}, {"accelerator": "cpu"}):
-        with pytest.raises(ValueError, match="belongs to another Trainer already.*Make a new one"):
+        with pytest.raises(
+            ValueError, match="belongs to another Trainer already.*Create a new one"
+        ):
             pl.Trainer(strategy=own, devices=2, logger=False, **settings)
     placed = strategy(accelerator=CPUAccelerator())
     assert pl.Trainer(strategy=placed, devices=2, logger=False).strategy is placed

@@ -142,7 +142,7 @@ MISTAKES: Mistakes = {
     ),
     "counting_steps": (
         lambda: _fit(_JOINING(), ONE_SHORT, max_steps=7),
-        r"meet at the ends of epochs alone.*max_steps and min_steps",
+        r"are synchronised only at the ends of epochs.*max_steps and min_steps",
     ),
     "validating_often": (
         lambda: _fit(_JOINING(), ONE_SHORT, val_check_interval=2),

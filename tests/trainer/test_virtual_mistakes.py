@@ -144,11 +144,11 @@ MISTAKES = {
         partial(BMUF_GTC, group_size=8, virtual_workers=2),
     ),
     "stream": _Mistake(
-        "virtual_workers=2 divides the training data among 4 workers, and DataLoader",
+        "virtual_workers=2 divides the training data among 4 workers, and it is unknown how",
         data=lambda: DataLoader(_Stream()),
     ),
     "sampler": _Mistake(
-        "_Dealt divides the training data when it is made",
+        "_Dealt divides the training data when it is created",
         data=lambda: DataLoader(loader(3).dataset, sampler=_Dealt(loader(3).dataset)),
     ),
     "hook": _Mistake("on_before_batch_transfer (use on_after_batch_transfer)", model=_Transfers),
@@ -162,11 +162,11 @@ MISTAKES = {
         settings={"callbacks": [BackboneFinetuning()]},
     ),
     "several": _Mistake(
-        "needs one DataLoader of training data, got a dict of 2: put",
+        "needs one DataLoader of training data, got a dict of 2: combine",
         data=lambda: {"one": loader(3), "other": loader(3)},
     ),
     "one_in_a_list": _Mistake(
-        "one DataLoader of training data, got a list of 1: pass it by itself",
+        "one DataLoader of training data, got a list of 1: pass it directly",
         data=lambda: [loader(3)],
     ),
     "uneven": _Mistake(

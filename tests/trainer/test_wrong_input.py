@@ -71,7 +71,7 @@ MISTAKES: Mistakes = {
     ),
     "groups_that_never_meet": (
         lambda: _fit(HIERARCHICAL(group_size=2, gradient_sync=lh.GTC(density=0.01))),
-        r"block_sync=None needs one group.*2 groups that would never meet",
+        r"block_sync=None needs one group.*2 groups that would never be synchronised",
     ),
     "momentum_for_no_number_of_models": (
         lambda: _fit(BMUF(block_lr=5.0)),
@@ -133,14 +133,14 @@ MISTAKES: Mistakes = {
         lambda: _fit("bmuf_adam", _OneGroupWithAmsgrad()),
         r"can't be combined with amsgrad=True",
     ),
-    "sparse": (_sparse, r"sparse gradients are not supported, and table has sparse=True"),
+    "sparse": (_sparse, r"sparse gradients are not supported, but table has sparse=True"),
     "nothing_to_train": (
         lambda: _fit("bmuf", Untrained().requires_grad_(False)),
-        r"no trainable parameter",
+        r"must have a trainable parameter",
     ),
     "lottery_ticket": (
         lambda: _fit("bmuf", callbacks=[ModelPruning("l1_unstructured")]),
-        r"ModelPruning can't set weights back.*use_lottery_ticket_hypothesis=False",
+        r"ModelPruning can't reset weights.*use_lottery_ticket_hypothesis=False",
     ),
     "static_graph": (
         lambda: _fit(GTC(static_graph=True)),

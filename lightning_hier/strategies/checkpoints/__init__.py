@@ -8,14 +8,13 @@ scale). The files of the ranks are written first, then all ranks agree that they
 rank 0 writes the file that names them: a checkpoint that can be read is complete.
 
 ``torch.distributed.checkpoint`` is not used: it exchanges pickled plans between ranks and reads
-its metadata with pickle, and the state of a rank is its own anyway.
+its metadata with pickle, and the state of a rank is not divided in any case.
 
 *Exact resume* restores the local model of the group, the state of blocks, residuals and counts,
 and
 
-- data and random states (``data_position.py``): Lightning starts an epoch's data from the
-  beginning, so every rank restarts them with the random state of that time and draws the used
-  batches;
+- data and random states (``data_position.py``): Lightning restarts the data of an epoch, so every
+  rank restarts them with the random state of that time and skips the used batches;
 - the buckets of DDP (``comm/gradients/reached.py``): a sum over three ranks or more is
   rounded by the position of an element in its bucket, and DDP orders buckets by the first
   backward pass.

@@ -1,4 +1,4 @@
-"""Writes checkpoint files that are whole or absent, and reads only those that are undamaged."""
+"""Writes checkpoint files that are complete or absent, and reads only undamaged ones."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's own CheckpointIO, with local files written beside their place and then renamed.
+    """Lightning's CheckpointIO, with local files written to a temporary name and then renamed.
 
-    A process that is killed, a host that loses power, or a disk that is full leaves an older file
-    of the same name as it was. Lightning writes into the folder for temporary files, which may lie
-    on another disk; then its last act is a copy that can be cut off.
+    An older file of the same name remains unchanged if the process is killed, the host loses power
+    or the disk is full. Lightning writes to the directory for temporary files, which may be on
+    another disk, and then copies the file, which may be interrupted.
 
-    The tensors go to the disk as they are, without a copy of the whole file in memory. Remote
-    stores show a file only when it is complete, so there nothing differs from Lightning.
+    Tensors are written to disk directly, without a copy of the file in memory. Files in remote
+    stores are saved as in Lightning, because they become visible only when they are complete.
 
-    NumPy's numbers are saved as Python's, since they could not be read back; what else could not is
-    named by one warning, at the first save. Values are compared with the checksums in
-    the file when they are read.
+    NumPy scalars are saved as Python numbers, because ``weights_only=True`` does not read them.
+    The first save warns about other entries that it would not read. Values are compared with the
+    checksums in the file when they are read.
     """
 
     _warned = False
@@ -55,7 +55,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``.
 
         Raises:
-            OSError: it could not be written; the older file is still there.
+            OSError: the file could not be written. The older file is unchanged.
 
         """
         checkpoint = plain_numbers(checkpoint)
@@ -85,12 +85,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read the checkpoint at ``path``.
+        """Load the checkpoint at ``path``.
 
         Raises:
             FileNotFoundError: there is none.
-            DamagedFileError: the file was cut off, or bytes in it have changed.
-            ValueError: it holds types that ``weights_only=True`` does not read; names them.
+            DamagedFileError: the file was truncated or changed.
+            ValueError: it contains types that ``weights_only=True`` does not load. The error names
+                them.
 
         """
         check_file(path, weights_only=weights_only is not False)
@@ -98,15 +99,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, map_location, weights_only)
         except READER_ERRORS as error:
             raise DamagedFileError(
-                f"the checkpoint file {path} can't be read, and is probably damaged: {error}"
+                f"the checkpoint file {path} can't be read and is probably damaged: {error}"
             ) from error
 
     @override
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint; that it could not be removed is a warning, since nobody needs it."""
+        """Remove a checkpoint. A failure is a warning, because the file is no longer needed."""
         try:
             super().remove_checkpoint(path)
-        except Exception as error:  # file systems of fsspec have errors of their own
+        except Exception as error:  # file systems of fsspec raise errors of other types
             _log.warning("the checkpoint %s could not be removed: %s", path, error)
 
 
@@ -124,25 +125,25 @@ def atomic(io: CheckpointIO | None) -> CheckpointIO:
 
 
 def base_io(io: CheckpointIO) -> CheckpointIO:
-    """What writes files in the end, below wrappers such as ``AsyncCheckpointIO``."""
+    """The plugin that writes files, without wrappers such as ``AsyncCheckpointIO``."""
     while (below := getattr(io, "checkpoint_io", None)) is not None:
         io = below
     return io
 
 
 def finish_writing(io: CheckpointIO) -> None:
-    """Wait until this rank has written all its saves so far.
+    """Wait until this rank has written all its previous saves.
 
-    Before a save: once all ranks have, an older save may be removed, since nobody writes into its
-    folder any more. It also bounds the copies that wait to be written, to those of one save.
+    It is called before a save. When all ranks have returned, an older save may be removed, because
+    no rank writes to its directory. It also limits the memory of pending saves to that of one save.
     """
     executor = io._executor if isinstance(io, AsyncCheckpointIO) else None
     if executor is not None:
-        executor.submit(lambda: None).result()  # it writes one file after the other
+        executor.submit(lambda: None).result()  # the executor writes one file after the other
 
 
 class _RememberingFile:
-    """A file whose first error is kept: torch's writer replaces it by one of its own."""
+    """A file that keeps its first error, because torch's writer raises another one."""
 
     def __init__(self, write: Callable[[Any], int]) -> None:
         self._write = write
@@ -159,7 +160,7 @@ class _RememberingFile:
         return count
 
     def flush(self) -> None:
-        """torch's writer calls it at the end; whoever has opened the file flushes it."""
+        """Do nothing. torch's writer calls it at the end, but closing the file flushes it."""
 
 
 def _write(checkpoint: dict[str, Any], path: Path) -> None:
@@ -178,7 +179,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
         part.replace(path)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if isinstance(error, OSError | RuntimeError):  # torch's writer has its own error
+        if isinstance(error, OSError | RuntimeError):  # torch's writer raises its own error
             why = _no_space(checkpoint, path) if _is_full(error) else str(error)
             raise OSError(f"the checkpoint {path} could not be written: {why}") from error
         raise
@@ -197,9 +198,9 @@ def _no_space(checkpoint: dict[str, Any], path: Path) -> str:
 
 
 def _remove_abandoned(path: Path, now: float) -> None:
-    """Remove what killed saves of this name have left; ``now`` by the clock of the file system.
+    """Remove remains of killed saves of this name. ``now`` is the clock of the file system.
 
-    Another job may be writing the same name, so nothing is removed that may still have a writer.
+    Files that another job may still be writing under the same name are not removed.
     """
     try:
         parts = list(path.parent.glob(f".{path.name}.*.part"))
@@ -215,7 +216,7 @@ def _remove_abandoned(path: Path, now: float) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each with its name on the disk."""
+    """Create a directory and its parents, and sync their names to disk."""
     missing = [own for own in (folder, *folder.parents) if not own.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
@@ -223,7 +224,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new name itself on the disk, where the system offers that."""
+    """Sync the new name to disk, if the system supports it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,7 +1,7 @@
-"""Tells a checkpoint file that is damaged from one that holds types which are not read.
+"""Distinguishes damaged checkpoint files from files with types that are not loaded.
 
-``torch.save`` writes a zip archive: a directory at its end, and a CRC32 of every record.
-``torch.load`` does not compare the latter, so that a changed byte would load silently.
+``torch.save`` writes a zip archive, with a directory at its end and a CRC32 of every record.
+``torch.load`` does not verify the CRC32, so a changed byte would be loaded silently.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from fsspec.core import url_to_fs
 from torch import Tensor
 
 READER_ERRORS = (RuntimeError, UnicodeDecodeError)
-"""What torch raises where bytes have changed that no checksum covers."""
+"""Errors of torch for changed bytes that no checksum covers."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class DamagedFileError(OSError):
-    """A checkpoint file was cut off, or bytes in it have changed since it was written."""
+    """A checkpoint file was truncated or changed after it was written."""
 
 
 def damage(path: str | Path, *, contents: bool = True) -> str | None:
-    """Return the damage of a file, or None.
+    """Describe the damage of a file, or return None.
 
     Args:
-        path: of a file that ``torch.save`` has written, or its URL.
-        contents: compare the checksums of all records, which reads the whole file. Otherwise only
-            its end is read, which tells whether it was cut off.
+        path: path of a file that ``torch.save`` has written, or its URL.
+        contents: whether to verify the checksums of all records, which reads the whole file.
+            Otherwise only the end of the file is read, which shows whether it was truncated.
 
     Raises:
-        OSError: the file is not there, or can't be read.
+        OSError: the file does not exist or cannot be read.
 
     """
     filesystem, place = url_to_fs(str(path))
     with filesystem.open(place, "rb") as file:
         try:
             if not zipfile.is_zipfile(file):
-                return "it was cut off"
+                return "it was truncated"
             with zipfile.ZipFile(file) as archive:
                 changed = archive.testzip() if contents else None
         except OSError as error:
-            if error.errno != errno.EINVAL:  # a changed byte has made it seek to where nothing is
+            if error.errno != errno.EINVAL:  # EINVAL: changed bytes cause an invalid seek
                 raise
             return f"bytes in it have changed ({error})"
-        except Exception as error:  # whatever zipfile says of changed bytes in its directory
+        except Exception as error:  # zipfile raises errors of many types
             return f"bytes in it have changed ({error})"
     return None if changed is None else f"bytes in its record {changed} have changed"
 
 
 def refused_types(path: str | Path) -> list[str]:
-    """Types in an undamaged file that ``weights_only=True`` does not read.
+    """Types in an undamaged file that ``weights_only=True`` does not load.
 
-    Not among them are those that the user has given to ``torch.serialization.add_safe_globals``.
+    Types that the user has passed to ``torch.serialization.add_safe_globals`` are not included.
     """
     filesystem, place = url_to_fs(str(path))
     with filesystem.open(place, "rb") as file:
@@ -69,11 +69,11 @@ def refused_types(path: str | Path) -> list[str]:
 
 
 def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
-    """Return the damage of files that belong to a checkpoint, or None.
+    """Describe the damage of files that belong to a checkpoint, or return None.
 
     Args:
-        paths: of files that should be there.
-        contents: compare their checksums, which reads them.
+        paths: paths of files that should be there.
+        contents: whether to verify their checksums, which reads the files.
 
     """
     problems = {}
@@ -94,18 +94,18 @@ def damage_beside(paths: Sequence[str], *, contents: bool) -> str | None:
 
 
 def check_file(path: str | Path, *, weights_only: bool) -> None:
-    """Check that a file can be read as it was written.
+    """Check that a file is undamaged and can be loaded.
 
-    Not what a web server has: Lightning downloads that itself, and torch refuses types by itself.
+    Files on web servers are not checked: Lightning downloads them, and torch checks types.
 
     Args:
-        path: of the file.
-        weights_only: whether types are refused that could run code.
+        path: path of the file.
+        weights_only: whether types that could run code are refused.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        DamagedFileError: it was cut off, or bytes in it have changed.
-        ValueError: it holds types that are refused; names them.
+        FileNotFoundError: the file does not exist.
+        DamagedFileError: it was truncated or changed.
+        ValueError: it contains refused types. The error names them.
 
     """
     if str(path).startswith(("http://", "https://")):
@@ -115,7 +115,7 @@ def check_file(path: str | Path, *, weights_only: bool) -> None:
     if problem is None and weights_only:
         try:
             refused = refused_types(path)
-        except READER_ERRORS as error:  # torch reads the archive's directory by other rules
+        except READER_ERRORS as error:  # torch reads the directory in another way
             problem = str(error)
     if problem is not None:
         raise DamagedFileError(
@@ -133,9 +133,9 @@ def check_file(path: str | Path, *, weights_only: bool) -> None:
 
 
 def plain_numbers(value: Any) -> Any:
-    """The same with Python's numbers in the place of NumPy's, which could not be read back.
+    """Replace NumPy numbers, which could not be loaded, by Python numbers.
 
-    Dictionaries, lists and tuples that hold some are made anew; nothing is changed in place.
+    Dictionaries, lists and tuples that contain them are copied. Nothing is changed in place.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -146,7 +146,7 @@ def plain_numbers(value: Any) -> Any:
     if isinstance(value, dict):
         numbers = {key: plain_numbers(own) for key, own in value.items()}
         if any(numbers[key] is not own for key, own in value.items()):
-            changed_dict = value.copy()  # of its own kind
+            changed_dict = value.copy()  # keeps the type of the dictionary
             changed_dict.update(numbers)
             return changed_dict
     return value
@@ -154,7 +154,7 @@ def plain_numbers(value: Any) -> Any:
 
 def refused_entries(value: Any, name: str = "") -> Iterator[str]:
     """Name and type of every entry of a checkpoint that ``weights_only=True`` would not read."""
-    # An Enum may also be a str or an int, and is refused all the same.
+    # The type itself is compared, because an Enum may be a str or an int but is refused too.
     if type(value) in _PLAIN or isinstance(value, Tensor):
         return
     if type(value) in (list, tuple):

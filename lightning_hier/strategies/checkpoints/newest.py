@@ -1,4 +1,4 @@
-"""Finds the newest checkpoint from which training can go on."""
+"""Finds the newest checkpoint from which training can resume."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ _log = logging.getLogger(__name__)
 
 
 def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str | Path | None:
-    """The newest checkpoint in a folder that is complete, to go on from after a fault.
+    """Return the newest complete checkpoint in a directory, to resume from after a fault.
 
-    The newest is the one whose file was modified last, whatever its name says: a copy keeps its
-    place only if it keeps its time (``cp -p``, ``rsync -t``). Of equal times the last name counts.
+    The newest checkpoint is the one with the latest modification time. Its name decides only if
+    times are equal, so copy checkpoints with their times (``cp -p``, ``rsync -t``).
 
-    A checkpoint is complete if its checksums are right and the files that ranks have written beside
-    it are all there and not cut off. One that is not is left where it is, with a warning, and so is
-    one of weights alone. Every rank that sees the folder gets the same answer; no communication::
+    A checkpoint is complete if its checksums are correct and the files of all ranks in its
+    directory exist and are not truncated. Other checkpoints, and those with weights only, are
+    skipped with a warning. There is no communication: every rank that sees the directory gets the
+    same result::
 
         trainer.fit(model, ckpt_path=lightning_hier.newest_checkpoint("checkpoints"))
 
     Args:
-        folder: where a ModelCheckpoint keeps its files (``*.ckpt``): a path, or a URL such as
-            ``s3://...``, where each rank reads whole checkpoints until one is complete.
-        weights_only: as for ``trainer.fit``; False also takes a file that holds types which could
-            run code, if you trust it.
+        folder: directory of a ModelCheckpoint (``*.ckpt``): a path, or a URL such as ``s3://...``,
+            for which each rank reads whole checkpoints until one is complete.
+        weights_only: as for ``trainer.fit``. False also accepts files with types that could run
+            code, for files that you trust.
 
     Returns:
-        Its path (a URL as ``str``), or None where there is none, so that training starts from the
+        The path (a URL as ``str``), or None if there is none, so that training starts from the
         beginning.
 
     Raises:
-        ValueError: the newest is complete, but holds types that ``weights_only=True`` does not
-            read; names them.
-        OSError: a file can't be read, for a reason other than that it is damaged.
-        ImportError: the URL's kind needs a package that is not installed; names it.
+        ValueError: the newest checkpoint is complete, but contains types that ``weights_only=True``
+            does not load. The error names them.
+        OSError: a file cannot be read for a reason other than damage.
+        ImportError: the type of URL needs a package that is not installed. The error names it.
 
     """
     filesystem, root = url_to_fs(str(folder))
@@ -58,30 +59,30 @@ def newest_checkpoint(folder: str | Path, *, weights_only: bool = True) -> str |
         problem = _problem(found, weights_only)
         if problem is None:
             return found
-        _log.warning("the checkpoint %s is passed over: %s", found, problem)
+        _log.warning("the checkpoint %s is skipped: %s", found, problem)
     return None
 
 
 def _names(filesystem: Any, root: str) -> list[str]:
-    """Names of the checkpoints in a folder, those first that were written last."""
+    """Names of the checkpoints in a directory, newest first."""
     dated = []
     for path in filesystem.ls(root, detail=False):
         if path.endswith(".ckpt"):
             try:
                 dated.append((filesystem.modified(path), path.rsplit("/", 1)[-1]))
-            except FileNotFoundError:  # removed since, or a link to a removed file
+            except FileNotFoundError:  # removed in the meantime, or a link to a removed file
                 continue
     return [name for _, name in sorted(dated, reverse=True)]
 
 
 def _inside(folder: str | Path, name: str) -> str | Path:
-    """As the folder was given, since a Path would make one slash of the two in a URL."""
+    """Join folder and name in the type of the folder. A Path would change ``//`` in a URL."""
     is_url = "://" in str(folder)
     return f"{str(folder).rstrip('/')}/{name}" if is_url else Path(folder) / name
 
 
 def _problem(path: str | Path, weights_only: bool) -> str | None:
-    """Why training can't go on from a checkpoint, or None."""
+    """Reason why training cannot resume from a checkpoint, or None."""
     try:
         check_file(path, weights_only=weights_only)
         checkpoint = _read(path, weights_only)
@@ -90,7 +91,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
     except READER_ERRORS as error:
         return f"it is damaged: {error}"
     if not isinstance(checkpoint, dict) or "optimizer_states" not in checkpoint:
-        return "it holds weights alone, and training goes on only from a checkpoint with optimizers"
+        return "it contains weights only, but resuming needs a checkpoint with optimizers"
     section = checkpoint.get(SECTION)
     if section is None:
         return None
@@ -101,7 +102,7 @@ def _problem(path: str | Path, weights_only: bool) -> str | None:
 def _read(path: str | Path, weights_only: bool) -> Any:
     filesystem, place = url_to_fs(str(path))
     if isinstance(filesystem, LocalFileSystem):
-        # Tensors stay on the disk: they are not needed.
+        # Memory-mapped, because tensors are not needed.
         return torch.load(place, map_location="cpu", weights_only=weights_only, mmap=True)
     with filesystem.open(place, "rb") as file:
         return torch.load(file, map_location="cpu", weights_only=weights_only)

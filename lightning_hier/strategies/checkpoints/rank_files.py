@@ -1,9 +1,9 @@
-"""Where the state of ranks lies beside a checkpoint, and whether it is all there.
+"""Files with the state of ranks next to a checkpoint.
 
-Beside ``name.ckpt`` there is a folder ``name.ckpt.ranks`` with one folder for the save that
-``name.ckpt`` belongs to: ``rank_00003.pt`` for what differs from rank to rank, ``group_00001.pt``
-for what the ranks of a group have in common. The file itself is written last and names the save,
-so a checkpoint is complete if it can be read and everything that it names is there.
+Next to ``name.ckpt`` is a directory ``name.ckpt.ranks`` with one directory for the save of
+``name.ckpt``: ``rank_00003.pt`` contains the state of a rank, ``group_00001.pt`` the common state
+of a group. ``name.ckpt`` is written last and names the save, so a checkpoint is complete if it can
+be read and all files that it names exist.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Literal
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-# Key of a checkpoint for the small state of this package that is the same on all ranks.
+# Key in a checkpoint of the state of this package that is equal on all ranks.
 SECTION = "lightning_hier"
 FORMAT = 1
 
 ABANDONED_AFTER = timedelta(hours=1)
-"""What belongs to an unfinished save, and nobody has written to for so long, has no writer."""
+"""Age after which files of an incomplete save are considered abandoned."""
 
 Part = Literal["rank", "group"]
 State = dict[str, Any]
@@ -48,9 +48,9 @@ class RankFiles:
 
     @classmethod
     def saved_with(cls, checkpoint: str | Path, save: str) -> RankFiles:
-        """Those of a checkpoint that is there; where it is a link they may lie beside its target.
+        """Files of an existing checkpoint. For a link, they may be next to its target.
 
-        Only who reads follows links: a save replaces a link by a file, with a folder of its own.
+        Only reading follows links. A save replaces a link by a file with its own directory.
         """
         own = cls(checkpoint, save)
         if not os.path.islink(checkpoint) or os.path.isdir(own.folder):
@@ -58,11 +58,11 @@ class RankFiles:
         return cls(os.path.realpath(checkpoint), save)
 
     def path(self, part: Part, number: int) -> str:
-        """Of the file of a rank or of a group."""
+        """Path of the file of a rank or of a group."""
         return f"{self.folder}/{part}_{number:05d}.pt"
 
     def paths(self, sizes: tuple[int, int]) -> list[str]:
-        """All of them, after a save on M groups of P ranks.
+        """All files of a save on M groups of P ranks.
 
         Args:
             sizes: P and M.
@@ -73,15 +73,15 @@ class RankFiles:
         return of_groups + [self.path("rank", rank) for rank in range(devices * groups)]
 
     def missing(self, sizes: tuple[int, int]) -> list[str]:
-        """Those that should be there and are not."""
+        """Files of the save that do not exist."""
         filesystem, _ = url_to_fs(self.folder)
         return [path for path in self.paths(sizes) if not filesystem.exists(path)]
 
     def remove(self) -> None:
-        """Remove them, and the folder of all saves if no other is in it."""
+        """Remove the files, and the directory of all saves if it is empty."""
         remove_folder(self.folder)
         filesystem, folder = url_to_fs(self.of_all_saves)
-        if isinstance(filesystem, LocalFileSystem):  # object stores have no empty folders
+        if isinstance(filesystem, LocalFileSystem):  # object stores have no empty directories
             with suppress(OSError):
                 os.rmdir(folder)
 
@@ -89,14 +89,14 @@ class RankFiles:
         """Remove other saves of this name, written an hour or more before this one.
 
         To be called when the checkpoint names this save or a newer one, so nobody needs the
-        others; but another job that saves under the same name may be writing one. That they can't
+        others; but another job that saves under the same name may be writing one. That they cannot
         be listed is a warning, and a later save removes them.
         """
         try:
             for name in self._abandoned():
                 remove_folder(f"{self.of_all_saves}/{name}")
         except FileNotFoundError:
-            pass  # another job has removed one meanwhile
+            pass  # another job has removed a file in the meantime
         except Exception as error:  # fsspec's file systems have errors of their own
             _log.warning("old saves in %s could not be listed: %s", self.of_all_saves, error)
 
@@ -121,10 +121,10 @@ def _last_write(filesystem: Any, folder: str) -> datetime:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder; that it could not be removed is a warning, since nobody needs it."""
+    """Remove a directory. A failure is a warning, because it is no longer needed."""
     filesystem, path = url_to_fs(folder)
     try:
-        # One rank of every host removes, and hosts may share the folder.
+        # One rank of every host removes files, and hosts may share the directory.
         with suppress(FileNotFoundError):
             if filesystem.exists(path):
                 filesystem.rm(path, recursive=True)
@@ -133,7 +133,7 @@ def remove_folder(folder: str) -> None:
 
 
 def section_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What this package has saved in a checkpoint; None: nothing.
+    """The section of this package in a checkpoint, or None.
 
     Raises:
         ValueError: a newer version has saved it.
@@ -142,7 +142,7 @@ def section_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
     section: Mapping[str, Any] | None = checkpoint.get(SECTION)
     if section is not None and section["format"] > FORMAT:
         raise ValueError(
-            f"the checkpoint has format {section['format']} of lightning_hier, and this version "
-            f"knows formats up to {FORMAT}: update lightning_hier"
+            f"the checkpoint has format {section['format']} of lightning_hier, but this version "
+            f"supports formats up to {FORMAT}: update lightning_hier"
         )
     return section

@@ -1,10 +1,9 @@
-"""Resumes a saved run: exactly with the same groups and settings, or else with a warning.
+"""Resumes a saved run: exactly with the same groups and settings, otherwise with a warning.
 
-On other groups of ranks, or with another system of synchronisation, the block that was under way
-ends where the checkpoint was saved: the global model is the one in the file, and the global update
-is what then led to it. Residuals are handed to the ranks that are there so that the mean gradient
-that they stand for is kept: with N ranks before and N' now, rank k gets ``N'/N`` times the
-residuals of ranks k, k + N', ..., hence ``sum(r') / N' = sum(r) / N``.
+With other groups of ranks or another synchronisation, the current block ends where the checkpoint
+was saved: the global model is that of the file, with the global update that led to it. Residuals
+are redistributed such that their mean gradient is kept: with N ranks before and N' now, rank k gets
+``N'/N`` times the residuals of ranks k, k + N', ..., hence ``sum(r') / N' = sum(r) / N``.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
     """Load the state of all ranks. A collective of the world: every rank must call it.
 
     Args:
-        saved: files beside the checkpoint, which are complete.
-        checkpoint: as Lightning has read it.
-        session: of the present run.
+        saved: complete files next to the checkpoint.
+        checkpoint: checkpoint that Lightning has loaded.
+        session: session of the current run.
 
     """
     state, kinds = session.state, session.state.kinds()
     exactly = saved.goes_on(session.worker_layout.sizes, kinds)
-    # If no training is left, the module keeps its present values: the result of ``fit``.
+    # If no training is left, the module keeps its values, which are the result of ``fit``.
     with session.synchroniser.local.loading():
         trained = exactly and session.worker.begun
         if exactly:
             session.rewind()
         state.load_steps(saved.section)
         if trained:
-            session.wrap()  # as at the start of a run, with the buckets of that
-        # On a resume ``BaseFinetuning``, or the module itself, freezes all parameters again, and
+            session.wrap()  # with the initial buckets, as at the start of a run
+        # When a run resumes, ``BaseFinetuning`` or the module freezes all parameters again, and
         # may not unfreeze those of earlier epochs.
         state.thaw(saved.section)
         session.wrap_if_changed()
@@ -67,11 +66,11 @@ def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, An
     if first["precision"]:
         session.trainer.precision_plugin.load_state_dict(first["precision"])
     _load_workers(saved, session, first)
-    rank_zero_info("Resuming where the run was saved, with the state of every rank.")
+    rank_zero_info("Resuming exactly, with the state of every rank.")
 
 
 def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]) -> None:
-    """Load the state of each worker of this rank; its model is in the module meanwhile."""
+    """Load the state of each worker of this rank, with its model in the module."""
     state = session.state
     if not session.warming:
         session.models.open()
@@ -99,15 +98,15 @@ def _group(session: FitSession, number: int) -> int:
 def _resume_elsewhere(
     saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession, kinds: Mapping[str, Any]
 ) -> None:
-    """Take over models, updates, optimizers and residuals; the module holds the start model.
+    """Start from the models, updates, optimizers and residuals of a run with other groups.
 
     A collective of every group. The module must hold the global model of the checkpoint.
 
     Args:
-        saved: the run, whose counts of steps the present run has taken over.
-        checkpoint: it was saved in; it has rank 0's optimizers.
-        session: of the present run.
-        kinds: its settings.
+        saved: saved run, whose counts of steps the current run has taken over.
+        checkpoint: checkpoint of the run, with the optimizers of rank 0.
+        session: session of the current run.
+        kinds: settings of the current run.
 
     Raises:
         ValueError: the model has other tensors than the one that was saved.
@@ -120,7 +119,7 @@ def _resume_elsewhere(
     opens_blocks = session.settings.block_sync is not None and not session.warming
     if opens_blocks and saved.section["counts"] is not None:
         _open_blocks(saved, state)
-    # A group of one virtual worker has no residuals, and no DDP to add those of others.
+    # A group of one virtual worker has no residuals, and no DDP hook that would add others.
     alone = len(session.workers) > 1 and layout.sizes[0] == 1
     compresses = isinstance(session.settings.gradient_sync, GTC) and not alone
     if compresses:
@@ -150,8 +149,8 @@ def _outer_states(
             continue
         if shares is None or shares[0]["elements"] != now.numel():
             raise ValueError(
-                f"the checkpoint's global update does not fit the {now.numel()} trainable elements "
-                f"of {own['dtype']} of this model: resume with the model that was saved"
+                f"the checkpoint's global update does not match the {now.numel()} trainable "
+                f"elements of {own['dtype']} of this model: resume with the model that was saved"
             )
         whole = {
             name: joined(shares, name) if isinstance(value, Tensor) else value
@@ -170,7 +169,7 @@ def _present(block: ModelBlock, dtype: str) -> Tensor:
 
 
 def _take_residuals(saved: SavedRun, session: FitSession) -> None:
-    """Give each worker its part of the residuals that all had; reads the files of those workers."""
+    """Give each worker its part of the saved residuals. Reads the files of their workers."""
     total = session.worker_layout.world_size
     share = total / saved.ranks
     first = saved.of_rank(0)["memory"]
@@ -180,7 +179,7 @@ def _take_residuals(saved: SavedRun, session: FitSession) -> None:
             residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
             for name, residual in residuals.items():
                 sums[name].add_(residual, alpha=share)
-        # The workers of a group need the same thresholds, and groups may differ.
+        # Workers of a group need the same thresholds, which differ between saved groups.
         memory = {"residuals": sums, "thresholds": first["thresholds"]}
         worker.memory.load(memory, session.state.parameters)
 
@@ -188,7 +187,7 @@ def _take_residuals(saved: SavedRun, session: FitSession) -> None:
 def what_changes(
     saved: SavedRun, layout: RankLayout, kinds: Mapping[str, Any], *, keeps_residuals: bool
 ) -> str:
-    """For people: in what the run goes on otherwise than the one that was saved."""
+    """Message that lists the differences to the saved run and their consequences."""
     (devices, groups), before = layout.sizes, saved.sizes
     said = []
     if (devices, groups) != before:
@@ -201,18 +200,18 @@ def what_changes(
     steps = max(count["in_block"] for count in saved.section["steps"])
     given_up = ["block momentum 'auto' follows the number of groups"]
     if steps and saved.section["counts"] is not None:
-        given_up.append(f"the block that was under way ended after {steps} steps")
+        given_up.append(f"the current block ended after {steps} steps")
     given_up.append(
-        f"the residuals of {saved.ranks} ranks were handed to {layout.world_size}"
+        f"the residuals of {saved.ranks} ranks were redistributed to {layout.world_size}"
         if keeps_residuals
-        else "residuals, if there were any, are given up"
+        else "residuals, if there were any, are lost"
     )
     if saved.section["kinds"]["across_dtype"] not in (None, "same"):
-        given_up.append("the error feedback of quantisation is dropped")
-    given_up.append("local optimizers go on from that of rank 0")
-    given_up.append("random numbers and the order of the data begin anew")
-    text = f"Resuming with a change: {'; '.join(said)}. So {', '.join(given_up)}."
+        given_up.append("the error feedback of quantisation is lost")
+    given_up.append("local optimizers start from the state of rank 0")
+    given_up.append("random states and the order of the data start from the beginning")
+    text = f"Resuming with a change: {'; '.join(said)}. Therefore {', '.join(given_up)}."
     if devices != before[0] and layout.world_size == saved.ranks:
-        # "node" counts the workers of a host, which are more where hosts are fewer.
-        text += f" As many workers are there as before: group_size={before[0]} keeps their groups."
+        # "node" counts the workers of a host, which increase with fewer hosts.
+        text += f" The number of workers is unchanged: group_size={before[0]} keeps their groups."
     return text

@@ -1,4 +1,4 @@
-"""Saves the state of all ranks beside a checkpoint, in an order that never leaves half of one."""
+"""Saves the state of all ranks with a checkpoint, in an order that keeps it complete."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _SAVE = "a save of a checkpoint"
 _PLAIN = (
-    "it holds no state of this package (it was saved after a stage other than fit, by another "
-    "strategy, or by an older version), so training goes on from its model and optimizers with a "
-    "new block; the order of the data and the random numbers begin anew."
+    "it contains no state of this package (it was saved after a stage other than fit, by another "
+    "strategy, or by an older version). Training continues from its model and optimizers with a "
+    "new block; random states and the order of the data start from the beginning."
 )
 
 
@@ -43,11 +43,10 @@ class RunCheckpoints:
     """Saves, removes and resumes checkpoints of a synchronous strategy.
 
     Args:
-        strategy: of this rank.
+        strategy: strategy of this rank.
 
     Attributes:
-        numbers: automatic values of the run that is resumed, which keeps them however long it
-            becomes.
+        numbers: automatic values of the resumed run, which do not depend on its new length.
 
     """
 
@@ -56,11 +55,11 @@ class RunCheckpoints:
         self.numbers: Mapping[str, Any] = {}
         self._path = ""
         self._weights_only = True
-        # Saves of this job by the path of the checkpoint on this rank, oldest first.
+        # Saves of this job by the path of their checkpoint, oldest first.
         self._saves: defaultdict[str, list[RankFiles]] = defaultdict(list)
 
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:
-        """Note a checkpoint that has been read: a Tuner resumes from one of its own."""
+        """Record a checkpoint that was loaded. A Tuner resumes from its own checkpoint."""
         self._path, self._weights_only = str(path), weights_only is not False
         self.numbers = (section_of(checkpoint) or {}).get("numbers", {})
 
@@ -74,14 +73,14 @@ class RunCheckpoints:
         """Save a checkpoint and the state of all ranks. A collective of the world.
 
         Args:
-            session: of the run, if there is one.
-            checkpoint: what Lightning saves; gets this package's section.
-            path: of the checkpoint. That of rank 0 counts: a name with a metric that is not the
-                same on all ranks differs from rank to rank.
+            session: session of the run, if there is one.
+            checkpoint: Lightning's checkpoint, to which the section of this package is added.
+            path: path of the checkpoint. The path of rank 0 is used, because a name that contains a
+                metric may differ between ranks.
             write: writes the checkpoint itself, on rank 0.
 
         Raises:
-            OSError: on every rank, if any rank could not write. Partial files have been removed.
+            OSError: on every rank, if any rank could not write. Incomplete files are removed.
 
         """
         if session is None or not session.begun or "optimizer_states" not in checkpoint:
@@ -93,7 +92,7 @@ class RunCheckpoints:
         own = [f"{time.time_ns():020d}", str(path)]
         save, common = gather_json(own, device, place=_SAVE)[0]
         files = RankFiles(common, save)
-        # Callbacks have put the tensors into the checkpoint that hold the average meanwhile.
+        # The checkpoint of callbacks refers to tensors that contain the average at this time.
         with session.averages.swapped_in():
             try:
                 self._write_everywhere(lambda: _write_all(session.state.parts(), files, io))
@@ -107,7 +106,7 @@ class RunCheckpoints:
                 raise
         saves = self._saves[str(path)]
         saves.append(files)
-        # An asynchronous writer may not have replaced the checkpoint yet that names the older save.
+        # An asynchronous writer may not yet have replaced the checkpoint that names the older save.
         kept = 2 if isinstance(io, AsyncCheckpointIO) else 1
         old = [saves.pop(0) for _ in saves[kept:]]
         if self._removes:
@@ -117,20 +116,20 @@ class RunCheckpoints:
                 saves[0].remove_abandoned()
 
     def remove(self, path: str | Path) -> None:
-        """Remove the state of all ranks beside a checkpoint that has been removed."""
+        """Remove the state of all ranks of a removed checkpoint."""
         saves = self._saves.pop(str(path), None)
         if not self._removes:
             return
         if saves is None:
-            remove_folder(f"{path}.ranks")  # of an earlier job
+            remove_folder(f"{path}.ranks")  # saved by an earlier job
         for files in saves or ():
             files.remove()
 
     def resume(self, session: FitSession, checkpoint: Mapping[str, Any]) -> bool:
-        """Resume the run that was saved. A collective of the world: every rank must call it.
+        """Resume the saved run. A collective of the world: every rank must call it.
 
         Returns:
-            False if the checkpoint has no state of this package; a warning says so.
+            False if the checkpoint has no state of this package, with a warning.
 
         """
         section = section_of(checkpoint)
@@ -140,18 +139,18 @@ class RunCheckpoints:
         files = RankFiles.saved_with(self._path, section["save"])
         saved = SavedRun(section, files, self._strategy.checkpoint_io, self._weights_only)
         saved.require_complete(session.communicators.device)
-        if files.of_all_saves == f"{self._path}.ranks":  # else of the target of a link
+        if files.of_all_saves == f"{self._path}.ranks":  # otherwise files of the target of a link
             self._saves[self._path].append(files)
         resume(saved, checkpoint, session)
         return True
 
     @property
     def _removes(self) -> bool:
-        """Whether this rank removes files: one of each host, as it may have a disk of its own."""
+        """Whether this rank removes files: one rank per host, as hosts may have local disks."""
         return self._strategy.local_rank == 0
 
     def _write_everywhere(self, write: Callable[[], None]) -> None:
-        """Write on the ranks that do, and have all know whether it was done.
+        """Write on this rank if it writes, and share the outcome with all ranks.
 
         A collective of the world.
 
@@ -167,7 +166,7 @@ def _write_all(
     parts: Iterable[tuple[Part, int, State]], files: RankFiles, io: CheckpointIO
 ) -> None:
     failed = None
-    # To the end in any case: each worker has its model in the module while its state is read.
+    # Always completed, because each worker's model is in the module while its state is read.
     for part, number, state in parts:
         try:
             _write(partial(io.save_checkpoint, state, files.path(part, number)))
@@ -182,7 +181,7 @@ def _write(write: Callable[[], None]) -> None:
         write()
     except OSError:
         raise
-    except Exception as error:  # of pickle, about values of a callback
+    except Exception as error:  # pickle raises errors of many types for values of callbacks
         raise OSError(
             f"the checkpoint could not be written: {type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""The state of a synchronous run: what all ranks share, what a group does, and what a rank has."""
+"""State of a synchronous run: state of all ranks, of a group, and of a rank."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class RunState:
-    """Reads and writes the state of one rank's run. It communicates nothing.
+    """Reads and writes the state of a rank. Does not communicate.
 
     Args:
-        session: of the run.
-        optimizers: of the user.
+        session: session of the run.
+        optimizers: optimizers of the user.
 
     Attributes:
-        parameters: of the module, by name.
-        names: of the parameters.
+        parameters: parameters of the module, by name.
+        names: names of the parameters.
 
     """
 
@@ -48,7 +48,7 @@ class RunState:
         self._per_model = len(session.workers) // session.models.number
 
     def kinds(self) -> State:
-        """Return the settings that a run must share with a saved one to resume exactly."""
+        """Return the settings that must equal those of a saved run to resume exactly."""
         session = self._session
         settings, communicators = session.settings, session.communicators
         sync = settings.block_sync
@@ -58,18 +58,18 @@ class RunState:
             "block_sync": type(sync).__name__,
             "overlap": None if sync is None else sync.overlap,
             "across_dtype": None if sync is None else sync.across_dtype,
-            # The error feedback of quantisation lies with the ranks that exchange between hosts.
+            # The ranks that exchange between hosts hold the error feedback of quantisation.
             "inter_host_ranks": communicators.route.inter_host_ranks if quantised else None,
-            # The optimizer state that is averaged is in the same shards as the model.
+            # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "sharded": self._synchroniser.placement.sharded,
             "warmup_steps": settings.warmup_steps,
-            # Each of these ranks has a shard of the global model.
+            # Each of these ranks holds a shard of the global model.
             "ranks_per_group": communicators.layout.sizes[0],
         }
 
     def shared(self) -> State:
-        """Return the small state that is the same on all ranks, for the checkpoint itself."""
+        """Return the small state that is equal on all ranks, for the checkpoint itself."""
         settings, blocks = self._session.settings, self._synchroniser.blocks
         local = self._synchroniser.local
         return {
@@ -100,7 +100,7 @@ class RunState:
                     yield "group", group, self._of_group()
 
     def _of_group(self) -> State:
-        """Local model and optimizers, which the ranks of a group have in common."""
+        """Local model and optimizers, which are equal on all ranks of a group."""
         local = self._synchroniser.local.all()
         return {
             "parameters": {
@@ -111,11 +111,11 @@ class RunState:
         }
 
     def _of_worker(self, number: int, *, with_blocks: bool) -> State:
-        """What a worker has besides its group's model, which is in the module.
+        """State of a worker in addition to the model of its group, which is in the module.
 
         Args:
-            number: of the worker, among those of this rank.
-            with_blocks: whether the shards of the global model and its update are saved with it.
+            number: number of the worker, among those of this rank.
+            with_blocks: whether to include the shards of the global model and its update.
 
         """
         session = self._session
@@ -138,7 +138,7 @@ class RunState:
         }
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Go on with a step that was accumulated."""
+        """Load the gradients of an accumulated step."""
         reach(self.parameters[name] for name in gradients)
         for name, gradient in gradients.items():
             own = self.parameters[name]
@@ -148,14 +148,14 @@ class RunState:
     def load(
         self, shared: Mapping[str, Any], group: State, rank: State, shares: Shares | None
     ) -> None:
-        """Go on exactly where a run of the same groups was stopped; the module becomes local.
+        """Resume a run of the same groups exactly. The module then contains the local model.
 
         Args:
-            shared: as by :meth:`shared`.
-            group: state of the group, as by :meth:`parts`.
-            rank: state of the first worker of this rank, as by :meth:`parts`.
-            shares: what each rank of the group has saved of its blocks, in order, if they had not
-                the shares of the present ranks; else None.
+            shared: result of :meth:`shared`.
+            group: state of the group from :meth:`parts`.
+            rank: state of the first worker of this rank from :meth:`parts`.
+            shares: block states of each rank of the group, in order, if the model was divided into
+                other shards; otherwise None.
 
         """
         self.load_optimizers(group["optimizers"])
@@ -168,7 +168,7 @@ class RunState:
 
     @torch.no_grad()
     def load_local(self, group: State, rank: State) -> None:
-        """Give the local model that is in the module, in place, what its first worker has saved."""
+        """Load the state of its first worker into the local model in the module, in place."""
         for optimizer, state in zip(self._optimizers, group["optimizers"], strict=True):
             copy_optimizer_(optimizer, state)
         if rank["blocks"] is not None:
@@ -183,7 +183,7 @@ class RunState:
             own.copy_(value)
 
     def thaw(self, shared: Mapping[str, Any]) -> None:
-        """Unfreeze what the run that was saved had unfrozen, as ``BaseFinetuning`` does.
+        """Unfreeze the parameters that the saved run had unfrozen, such as by ``BaseFinetuning``.
 
         A parameter that is frozen now and was trainable at the start of that run stays frozen.
         """
@@ -196,18 +196,18 @@ class RunState:
                         module.track_running_stats = True
 
     def load_steps(self, shared: Mapping[str, Any]) -> None:
-        """Take over the counts of steps, and which buffers have no mean."""
+        """Load step counts, and the names of buffers that are not averaged."""
         self._synchroniser.trained.kept_equal = set(shared["kept_equal"])
         for own, saved in zip(self._steps, shared["steps"], strict=True):
             vars(own).update(vars(StepCount(**saved)))
 
     def load_optimizers(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the state of all optimizers, to the last bit."""
+        """Load the state of all optimizers, bit for bit."""
         for optimizer, state in zip(self._optimizers, states, strict=True):
             load_optimizer(optimizer, state)
 
     def open_blocks(self, shared: Mapping[str, Any]) -> Sequence[ModelBlock]:
-        """Begin blocks with the present model and the parameters that were trained until then."""
+        """Start blocks with the current model and the parameters that the saved run trained."""
         return self._synchroniser.open_blocks(
             [self.parameters[name] for name in shared["trainable"]]
         )
@@ -224,7 +224,7 @@ class RunState:
 
 
 def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Copy ``state`` into the tensors that ``optimizer`` has, so that who holds them sees it."""
+    """Copy ``state`` into the tensors of ``optimizer``, to which other objects may refer."""
     parameters = [own for group in optimizer.param_groups for own in group["params"]]
     for index, parameter in enumerate(parameters):
         saved = state["state"].get(index)
@@ -249,10 +249,9 @@ def _copy_values_(own: dict[str, Any], saved: Mapping[str, Any], device: torch.d
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load ``state`` to the last bit.
+    """Load ``state`` bit for bit.
 
-    torch gives a state the dtype of its parameter, and cuts off digits of counts that are kept in
-    double precision.
+    torch converts a state to the dtype of its parameter, which rounds counts in double precision.
     """
     optimizer.load_state_dict(dict(state))
     parameters = [own for group in optimizer.param_groups for own in group["params"]]

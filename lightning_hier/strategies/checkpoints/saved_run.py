@@ -1,4 +1,4 @@
-"""A run that was saved: read by all ranks alike, its files, and the shards of the global model."""
+"""A saved run: its files, the shards of the global model, and checks on all ranks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, da
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
 
 Shares = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
-"""What each rank of a group has saved of its blocks, in order: of each block the parts."""
+"""Block states of each rank of a group, in order."""
 
 _WAY_OUT = (
-    "Every rank must read the same checkpoint: save into a folder that all hosts share (or a URL), "
-    "or copy the checkpoint, with its folder NAME.ckpt.ranks, to every host"
+    "Every rank must read the same checkpoint: save to a directory that all hosts share (or a "
+    "URL), or copy the checkpoint and its directory NAME.ckpt.ranks to every host"
 )
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that was saved, as one rank sees it.
+    """A saved run.
 
     Attributes:
-        section: this package's section of the checkpoint.
-        files: those beside it.
-        io: reads files.
-        weights_only: whether types are refused that could run code.
+        section: section of this package in the checkpoint.
+        files: files next to the checkpoint.
+        io: plugin that loads files.
+        weights_only: whether types that could run code are refused.
 
     """
 
@@ -47,27 +47,27 @@ class SavedRun:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Ranks of a group, and groups, of the run that was saved."""
+        """Number of ranks in a group, and number of groups."""
         devices, groups = self.section["sizes"]
         return devices, groups
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of the run that was saved."""
+        """Number of ranks."""
         return self.sizes[0] * self.sizes[1]
 
     def of_rank(self, rank: int) -> State:
-        """What a rank has saved, on the CPU."""
+        """State of a rank, on the CPU."""
         return self._read(self.files.path("rank", rank))
 
     def of_group(self, group: int) -> State:
-        """What a group has saved, on the CPU."""
+        """State of a group, on the CPU."""
         return self._read(self.files.path("group", group))
 
     def blocks_of(self, group: int) -> Shares:
-        """What each rank of a group has saved of its blocks, in order; empty where there are none.
+        """Block states of each rank of a group, in order. Empty without blocks.
 
-        Of several virtual workers with one model the first has saved them.
+        The first of several virtual workers with one model has saved them.
         """
         first = group * self.sizes[0]
         workers = range(first, first + self.sizes[0])
@@ -75,20 +75,20 @@ class SavedRun:
         return [own for own in blocks if own is not None]
 
     def goes_on(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
-        """Whether a run of such groups and kinds goes on exactly.
+        """Whether a run with these groups and settings resumes exactly.
 
-        The number of ranks of a group, and the division of the model among them, may differ if
-        shares can be cut anew.
+        The number of ranks in a group, and the division of the model among them, may differ if the
+        model can be divided again.
         """
         differ = self._differing(kinds)
-        # Error feedback and updates in flight are kept by shard too, and can't be cut.
+        # Error feedback and updates in flight belong to shards that cannot be divided again.
         can_be_cut = not kinds["overlap"] and kinds["across_dtype"] in (None, "same")
         return self.sizes == sizes and (
             not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut)
         )
 
     def shares_for(self, group: int, kinds: Mapping[str, Any]) -> Shares | None:
-        """Shares of a group's ranks, where they have to be cut anew; None: they are the same."""
+        """Shards of a group's ranks if the model must be divided again, otherwise None."""
         return self.blocks_of(group) if self._differing(kinds) else None
 
     def _differing(self, kinds: Mapping[str, Any]) -> set[str]:
@@ -96,36 +96,36 @@ class SavedRun:
         return {name for name in kinds if kinds[name] != saved.get(name)}
 
     def require_complete(self, device: torch.device) -> None:
-        """Check that all files of the save can be seen, and that none is damaged.
+        """Check that all files of the save exist and are undamaged.
 
-        A collective of the world, of which each rank reads a part of the files.
+        A collective of the world. Each rank reads a part of the files.
 
         Raises:
-            FileNotFoundError: on every rank, naming a missing file.
-            DamagedFileError: on every rank, naming a file that was cut off or has changed.
+            FileNotFoundError: on every rank. The error names a missing file.
+            DamagedFileError: on every rank. The error names a truncated or changed file.
 
         """
         with raise_everywhere(device, error=FileNotFoundError):
             if missing := self.files.missing(self.sizes):
                 raise FileNotFoundError(
-                    f"the checkpoint is incomplete: {len(missing)} of the files that its ranks "
-                    f"have written beside it are missing, among them {missing[0]}. It was cut off "
-                    "while it was saved, or moved without its folder "
-                    f"{self.files.folder}, or the folder is not shared by all hosts. Resume from "
-                    "another checkpoint (lightning_hier.newest_checkpoint finds the newest "
-                    "complete one), or begin a new run from its weights with load_from_checkpoint."
+                    f"the checkpoint is incomplete: {len(missing)} of the files of its ranks are "
+                    f"missing, among them {missing[0]}. The save was interrupted, the checkpoint "
+                    f"was moved without its directory {self.files.folder}, or hosts do not share "
+                    "the directory. Resume from another checkpoint "
+                    "(lightning_hier.newest_checkpoint finds the newest complete one), or start a "
+                    "new run from its weights with load_from_checkpoint."
                 )
         if not isinstance(base_io(self.io), AtomicCheckpointIO):
-            return  # the format of its files is not known
+            return  # the user's plugin determines the format of its files
         paths = self.files.paths(self.sizes)
         if dist.is_initialized():
             paths = paths[dist.get_rank() :: dist.get_world_size()]
         with raise_everywhere(device, error=DamagedFileError):
             if problem := damage_beside(paths, contents=True):
                 raise DamagedFileError(
-                    f"the checkpoint is damaged: {problem}. Put back a copy of the file, or move "
-                    "the checkpoint away; lightning_hier.newest_checkpoint then takes the one "
-                    "before it"
+                    f"the checkpoint is damaged: {problem}. Restore the file from a copy, or move "
+                    "the checkpoint to another directory, so that lightning_hier.newest_checkpoint "
+                    "finds the previous one"
                 )
 
     def _read(self, path: str) -> State:
@@ -136,10 +136,10 @@ class SavedRun:
 
 
 def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
-    """A flat tensor of one part, whole; None where none is kept.
+    """Concatenate the shards of a tensor. None if there are none.
 
     Args:
-        shares: of the ranks of a group, in order.
+        shares: shards of the ranks of a group, in order.
         name: as in :meth:`Fragment.state`.
 
     """
@@ -148,7 +148,7 @@ def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
 
 
 def cut_for(blocks: Sequence[ModelBlock], shares: Shares) -> list[list[dict[str, Any]]]:
-    """What this rank would have saved if its group had divided the model as it does now."""
+    """Block states of this rank, for the current division of the model in its group."""
     return [
         [_cut([rank[index][i] for rank in shares], own) for i, own in enumerate(block.state())]
         for index, block in enumerate(blocks)
@@ -168,19 +168,19 @@ def _cut(shares: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[st
 def read_same(
     read: Callable[[], dict[str, Any]], path: str | Path, device: torch.device
 ) -> dict[str, Any]:
-    """Read a checkpoint, and compare it with those of the other ranks.
+    """Load a checkpoint, and compare it with those of the other ranks.
 
-    A collective of the world: every rank must call it, or ``read_nothing``.
+    A collective of the world: every rank must call it or ``read_nothing``.
 
     Args:
-        read: reads it.
-        path: of the checkpoint, as this rank calls it.
-        device: of collectives.
+        read: function that loads the checkpoint.
+        path: path of the checkpoint, as this rank calls it.
+        device: device of collectives.
 
     Raises:
-        OSError: on every rank, if none can read it.
-        ValueError: on every rank, if the ranks resume from different checkpoints, or some from
-            none, or only some can read it.
+        OSError: on every rank, if no rank can read the checkpoint.
+        ValueError: on every rank, if ranks resume from different checkpoints, or some of them from
+            none, or if only some can read it.
 
     """
     checkpoint: dict[str, Any] = {}
@@ -194,24 +194,24 @@ def read_same(
         text = f"could not read {path} ({type(error).__name__}: {error})"
     _compare(holds, text, device, failed)
     if failed is not None:
-        raise failed  # none could read it, and each raises its own error
+        raise failed  # no rank could read it, and each raises its own error
     return checkpoint
 
 
 def read_nothing(device: torch.device) -> None:
-    """Compare with the other ranks that this one resumes from nothing.
+    """Compare with the other ranks that this rank does not resume.
 
-    A collective of the world: every rank must call it, or ``read_same``.
+    A collective of the world: every rank must call it or ``read_same``.
 
     Raises:
         ValueError: on every rank, if another rank resumes from a checkpoint.
 
     """
-    _compare("", "begin anew, since they were given no checkpoint", device)
+    _compare("", "start from the beginning, because they have no checkpoint", device)
 
 
 def _described(checkpoint: Mapping[str, Any]) -> str:
-    """What tells one checkpoint from another, wherever the file lies."""
+    """Description that identifies a checkpoint, independent of its path."""
     section = section_of(checkpoint)
     saved = "" if section is None else f", save of the checkpoint {section['save']}"
     return f"epoch {checkpoint.get('epoch')}, step {checkpoint.get('global_step')}{saved}"

@@ -8,7 +8,8 @@ G workers, and each model is shared by min(V, G) of its workers.
   ``Parameter`` objects, buffers and tensors of optimizer state refer to other memory, and
   nothing is copied. Changes that a step makes to the optimizer's groups belong to its model;
   changes between steps, such as those of schedulers, apply to all.
-- *Random states* are swapped with the worker, also while its batch is loaded and moved.
+- *Random states* are swapped with the worker, also while its batch is loaded and moved to the
+  device.
 - *Steps*: Lightning's optimization of a batch runs once for each model and counts once
   (``worker_steps.py``). Steps, epochs, schedules, validation, logging and saving are those of a
   run with a rank for each worker. A batch consists of one batch of each worker
@@ -16,10 +17,10 @@ G workers, and each model is shared by min(V, G) of its workers.
 - *Workers that share a model* share its step: the optimizer's closure computes the gradients of
   each of them, and then the reducers of DDP's hook average them
   (``comm/gradients/worker_gradients.py``).
-- *At a block's end* the models of a rank are summed in its buffer, and the sum is exchanged as
-  one model. W and Delta are kept once.
-- *Checkpoints are by worker*, so a run resumes exactly on any number of ranks with as many
-  workers.
+- *At the end of a block*, the models of a rank are summed in its buffer, and the sum is exchanged
+  as one model. W and Delta are kept once.
+- *Checkpoints* contain the state of each worker, so a run resumes exactly on any number of ranks
+  with the same number of workers.
 
 Not supported, each with one error before training: ``on_nonfinite="exclude"``,
 ``uneven_batches="join"``, fp16 loss scaling, several optimizers,

@@ -1,4 +1,4 @@
-"""Settings that can't be combined with virtual workers."""
+"""Checks of settings that do not support virtual workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
 if TYPE_CHECKING:
     from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 
-_WAY_OUT = "leave that out, or start a rank for each worker"
+_WAY_OUT = "leave this out, or start one rank per worker"
 
 
 def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> None:
@@ -34,7 +34,7 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
         layout: how the workers of a group are divided among ranks.
 
     Raises:
-        ValueError: some of them can't be combined with several workers on a rank.
+        ValueError: some of them cannot be combined with several workers on a rank.
 
     """
     found = []
@@ -56,15 +56,15 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
 
 
 def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_steps: int) -> None:
-    """Check Trainer and module where a rank has several workers.
+    """Check the Trainer and the module for several workers on a rank.
 
     Args:
-        trainer: about to fit.
+        trainer: Trainer that is about to fit.
         layout: how the workers of a group are divided among ranks.
-        warmup_steps: in which all workers of a rank share a model.
+        warmup_steps: number of first steps, in which all workers of a rank share a model.
 
     Raises:
-        ValueError: they can't be trained so.
+        ValueError: they do not support several workers on a rank.
 
     """
     found = []
@@ -72,7 +72,7 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
         found.append(f"precision={str(trainer.precision)!r} (use 'bf16-mixed')")
     if layout.models_per_rank > 1:
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        # They keep averages, or the groups of an optimizer, of the one model in the module.
+        # They keep averages, or optimizer groups, of the single model in the module.
         of_one = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning)
         found += [type(own).__name__ for own in callbacks if isinstance(own, of_one)]
     if is_param_in_hook_signature(
@@ -94,7 +94,7 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
 
 
 def needs_own_model(trainer: pl.Trainer) -> list[str]:
-    """What can't be trained where several workers of a rank share a model."""
+    """Settings that are not supported if several workers of a rank share a model."""
     found = []
     if not trainer.lightning_module.automatic_optimization:
         found.append("manual optimization in groups of several workers or a warm-up")
@@ -104,18 +104,18 @@ def needs_own_model(trainer: pl.Trainer) -> list[str]:
 
 
 def check_loaders(trainer: pl.Trainer) -> None:
-    """Check the training data, once they have begun, where a rank has several workers.
+    """Check the training data of a rank with several workers after the data loaders are created.
 
     Raises:
-        ValueError: they can't be divided among the workers.
+        ValueError: they cannot be divided among the workers.
 
     """
     data = trainer.train_dataloader
     if isinstance(data, WorkerLoaders):
         return
     number = len(CombinedLoader(data).flattened)
-    together = "put their datasets into one, or start a rank for each worker"
+    together = "combine their datasets, or start one rank per worker"
     raise ValueError(
         "virtual_workers above 1 needs one DataLoader of training data, got a "
-        f"{type(data).__name__} of {number}: {together if number > 1 else 'pass it by itself'}"
+        f"{type(data).__name__} of {number}: {together if number > 1 else 'pass it directly'}"
     )

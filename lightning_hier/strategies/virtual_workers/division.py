@@ -1,4 +1,4 @@
-"""Divides the training data among all workers, as Lightning does among ranks."""
+"""Divides the training data among all workers, as Lightning divides them among ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerData:
     """Divides the loaders of a session among the workers of its rank.
 
     Attributes:
-        requested: the worker for which ``train_dataloader`` makes a loader now, or None.
+        requested: worker for which ``train_dataloader`` is being called, or None.
 
     """
 
@@ -38,7 +38,7 @@ class WorkerData:
         """Return one loader for each worker of this rank. A collective of the world.
 
         Raises:
-            ValueError: on every rank, if a loader does not tell how it is divided.
+            ValueError: on every rank, if it is unknown how a loader is divided.
 
         """
         source = session.trainer.fit_loop._data_source
@@ -64,10 +64,10 @@ class WorkerData:
             )
 
     def move(self, batch: Any, move: Callable[[Any], Any], session: FitSession) -> Any:
-        """Move a batch to the rank's device; one of all workers, as each worker in turn."""
+        """Move a batch, or the batch of each worker in turn, to the device of the rank."""
         if not isinstance(batch, WorkerBatches):
             return move(batch)
-        # Lightning converts the precision of tensors, and does not look into WorkerBatches.
+        # Lightning converts the precision of tensors, but does not support WorkerBatches.
         convert = session.trainer.precision_plugin.convert_input
         return batch.map(lambda own: move(convert(own)), session.random)
 
@@ -79,37 +79,37 @@ def divide_among_workers(
     random: WorkerRandom,
     request: Callable[[int], object] | None,
 ) -> WorkerLoaders:
-    """Give every worker of a rank the data that a rank of its own would have.
+    """Give every worker of a rank the data of a separate rank.
 
     Args:
-        loader: of this rank, whose sampler says which part of the data it is.
+        loader: loader of this rank. Its sampler determines its part of the data.
         workers: numbers of the workers of this rank.
         total: number of all workers.
-        random: what the workers of this rank draw from.
-        request: asks the module or its data for the loader of one worker, where they make it.
+        random: random states of the workers of this rank.
+        request: requests the loader of one worker from the module or its data.
 
     Raises:
-        ValueError: nothing tells how the data are divided among ranks, or they are divided
-            otherwise.
+        ValueError: it is unknown how the data are divided among ranks, or they are divided
+            differently.
 
     """
     sampler = _divided_by(loader) if isinstance(loader, DataLoader) else None
     if not isinstance(loader, DataLoader) or sampler is None:
         raise ValueError(
             f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
-            f"{type(loader).__name__} does not tell how it is divided among ranks: give a "
-            "DataLoader of a map-style dataset and leave use_distributed_sampler=True, or give its "
-            "sampler or batch_sampler the attributes num_replicas and rank, by which it divides "
-            "them whenever it is iterated over"
+            f"it is unknown how {type(loader).__name__} is divided among ranks: use a DataLoader "
+            "of a map-style dataset with use_distributed_sampler=True, or a sampler or "
+            "batch_sampler that divides the data by its attributes num_replicas and rank whenever "
+            "it is iterated over"
         )
     rank, ranks = workers.start // len(workers), total // len(workers)
     if (sampler.num_replicas, sampler.rank) != (ranks, rank):
         raise ValueError(
             f"virtual_workers={len(workers)} divides the training data among {total} workers, and "
-            f"{type(sampler).__name__} divides them otherwise: rank {rank} of {ranks} has "
+            f"{type(sampler).__name__} divides them differently: rank {rank} of {ranks} has "
             f"num_replicas={sampler.num_replicas} and rank={sampler.rank}. Leave "
             "use_distributed_sampler=True, divide them by trainer.world_size and "
-            "trainer.global_rank, or start a rank for each worker"
+            "trainer.global_rank, or start one rank per worker"
         )
     own = []
     for turn, number in enumerate(workers):
@@ -122,13 +122,13 @@ def divide_among_workers(
 
 
 def _divides_when_made(sampler: Any, number: int, total: int) -> bool:
-    """Whether a sampler may have divided the data already, so that it can't be told to anew."""
+    """Whether a sampler may divide the data in its constructor, so that it cannot be changed."""
     if isinstance(sampler, DistributedSampler):
         plain = type(sampler).__init__ is DistributedSampler.__init__
         return not plain and not isinstance(sampler, DistributedSamplerWrapper)
     try:
         told = _told(sampler, number, total, OwnGenerators())
-    except AttributeError:  # they can only be read
+    except AttributeError:  # read-only attributes
         return True
     before, now = sized_len(sampler), sized_len(told)
     return before is not None and before > 1 and now == before
@@ -141,10 +141,10 @@ def _requested(
     own = _divided_by(loader) if isinstance(loader, DataLoader) else None
     if own is None or (own.num_replicas, own.rank) != (total, number):
         raise ValueError(
-            f"the sampler {type(sampler).__name__} divides the training data when it is made, so "
-            f"it has to be made for each of {total} workers: have one loader made in "
-            "train_dataloader of the LightningModule or LightningDataModule, with the rank and the "
-            "number of ranks from trainer.global_rank and trainer.world_size"
+            f"the sampler {type(sampler).__name__} divides the training data when it is created, "
+            f"so each of {total} workers needs its own: create the loader in train_dataloader of "
+            "the LightningModule or LightningDataModule, with trainer.global_rank and "
+            "trainer.world_size as rank and number of ranks"
         )
     assert isinstance(loader, DataLoader)
     _seed_loader(loader, number)
@@ -152,12 +152,12 @@ def _requested(
 
 
 def _seed_loader(loader: DataLoader[Any], worker: int) -> None:
-    """Seed the processes of a loader as Lightning does those of a rank."""
+    """Seed the processes of a loader, as Lightning does for a rank."""
     private("lightning.fabric.utilities.data", "_auto_add_worker_init_fn")(loader, worker)
 
 
 def _divided_by(loader: DataLoader[Any]) -> Any:
-    """The sampler that picks this rank's part, or None."""
+    """The sampler that selects this rank's part of the data, or None."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     for sampler in (loader.batch_sampler, loader.sampler, inner):
         if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):
@@ -170,7 +170,7 @@ def _for_worker(
 ) -> DataLoader[Any]:
     generators = OwnGenerators()
     own, made = _told(sampler, worker, workers, generators), generators.copied(loader)
-    # A DataLoader refuses to have them set.
+    # A DataLoader does not allow these attributes to be set.
     if loader.batch_sampler is sampler:
         made.__dict__["batch_sampler"] = own
     else:
@@ -183,14 +183,14 @@ def _for_worker(
 
 
 def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) -> Any:
-    """A copy of a sampler that divides the data among workers."""
+    """Copy a sampler such that it divides the data among workers."""
     own = generators.copied(sampler)
     if not isinstance(own, DistributedSampler):
         own.num_replicas, own.rank = workers, worker
         return own
     data: Any = sampler.dataset
     if isinstance(sampler, DistributedSamplerWrapper):
-        # Keeps the order of an epoch, which its own sampler draws.
+        # This wrapper caches the order of an epoch, which its inner sampler draws.
         check_names(data)
         wrapper = private("lightning.fabric.utilities.distributed", "_DatasetSamplerWrapper")
         data = wrapper(generators.copied(data._sampler))
@@ -204,13 +204,13 @@ _Thing = TypeVar("_Thing")
 
 
 class OwnGenerators:
-    """Makes copies with other generators in the same state; shared ones stay shared."""
+    """Copies objects with new generators in the same state. Shared generators stay shared."""
 
     def __init__(self) -> None:
         self._copies: dict[int, object] = {}
 
     def copied(self, thing: _Thing) -> _Thing:
-        """A shallow copy, but for the generators among its attributes."""
+        """A shallow copy, except for generators among the attributes."""
         made = copy(thing)
         for name, value in list(getattr(made, "__dict__", {}).items()):
             made.__dict__[name] = self._of(value)

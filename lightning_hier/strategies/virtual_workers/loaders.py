@@ -1,4 +1,4 @@
-"""The data of the virtual workers of one rank: a loader for each, read side by side."""
+"""Data of the virtual workers of a rank: one loader for each, iterated together."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class WorkerBatches:
     """A batch of each worker of a rank, in their order."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
-        """Hold them. No list, so that nobody takes them for one batch with several parts."""
+        """Store the batches. Not a list, which could be mistaken for a batch with several parts."""
         self.batches = list(batches)
 
     def of(self, workers: range) -> WorkerBatches:
-        """Those of workers that follow each other."""
+        """Batches of consecutive workers."""
         return WorkerBatches(self.batches[workers.start : workers.stop])
 
     def map(self, change: Callable[[Any], Any], random: WorkerRandom) -> WorkerBatches:
-        """Each changed by a function that draws as its worker."""
+        """Apply a function to each batch, with the random state of its worker."""
         changed = []
         for worker, batch in enumerate(self.batches):
             with random.of(worker):
@@ -35,11 +35,11 @@ class WorkerBatches:
 
 
 class WorkerLoaders:
-    """Loaders of all workers of a rank as one, which gives :class:`WorkerBatches`.
+    """Loaders of all workers of a rank as one loader of :class:`WorkerBatches`.
 
     Args:
         loaders: one for each worker.
-        random: the random states of the workers.
+        random: random states of the workers.
 
     Attributes:
         dataset: data set of all loaders.
@@ -49,7 +49,7 @@ class WorkerLoaders:
     """
 
     def __init__(self, loaders: Sequence[DataLoader[Any]], random: WorkerRandom) -> None:
-        """Read them side by side."""
+        """Iterate over the loaders together."""
         self._loaders = list(loaders)
         self._random = random
         self.dataset = self._loaders[0].dataset
@@ -58,7 +58,7 @@ class WorkerLoaders:
 
     @property
     def lengths(self) -> list[float]:
-        """Batches of each worker; inf where the data have no length."""
+        """Number of batches of each worker; inf if the data have no length."""
         found = [sized_len(loader) for loader in self._loaders]
         return [float("inf") if one is None else one for one in found]
 
@@ -67,10 +67,10 @@ class WorkerLoaders:
         return min(map(len, self._loaders))
 
     def __iter__(self) -> Iterator[WorkerBatches]:
-        """Draw as each worker in turn, until all have run out.
+        """Iterate as each worker in turn, until all have run out of batches.
 
         Raises:
-            RuntimeError: some have, and others have not.
+            RuntimeError: only some workers have run out of batches.
 
         """
         iterators = []
@@ -91,15 +91,15 @@ class WorkerLoaders:
             if ended:
                 raise RuntimeError(
                     f"after {drawn} batches the data of {len(ended)} of the {len(iterators)} "
-                    "workers of this rank have ended, and those of the others have not: give "
-                    "every worker the same number"
+                    "workers of this rank have ended, but not those of the others: give every "
+                    "worker the same number of batches"
                 )
             drawn += 1
             yield WorkerBatches(batches)
 
     @property
     def _iterator(self) -> None:
-        """By which Lightning ends the processes of a DataLoader: it sets None."""
+        """Lightning sets this to None to end the processes of a DataLoader."""
         return None
 
     @_iterator.setter
@@ -113,6 +113,6 @@ class _Samplers:
         self._loaders = loaders
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell all of them what Lightning would tell the loader of a rank."""
+        """Set the epoch of all loaders, as Lightning does for the loader of a rank."""
         for loader in self._loaders:
             private("lightning.fabric.utilities.data", "_set_sampler_epoch")(loader, epoch)

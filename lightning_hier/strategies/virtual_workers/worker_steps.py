@@ -1,4 +1,4 @@
-"""Steps of all virtual workers of a rank, where Lightning makes one."""
+"""Steps of all virtual workers of a rank, within one step of Lightning."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _Kwargs = OrderedDict[str, Any]
 class WorkerSteps:
     """Runs Lightning's optimization of a batch once for each local model of the rank.
 
-    Lightning counts all of them as one step, so that steps, epochs, schedules, validation, logging
-    and saving are those of a run with a rank for each worker. A value logged for an epoch is the
-    mean over the workers of this rank; a value logged for a step (``on_step``) is the last one's.
+    Lightning counts all of them as one step, so steps, epochs, schedules, validation, logging and
+    saving are those of a run with one rank per worker. A value logged for an epoch is the mean over
+    the workers of this rank. A value logged for a step (``on_step``) is that of the last worker.
 
-    Where several workers share a model, the closure of the optimizer computes the gradients of each
+    If several workers share a model, the closure of the optimizer computes the gradients of each
     of them, and then their mean.
 
     Args:
-        session: of the fit. The methods of its Trainer that train on a batch are replaced.
+        session: session of the fit. Methods of its Trainer that train on a batch are replaced.
 
     """
 
@@ -63,7 +63,7 @@ class WorkerSteps:
             return make(kwargs, optimizer, batch_idx)
         every = [OrderedDict(kwargs, batch=own) for own in batch.batches]
         closures = [make(own, optimizer, batch_idx) for own in every]
-        # Each of them empties the gradients and computes its worker's.
+        # Each closure clears the gradients and computes those of its worker.
         return Closure(partial(self._make_gradients, batch, closures))
 
     def _on_advance_end(self, advance_end: Callable[[Any], None], fetcher: Any) -> None:
@@ -84,7 +84,7 @@ class WorkerSteps:
     def _step_all(
         self, loop: Any, counts: str, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]
     ) -> Any:
-        """Make the step of each model; ``counts`` is the attribute in which the loop counts it."""
+        """Make the step of each model. ``counts`` is the attribute of the loop that counts steps."""
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
         self._session.synchroniser.before_step()
@@ -107,7 +107,7 @@ class WorkerSteps:
         return output
 
     def _make_gradients(self, batch: WorkerBatches, closures: Sequence[Closure]) -> ClosureResult:
-        """Compute the gradients of each worker of a model, and at a step's end their mean."""
+        """Compute the gradients of each worker of a model and, at the end of a step, their mean."""
         gradients = self._session.reduction.in_turns
         self._share_buffers()
         for worker, own, closure in zip(self._workers, batch.batches, closures, strict=True):
@@ -119,9 +119,9 @@ class WorkerSteps:
         return output
 
     def _share_buffers(self) -> None:
-        """Have a group begin a batch with the buffers of its first worker. A collective of it.
+        """Copy the buffers of a group's first worker to the others. A collective of the group.
 
-        DDP does it before every forward pass, so that changes of the other workers are lost.
+        DDP does this before every forward pass, so changes by other workers are lost.
         """
         buffers = self._models.buffers
         buffers.reclaim()
@@ -130,8 +130,8 @@ class WorkerSteps:
 
     @contextmanager
     def _as(self, worker: int) -> Iterator[None]:
-        """Draw as a worker of the model, and keep the buffers of its first one."""
-        if worker == self._workers[0]:  # whose random numbers are in place for the whole step
+        """Use the random state of a worker, and keep the buffers of the first worker."""
+        if worker == self._workers[0]:  # its random state is active during the whole step
             yield
             return
         buffers, first = self._models.buffers, SavedTensors()
@@ -148,17 +148,17 @@ class WorkerSteps:
             first.restore()
 
     def _log_for(self, batch: Any) -> None:
-        """Have Lightning weight logged values by the size of this batch."""
+        """Make Lightning weight logged values by the size of this batch."""
         self._trainer._results.batch, self._trainer._results.batch_size = batch, None
 
 
 class ManualStep:
-    """One step of all workers of a rank, each with a model of its own.
+    """One step of all workers of a rank, each with its own model.
 
     ``training_step`` steps schedulers too, so every worker starts from the same scheduler state.
 
     Args:
-        trainer: that fits.
+        trainer: Trainer that fits.
         run: Lightning's method for one of them.
 
     """
@@ -187,14 +187,15 @@ class ManualStep:
         if taken > 1:
             raise ValueError(
                 f"virtual_workers above 1 can't be combined with {taken} optimizer steps in one "
-                "training_step, since a block could end between them: take one, or start a rank "
-                "for each worker"
+                "training_step, because a block could end between them: take one step, or start "
+                "one rank per worker"
             )
         if self._of_first not in (None, taken):
             raise ValueError(
                 f"with virtual_workers above 1 all workers step together, but training_step took "
                 f"{self._of_first} optimizer steps as the first worker of this rank and {taken} "
-                "as another: decide by what is the same for all, such as batch_idx"
+                "as another: let the number of steps depend only on values that are the same for "
+                "all workers, such as batch_idx"
             )
         self._of_first = taken
         return output
