@@ -123,6 +123,7 @@ class AveragedWeights(Callback):
                 with self._communicators.progress.at(place), torch.no_grad():
                     _average_(tensors, self._communicators, takes_part=finite)
                 if not finite:
+                    # restore() then writes the mean, because this group's NaN would stay forever.
                     self._own.save(tensors)
 
     def _is_finite(self, averaged: AveragedModel) -> bool:
@@ -145,10 +146,12 @@ def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_
         groups = communicators.across.size
         healthy = round(float(share) * groups) or groups
         averaged = [value for value in moved if is_averaged(value)]
+        # Zeros instead of a weight of 0, because 0 * NaN is NaN.
         for value in averaged if not takes_part and healthy < groups else ():
             value.zero_()
         average_tensors_(moved, communicators.across, KIND)
         if healthy < groups:
+            # The average divides by the number of all groups.
             torch._foreach_mul_(averaged, groups / healthy)
     broadcast_tensors_(moved, communicators.group, KIND)
     for tensor, value in zip(tensors, moved, strict=True):

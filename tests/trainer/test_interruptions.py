@@ -81,7 +81,7 @@ def test_rank_that_is_stopped(name: str, grace_s: float, tmp_path: Path) -> None
         error = outcomes.pop(STOPPED).error
         assert error is not None and error.startswith("PeerError: the other ranks continue without")
         assert "its connection broke and has not come back for grace_s=1 s" in error
-        assert "set grace_s to more than such interruptions take" in error
+        assert "set grace_s above the duration of such interruptions" in error
     for outcome in outcomes:
         assert outcome.error is None, outcome.traceback
         assert outcome.result.steps == BATCHES

@@ -158,6 +158,7 @@ class BlockSynchroniser:
             report = block.synchronise(participation)
         count.excluded += report.excluded
         if report.restarted:
+            # Residuals are part of the gradients of the model that was discarded.
             self._worker.memory.forget(block.members.parameters)
         self.log.reports[optimizer] = report
         self.on_block(report)

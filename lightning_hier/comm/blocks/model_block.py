@@ -177,6 +177,7 @@ class ModelBlock:
                 for chunk in fragment.chunks
             ).run()
         norms = [fragment.finish(participation) for fragment in self._fragments]
+        # With one local model, first_buffers is empty: its buffers are in the module already.
         for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
             tensor.copy_(value)
         self._broadcast_other_buffers(participation)

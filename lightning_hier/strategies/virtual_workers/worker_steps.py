@@ -84,7 +84,7 @@ class WorkerSteps:
     def _step_all(
         self, loop: Any, counts: str, kwargs: _Kwargs, step: Callable[[_Kwargs], Any]
     ) -> Any:
-        """Make the step of each model. ``counts``: attribute of the loop that counts steps."""
+        """Make the step of each model. ``counts`` is the loop attribute that counts the steps."""
         batches = kwargs["batch"]
         assert isinstance(batches, WorkerBatches)
         self._session.synchroniser.before_step()
