@@ -95,7 +95,7 @@ def test_groups_go_on_without_another_groups_first_rank(order_locking: bool) -> 
     outcomes = _disturbed(2, "dies", order_locking=order_locking)
     assert outcomes[2].died
     assert outcomes[3].error is not None and outcomes[3].error.startswith("PeerError: rank 2 of")
-    assert "its group can't go on" in outcomes[3].error
+    assert "its group can't continue" in outcomes[3].error
     _ended_alike(outcomes[:2])
 
 
