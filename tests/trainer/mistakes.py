@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from tests.ranks import run_ranks
@@ -25,8 +26,13 @@ def check_errors(errors: list[str], message: str, kind: str = "ValueError") -> N
     assert len(set(errors)) == 1
 
 
-def errors_of(mistakes: Mistakes) -> dict[str, str]:
-    """What each mistake comes to on this rank, one after the other."""
+def errors_by_rank(module: str, ranks: int = 4) -> list[dict[str, str]]:
+    """What each rank raises for each of a module's ``MISTAKES``, all made in one launch."""
+    return run_ranks(_errors_of, ranks, module)
+
+
+def _errors_of(module: str) -> dict[str, str]:
+    mistakes: Mistakes = import_module(module).MISTAKES
     found = {}
     for name, (mistake, _) in mistakes.items():
         try:

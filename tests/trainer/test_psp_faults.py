@@ -87,7 +87,7 @@ def test_too_few_ranks_are_one_clear_error_everywhere() -> None:
         assert outcome.error is not None and outcome.error.startswith("QuorumError: ")
         assert "rank 1" in outcome.error
         assert "min_pushes='all' needs 4 of 4 workers, and 3 are left" in outcome.error
-        assert "the number of workers that must be left" in outcome.error
+        assert "set min_pushes to the number of workers that must be left" in outcome.error
 
 
 def test_what_the_docs_say_to_set_costs_nothing_while_all_are_there() -> None:

@@ -15,7 +15,7 @@ import lightning_hier as lh
 from lightning_hier.strategies.optimizer_checks import Place, check_order
 from tests.ranks import rank_outcomes, run_ranks
 from tests.trainer.fitting import Net, Untrained, fit, loader, make_trainer, this_rank
-from tests.trainer.mistakes import Mistakes, check_errors, errors_of
+from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
 
 def _fit(strategy: Any, model: Any = None, **settings: Any) -> None:
@@ -49,7 +49,7 @@ def _batches_differ() -> None:
 MISTAKES: Mistakes = {
     "too_many_pushes": (
         lambda: _fit(lh.PSPStrategy(min_pushes=5)),
-        r"min_pushes is 5, but there are only 4 workers",
+        r"min_pushes must be at most the number of workers, 4, got 5",
     ),
     "settings_differ": (
         lambda: _fit(lh.PSPStrategy(min_pulled=0.5 if this_rank() else 1.0)),
@@ -87,14 +87,9 @@ MISTAKES: Mistakes = {
 }
 
 
-def _make_all() -> dict[str, str]:
-    return errors_of(MISTAKES)
-
-
 @pytest.fixture(scope="module")
 def errors() -> list[dict[str, str]]:
-    """What each rank raises, by mistake; all are made in the same processes."""
-    return run_ranks(_make_all, 4)
+    return errors_by_rank(__name__)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -34,7 +34,7 @@ from tests.trainer.fitting import (
     this_rank,
     weights,
 )
-from tests.trainer.mistakes import Mistakes, check_errors, errors_of
+from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
 JOIN: dict[str, Any] = {"uneven_batches": "join"}
 _JOINING = partial(lh.BMUFStrategy, **JOIN)
@@ -164,14 +164,9 @@ MISTAKES: Mistakes = {
 }
 
 
-def _make_all() -> dict[str, str]:
-    return errors_of(MISTAKES)
-
-
 @pytest.fixture(scope="module")
 def errors() -> list[dict[str, str]]:
-    """What each rank raises, by mistake; all are made in the same processes."""
-    return run_ranks(_make_all, 4)
+    return errors_by_rank(__name__)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

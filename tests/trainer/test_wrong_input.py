@@ -25,7 +25,7 @@ from tests.trainer.fitting import (
     make_trainer,
     this_rank,
 )
-from tests.trainer.mistakes import Mistakes, check_errors, errors_of
+from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
 
 
 def _fit(strategy: Any, model: Any = None, **settings: Any) -> None:
@@ -161,14 +161,9 @@ MISTAKES: Mistakes = {
 }
 
 
-def _make_all() -> dict[str, str]:
-    return errors_of(MISTAKES)
-
-
 @pytest.fixture(scope="module")
 def errors() -> list[dict[str, str]]:
-    """What each rank raises, by mistake; all are made in the same processes."""
-    return run_ranks(_make_all, 4)
+    return errors_by_rank(__name__)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
