@@ -87,15 +87,6 @@ def test_squares_never_become_negative(
     assert (mean >= 0.0).all() and mean.isfinite().all()
 
 
-def test_square_that_rounding_brings_below_zero_is_zero() -> None:
-    """Smaller than beta^tau of the last one by rounding; the first moment follows eq. 18 there."""
-    square, moment = torch.zeros(1), torch.zeros(1)
-    steps = BlockSteps(10.0, 30.0)
-    advance_square_(square, torch.ones(1), beta=0.9, steps=steps)
-    advance_moment_(moment, torch.ones(1), beta=0.9, steps=steps)
-    assert square.item() == 0.0 and moment.item() < 0.0
-
-
 @given(BETAS, st.integers(1, 30), ETAS, st.integers(1, 8))
 def test_constant_gradient_gives_the_moment_of_as_many_steps_of_adam(
     beta: float, tau: int, eta: float, blocks: int
@@ -139,19 +130,6 @@ def test_nadam_product_of_whole_steps(k: float, steps: int, beta: float, psi: fl
     expected = math.prod(beta * (1 - 0.5 * 0.96 ** ((k + i) * psi)) for i in range(1, steps + 1))
     ours = nadam_product(k, steps, beta1=beta, momentum_decay=psi)
     assert ours == pytest.approx(expected, rel=1e-12)
-
-
-@given(COUNTS, st.integers(0, 30), st.floats(0.0, 30.0), BETAS, PSIS)
-def test_nadam_products_of_steps_in_a_row_multiply(
-    k: float, first: int, then: float, beta: float, psi: float
-) -> None:
-    def product(step: float, steps: float) -> float:
-        return nadam_product(step, steps, beta1=beta, momentum_decay=psi)
-
-    parts = product(k, first) * product(k + first, then)
-    assert parts == pytest.approx(product(k, first + then), rel=1e-9)
-    assert product(k, 0.0) == 1.0
-    assert product(k, then) >= product(k, then + 0.5)
 
 
 def test_nadam_product_is_what_the_optimizer_reckons() -> None:

@@ -80,11 +80,3 @@ def test_optimizer_goes_on_from_a_state_made_for_it_as_from_its_own(
             optimizer.step()
         ends.append(weight.detach())
     torch.testing.assert_close(*ends, rtol=1e-6, atol=0.0)
-
-
-def test_parameters_of_other_optimizers_are_left_alone() -> None:
-    mine, other = (nn.Parameter(torch.zeros(2)) for _ in range(2))
-    optimizer = torch.optim.Adam([mine])
-    moments = _moments(optimizer, [mine, other])
-    assert len(moments.carried) == 2
-    assert other not in optimizer.state

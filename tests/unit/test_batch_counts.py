@@ -17,13 +17,6 @@ def _join(counts: list[float], group_size: int = 1, warmup: int = 0, accumulated
     return ""
 
 
-@pytest.mark.parametrize("counts", [[4], [4, 4, 4], [inf, inf]])
-def test_equal_counts_are_no_problem(counts: list[float]) -> None:
-    check_even(counts)
-    assert _join(counts, warmup=100) == ""
-    assert _join(counts, group_size=len(counts)) == ""
-
-
 def test_ranks_are_named_by_their_counts() -> None:
     named = "4 on ranks 0, 2; an unknown number on rank 1; 2 on rank 3."
     with pytest.raises(ValueError, match=named):
@@ -34,15 +27,3 @@ def test_groups_may_differ_and_their_ranks_may_not() -> None:
     assert _join([4, 4, inf, inf], 2) == ""
     assert "in groups of 2" in _join([4, 5, 5, 4], 2)
     assert "an unknown number on rank 1" in _join([4, inf], 2)
-
-
-@pytest.mark.parametrize(
-    ("counts", "accumulated", "fewest"),
-    [([7, 5], 1, 5), ([7, 5], 2, 3), ([inf, 6], 3, 2)],
-)
-def test_warm_up_must_end_before_the_first_rank_runs_out(
-    counts: list[float], accumulated: int, fewest: int
-) -> None:
-    assert _join(counts, warmup=fewest, accumulated=accumulated) == ""
-    said = _join(counts, warmup=fewest + 1, accumulated=accumulated)
-    assert f"set warmup_steps to at most {fewest}" in said

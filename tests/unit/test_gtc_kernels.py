@@ -128,11 +128,6 @@ def test_what_is_not_finite_is_noticed_wherever_it_is(
         assert not finite
 
 
-def test_sum_that_overflows_is_noticed() -> None:
-    gradient, residual = torch.full((2, 70), 3e38)
-    assert not _encode_(gradient, residual, 1.0)[1]
-
-
 @given(
     numel=st.integers(1, 300),
     workers=st.integers(1, 5),
@@ -222,3 +217,8 @@ def test_residual_of_another_form_than_the_gradient(kind: str) -> None:
     assert torch.equal(words, expected[0])
     assert torch.equal(values, expected[1])
     assert torch.allclose(kept, other.float(), rtol=0, atol=1e-6)
+
+
+def test_sum_that_overflows_is_noticed() -> None:
+    gradient, residual = torch.full((2, 70), 3e38)
+    assert not _encode_(gradient, residual, 1.0)[1]

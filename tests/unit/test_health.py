@@ -2,87 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_hier.comm.blocks.health import (
-    HealthReport,
-    ModelHealth,
-    Nonfinite,
-    NonFiniteModelError,
-    SyncPoint,
-    decide_participation,
-    exclusion_warning,
-    require_finite,
-)
 from lightning_hier.comm.blocks.local_state import forget_state_
-from lightning_hier.comm.tiers import RankLayout
-
-GOOD = Nonfinite.NOTHING
-
-
-def _reports(*found: Nonfinite) -> list[HealthReport]:
-    return [
-        HealthReport(
-            SyncPoint.BLOCK, 0, 12, math.nan if flags else float(rank + 1), 0, int(flags), -1
-        )
-        for rank, flags in enumerate(found)
-    ]
-
-
-def test_a_group_is_left_out_as_a_whole() -> None:
-    reports = _reports(GOOD, GOOD, GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
-    layout = RankLayout((2, 3))
-    for rank in range(6):
-        participation = decide_participation(reports, layout, rank, "exclude")
-        assert (participation.healthy, participation.excluded) == (2, (1,))
-        assert participation.takes_part == (rank not in (2, 3))
-        assert participation.first == 0
-        assert participation.squares == 1 + 2 + 5 + 6
-    said = exclusion_warning(reports, layout, participation)
-    assert "group 1 (ranks 2, 3) was excluded" in said
-    assert "model of rank 3 holds NaN or inf after 12 steps (averaged buffers)" in said
-
-
-def test_the_first_healthy_group_is_not_always_the_first() -> None:
-    reports = _reports(GOOD, Nonfinite.BUFFERS, GOOD, GOOD)
-    assert decide_participation(reports, RankLayout((2, 2)), 0, "exclude").first == 1
-
-
-@pytest.mark.parametrize("choice", ["error", "exclude"])
-def test_all_healthy(choice: Any) -> None:
-    participation = decide_participation(_reports(GOOD, GOOD), RankLayout((1, 2)), 1, choice)
-    assert (participation.squares, participation.healthy, participation.excluded) == (3, 2, ())
-    assert participation.takes_part
-    require_finite(_reports(GOOD, GOOD))
-
-
-def test_everything_that_was_found_is_named() -> None:
-    reports = _reports(Nonfinite.PARAMETERS, Nonfinite.OPTIMIZER | Nonfinite.BUFFERS)
-    said = r"ranks 0, 1 .*\(parameters, averaged buffers, state of the local optimizer\)"
-    for choice in ("error", "exclude"):
-        with pytest.raises(NonFiniteModelError, match=said):
-            decide_participation(reports, RankLayout((1, 2)), 0, choice)
-    with pytest.raises(NonFiniteModelError, match=said):
-        require_finite(reports)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", range(3))
-def test_readings_of_tensors_and_of_squares_find_the_same(bad: float, place: int) -> None:
-    tensors = [[torch.ones(2), torch.zeros(0)], [], [torch.ones(3, dtype=torch.float64)]]
-    assert ModelHealth.of_tensors(*tensors) == ModelHealth()
-    tensors[place] = [torch.ones(2), torch.tensor([1.0, bad])]
-    flag = list(Nonfinite.__members__.values())[place + 1]
-    assert ModelHealth.of_tensors(*tensors).nonfinite == flag
-    squares = [2.0, 0.0, 3.0]
-    squares[place] = math.nan if math.isnan(bad) else math.inf
-    assert ModelHealth.of_squares(*squares).nonfinite == flag
-    assert (ModelHealth(1.0) + ModelHealth(2.0, flag)) == ModelHealth(3.0, flag)
 
 
 def _trained(kind: str, **options: Any) -> tuple[torch.optim.Optimizer, nn.Parameter]:

@@ -12,11 +12,9 @@ from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
-from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler, ServerLoop
 from tests.unit.local_ports import LocalNetwork, LocalServerPort, LocalWatch, on_every_rank
-from tests.unit.replying import Replying
 from tests.waiting import WAIT_S, wait_until
 
 WORLD = 4
@@ -44,17 +42,6 @@ def test_all_ranks_get_all_contributions() -> None:
 
     expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(20)]
     assert gather_on_all(LocalNetwork(WORLD), work) == [expected] * WORLD
-
-
-def test_numbers_of_different_lengths_stay_with_their_ranks() -> None:
-    def work(rank: int, collectives: LiveCollectives) -> Any:
-        payload = None if rank == 1 else torch.full((rank,), float(rank))
-        return {r: w.payload for r, w in collectives.all_gather(payload=payload).items()}
-
-    for heard in gather_on_all(LocalNetwork(WORLD), work):
-        assert heard[1] is None
-        for rank in (0, 2, 3):
-            assert heard[rank].tolist() == [float(rank)] * rank
 
 
 @pytest.mark.parametrize("reached", [[], [1], [1, 2], [1, 2, 3]])
@@ -125,25 +112,6 @@ def test_what_a_connection_loses_is_said_again(fate: str) -> None:
 
     expected = [{rank: [rank, number] for rank in range(WORLD)} for number in range(3)]
     assert on_every_rank(network, handlers, attend, timeout_s=WAIT_S) == [expected] * WORLD
-
-
-def test_result_that_is_queued_is_not_sent_again() -> None:
-    sent: list[tuple[bytes, Kind]] = []
-
-    def send(address: bytes, message: Message) -> bool:
-        sent.append((address, message.kind))
-        return True
-
-    replies = Replying(send)
-    handler = CollectiveLeader(2, replies, limit_s=WAIT_S)
-    for rank in (0, 1, 1):
-        word = Message(Kind.CONTRIBUTION, 0, 1, {"value": rank}, torch.ones(1))
-        handler.handle(Received(rank, bytes([rank]), word), 0.0)
-        replies.sending = {bytes([1])}
-    assert sent == [(bytes([rank]), Kind.RESULT) for rank in (0, 1)]
-    replies.sending = set()
-    handler.handle(Received(1, bytes([1]), word), 9.0)
-    assert sent[2:] == [(bytes([1]), Kind.RESULT)]
 
 
 def test_rank_that_does_not_come_is_named_to_all_who_have_come() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies.checkpoints.run_state import copy_optimizer_
 
 KINDS = [("SGD", {"momentum": 0.9}), ("Adam", {}), ("RMSprop", {}), ("Adagrad", {}), ("ASGD", {})]
 
@@ -97,75 +92,6 @@ def test_what_a_step_changes_in_groups_is_its_models_and_what_schedulers_set_is_
         ]
 
 
-def test_a_checkpoint_gives_every_model_its_groups() -> None:
-    module = _module()
-    optimizer, _ = _scheduled(module)
-    _step(module, optimizer, seed=0)
-    saved = deepcopy(optimizer.state_dict())
-    models = LocalModels(module, [optimizer], number=2)
-    models.open()
-    for _ in range(2):
-        _step(module, optimizer, seed=1)
-    models.take(1)
-    copy_optimizer_(optimizer, saved)
-    models.take(0)
-    assert [optimizer.param_groups[0][name] for name in ("k", "sum")] == [3, pytest.approx(0.3)]
-    models.take(1)
-    assert [optimizer.param_groups[0][name] for name in ("k", "sum")] == [1, pytest.approx(0.1)]
-
-
-def test_state_that_one_model_has_made_is_not_that_of_another() -> None:
-    module = _module()
-    optimizer = torch.optim.Adam(module.parameters())
-    models = LocalModels(module, [optimizer], number=2)
-    models.open()
-    models.take(1)
-    _step(module, optimizer, seed=0)
-    models.take(0)
-    assert not optimizer.state
-    models.take(1)
-    assert len(optimizer.state) == len(list(module.parameters()))
-
-
-def test_turns_copy_nothing_and_keep_who_is_who() -> None:
-    module = _module()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    _step(module, optimizer, seed=0)
-    models = LocalModels(module, [optimizer], number=2)
-    models.open()
-    weight = next(module.parameters())
-    momentum = optimizer.state[weight]["momentum_buffer"]
-    places = []
-    for _ in range(2):
-        for _ in models.each():
-            assert next(module.parameters()) is weight
-            assert optimizer.state[weight]["momentum_buffer"] is momentum
-            places.append((weight.data_ptr(), momentum.data_ptr()))
-    assert places[:2] == places[2:]
-    assert len(set(places)) == 2
-
-
-def test_gradients_that_are_accumulated_belong_to_their_model() -> None:
-    module = nn.Linear(2, 1, bias=False)
-    models = LocalModels(module, [torch.optim.SGD(module.parameters(), lr=0.1)], number=2)
-    models.open()
-    for number in models.each():
-        module(torch.full((1, 2), 1.0 + number)).sum().backward()
-    found = [module.weight.grad.tolist() for _ in models.each()]
-    assert found == [[[1.0, 1.0]], [[2.0, 2.0]]]
-
-
-def test_what_is_frozen_for_a_while_still_takes_turns() -> None:
-    module = nn.Linear(2, 1)
-    models = LocalModels(module, [], number=2)
-    models.open()
-    module.bias.requires_grad_(False)
-    for number in models.each():
-        with torch.no_grad():
-            module.bias.fill_(float(number))
-    assert [float(module.bias) for _ in models.each()] == [0.0, 1.0]
-
-
 def test_weights_that_share_memory_still_do() -> None:
     """As those of an LSTM on a GPU."""
     memory = torch.arange(6.0)
@@ -180,72 +106,11 @@ def test_weights_that_share_memory_still_do() -> None:
     assert first.tolist() == [0.0, 1.0] and second.tolist() == [[2.0, 3.0], [4.0, 5.0]]
 
 
-def test_buffers_that_are_bound_anew_take_turns_and_stay_the_same_tensors() -> None:
-    module: Any = nn.Module()
-    module.register_buffer("center", torch.zeros(2))
-    first = module.center
-    models = LocalModels(module, [], number=2)
+def test_gradients_that_are_accumulated_belong_to_their_model() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    models = LocalModels(module, [torch.optim.SGD(module.parameters(), lr=0.1)], number=2)
     models.open()
-    for turn in range(2):
-        for number in models.each():
-            assert module.center.tolist() == [float(turn * (1 + number))] * 2
-            module.center = module.center + 1.0 + number
-    models.buffers.reclaim()
-    assert module.center is first and first.tolist() == [2.0, 2.0]
-    assert [model.tolist() for _ in models.each() for model in (module.center.clone(),)] == [
-        [2.0, 2.0], [4.0, 4.0],
-    ]  # fmt: skip
-
-
-def test_models_are_opened_for_a_while() -> None:
-    module = _module()
-    models = LocalModels(module, [], number=2)
-    with models.opened():
-        assert len(list(models.each())) == 2
-    assert len(list(models.each())) == 1
-
-
-def test_workers_draw_from_their_own_numbers() -> None:
-    torch.manual_seed(3)
-    random = WorkerRandom(3, torch.device("cpu"))
-    drawn: list[list[float]] = [[], [], []]
-    for turn in range(3):
-        for worker in range(3):
-            with random.of(worker):
-                drawn[worker] += torch.rand(1 + (turn + worker) % 2).tolist()
-    torch.manual_seed(3)
-    expected = torch.rand(6)  # drawn at once, or one after the other
-    assert all(own == expected[: len(own)].tolist() for own in drawn)
-
-
-def _memory(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """Bytes by where they lie."""
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    tensors = [*module.parameters(), *module.buffers(), *states]
-    return {own.untyped_storage().data_ptr(): own.untyped_storage().nbytes() for own in tensors}
-
-
-def test_a_model_takes_the_memory_of_its_state_and_a_turn_less_time_than_a_copy() -> None:
-    module = nn.Sequential(*(nn.Linear(1000, 1000) for _ in range(4)))
-    optimizer = torch.optim.Adam(module.parameters())
-    module(torch.ones(1, 1000)).sum().backward()
-    optimizer.step()
-    alone = sum(_memory(module, optimizer).values())
-    models = LocalModels(module, [optimizer], number=5)
-    models.open()
-    together: dict[int, int] = {}
-    for _ in models.each():
-        together |= _memory(module, optimizer)
-    assert sum(together.values()) == 5 * alone
-
-    def least(act: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(10):
-            begun = time.thread_time()
-            act()
-            taken.append(time.thread_time() - begun)
-        return min(taken)
-
-    other = [torch.empty_like(own) for own in module.parameters()]
-    turn = least(lambda: list(models.each())) / 5
-    assert turn < least(lambda: torch._foreach_copy_(other, list(module.parameters())))
+    for number in models.each():
+        module(torch.full((1, 2), 1.0 + number)).sum().backward()
+    found = [module.weight.grad.tolist() for _ in models.each()]
+    assert found == [[[1.0, 1.0]], [[2.0, 2.0]]]

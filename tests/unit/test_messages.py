@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -155,13 +154,6 @@ def test_memory_of_parts_is_used_again_when_nothing_looks_at_it() -> None:
     assert third.payload.tolist() == [3] * 1000 and second.payload.tolist() == [2] * 1000
 
 
-def test_memory_that_is_kept_is_limited() -> None:
-    memory = BufferPool(kept_bytes=250)
-    views = [memory.take(100) for _ in range(5)]
-    views.clear()
-    assert sum(map(len, memory._free)) == 200
-
-
 def _header(**changed: int) -> bytes:
     fields = {
         "magic": MAGIC,
@@ -228,12 +220,6 @@ def test_malformed(frames: list[bytes], fault: str) -> None:
 def test_what_a_peer_would_refuse_is_not_sent(message: Message, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         encode(message, 1, LIMITS)
-
-
-def test_header_is_small_and_fixed() -> None:
-    assert HEADER.size == 44
-    magic, version = struct.unpack_from("=IB", _header())
-    assert (magic, version) == (MAGIC, VERSION)
 
 
 @pytest.mark.parametrize("name", ["payload_bytes", "facts_bytes", "queued_bytes"])

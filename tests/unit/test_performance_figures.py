@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.performance import targets
 from benchmarks.performance.between import Pair, processor_ratio, ratio
-from benchmarks.performance.figures import figures, spread
+from benchmarks.performance.figures import figures
 from benchmarks.performance.growth import exponent, growth_table
 from benchmarks.performance.job import Job, Network, Steps, bits_per_second, steps_for
 from benchmarks.performance.link import bytes_to_send, wire_seconds
@@ -19,7 +19,7 @@ from benchmarks.performance.store import Store
 from benchmarks.performance.synchronisation import Variant
 from benchmarks.performance.systems import SYSTEMS, System, named, obstacle
 from benchmarks.performance.table import report
-from benchmarks.performance.work import Device, Pool, Work, WorkModule
+from benchmarks.performance.work import Work, WorkModule
 
 
 def reading(host: int, steps_s: list[float], **other: Any) -> dict[str, Any]:
@@ -74,24 +74,6 @@ def test_model_of_the_paper_has_24_million_parameters() -> None:
     small = Work(features=3, cells=4, layers=2, senones=5)
     module = WorkModule(small, 0)
     assert small.parameters == sum(p.numel() for p in module.parameters())
-
-
-def test_gradients_differ_from_step_to_step_and_rank_to_rank_and_are_nobody_elses_memory() -> None:
-    shape = WorkModule(Work(features=3, cells=4, layers=1, senones=5), 0).senones.weight.shape
-    mine, others = Pool(0, 100), Pool(1, 100)
-    first, second, third = mine.gradient(shape), mine.gradient(shape), others.gradient(shape)
-    assert not first.equal(second) and not first.equal(third)
-    first.zero_()
-    assert Pool(0, 100).gradient(shape).abs().min() > 0
-
-
-def test_emulated_gradients_come_in_order_and_at_their_time() -> None:
-    """The last parameter's first: a lower limit of time, which no load can break."""
-    device = Device(0.09, Pool(0, 64), [10, 20, 30])
-    assert device._shares == pytest.approx([1.0, 50 / 60, 30 / 60])
-    module = WorkModule(Work(step_s=0.0, features=3, cells=4, layers=1, senones=5), 0)
-    module.training_step(None, 0).backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in module.parameters())
 
 
 @pytest.mark.parametrize(("hosts", "models"), [(2, 1.0), (4, 1.5)])
@@ -156,10 +138,6 @@ def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:
     assert "no_such_package is not installed" in str(obstacle(missing))
     with pytest.raises(ValueError, match="no system is named 'bmf'"):
         named("bmf")
-
-
-def test_names_of_systems_are_unique() -> None:
-    assert len({system.name for system in SYSTEMS}) == len(SYSTEMS)
 
 
 def test_store_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -232,11 +210,6 @@ def test_report_holds_failures_and_spreads() -> None:
     text = report(Results([*lines, failed]))
     assert "2,000 (1,000 to 3,000)" in text
     assert "- DDP, PowerSGD hook: crashes" in text
-
-
-def test_spread_of_one_run_is_its_value() -> None:
-    assert spread([1.234]) == "1.23"
-    assert spread([3.0, 1.0, 2.0], 1) == "2.0 (1.0 to 3.0)"
 
 
 def test_step_between_counts_all_that_ours_adds() -> None:

@@ -39,14 +39,6 @@ def test_figures_are_of_the_time_since_they_last_changed() -> None:
     assert rates.read() == {"comm": "0%", "MB/s": "3"}
 
 
-def test_communication_beside_computation_is_no_loss_of_time() -> None:
-    traffic, clock = Traffic(), _Clock()
-    rates = Rates(traffic, clock)
-    clock.now_s += 10.0
-    traffic.add("across", "models", payload_bytes=5_000_000, seconds=9.5)
-    assert rates.read() == {"comm": "0%", "MB/s": "0.5"}
-
-
 @pytest.mark.parametrize(
     ("counts", "block_size", "warmup_steps", "text"),
     [
@@ -82,8 +74,3 @@ def test_users_entries_stay_and_ours_are_taken_away_again() -> None:
         restore()
     assert bar.get_metrics(trainer, None) == {"v_num": 3, "block": "mine"}
     assert "get_metrics" not in vars(bar)
-
-
-def test_nothing_is_done_without_a_bar() -> None:
-    trainer: Any = SimpleNamespace(progress_bar_callback=None)
-    show_in_progress_bar(trainer, Traffic())()

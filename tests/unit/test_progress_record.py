@@ -68,15 +68,6 @@ def test_rank_that_has_not_reached_the_synchronisation_is_named() -> None:
     assert "Exception raised" not in said
 
 
-def test_rank_that_never_came_anywhere_is_named() -> None:
-    records = _records(Store(), 4)
-    with records[1].at("block 1"):
-        said = _failing(records[0], "block 1")
-    assert "ranks 2, 3 did not take part" in said
-    assert "rank 2 has not reached any synchronisation" in said
-    assert "rank 1" not in said
-
-
 def test_rank_that_was_lost_in_the_collective_is_named() -> None:
     records = _records(Store(), 3)
     with records[1].at("block 1"), records[2].at("block 1"):
@@ -92,14 +83,6 @@ def test_rank_that_failed_for_the_same_reason_is_not_named() -> None:
     assert "because rank 3 did not" in _failing(records[2], ranks=(2, 3))
     with records[1].at("block 2"):
         assert "block 2 failed because rank 3 did not" in _failing(records[0], "block 2")
-
-
-def test_between_synchronisations_ranks_of_the_group_alone_are_asked() -> None:
-    records = _records(Store(), 4)
-    _pass(records, "block 1")
-    said = _failing(records[0], ranks=(0, 2))
-    assert "a step after block 1 failed because rank 2 did not take part" in said
-    assert "rank 2 was last seen at block 1" in said
 
 
 def test_rank_that_failed_in_another_collective_is_named_if_none_is_silent() -> None:
@@ -160,10 +143,3 @@ def test_error_that_went_through_cpp_is_a_peer_error_again() -> None:
     with pytest.raises(PeerError) as raised, record.explaining([0, 1]):
         raise RuntimeError(f"Got the following error when running the callback: {said}\n\nAt:")
     assert str(raised.value) == said
-
-
-def test_names_of_collectives_inside_each_other_are_those_of_the_outer_one() -> None:
-    records = _records(Store(), 2)
-    with records[0].at("a save"):
-        said = _failing(records[0], "a check")
-    assert said.startswith("a save failed because rank 1")

@@ -39,13 +39,6 @@ def test_rounds_go_on_without_those_that_have_come() -> None:
     assert served.push(1, 1) == [(1, 2)]
 
 
-def test_coming_ends_the_round_that_waits_for_nobody_else() -> None:
-    served = Served(3)
-    served.push(0, 0)
-    served.push(1, 0)
-    assert served.arrive(2, 0) == [(0, 1), (1, 1)]
-
-
 def test_gradients_of_those_that_have_come_count_for_c() -> None:
     served = Served(4, c=3)
     served.push(0, 0)
@@ -62,36 +55,6 @@ def test_a_push_that_comes_after_its_worker_did_is_used_and_not_answered() -> No
     assert served.push(0, 0) == []
     assert served.arrive(1, 1) == [(0, 1), (1, 1)]
     assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
-
-
-def test_who_asks_again_is_sent_what_all_were_sent() -> None:
-    served = Served(2)
-    served.arrive(0, 0)
-    served.arrive(1, 0)
-    final = served.sent[0][1]
-    served.push(0, 0)
-    served.push(1, 0)
-    served.arrive(1, 0)
-    assert served.sent == [(1, final)]
-
-
-def test_the_next_rendezvous_is_another() -> None:
-    served = Served(2)
-    for number in (1, 2):
-        assert served.arrive(0, 0, number) == []
-        assert [worker for worker, _ in served.arrive(1, 0, number)] == [0, 1]
-        assert served.shard.final_number == number
-
-
-def test_those_that_wait_too_long_are_told_who_has_not_come() -> None:
-    served = Served(3, limit_s=10.0)
-    served.arrive(0, 0, now=5.0)
-    assert served.shard.deadline() == 15.0
-    served.tick(15.0)
-    told = [(worker, message.kind, message.facts) for worker, message in served.sent]
-    facts = {"missing": [1, 2], "waiting": "at a rendezvous of all ranks"}
-    assert told == [(0, Kind.MISSING, facts)]
-    assert served.shard.deadline() == 25.0
 
 
 def test_a_worker_that_is_gone_is_not_waited_for() -> None:

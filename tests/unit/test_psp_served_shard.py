@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -11,47 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import optim
 
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import Kind
 from tests.unit.psp_served import Served
-
-
-def test_round_ends_with_the_last_worker_and_answers_all() -> None:
-    served = Served(3)
-    assert served.push(2, 0) == []
-    assert served.push(0, 0) == []
-    assert served.push(1, 0) == [(0, 1), (1, 1), (2, 1)]
-    assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
-    assert served.counts.metrics()["hier/psp/gradients_per_round"] == 3
-
-
-def test_late_gradient_is_dropped_and_its_worker_gets_the_newest_block_at_once() -> None:
-    served = Served(3, c=2)
-    served.push(0, 0)
-    assert served.push(1, 0) == [(0, 1), (1, 1)]
-    before = served.values.clone()
-    assert served.push(2, 0) == [(2, 1)]
-    assert torch.equal(served.values, before)
-    assert served.counts.dropped == 1
-    assert torch.equal(served.sent[0][1].payload, before)
-
-
-def test_tau_1_runs_from_the_cth_gradient() -> None:
-    served = Served(4, c=2, tau=0.5)
-    served.push(0, 0, now=1.0)
-    assert served.shard.deadline() == 1.0 + 1800
-    served.push(1, 0, now=3.0)
-    assert served.shard.deadline() == 3.5
-    assert served.push(2, 0, now=3.4) == []
-    assert served.tick(3.49) == []
-    assert served.tick(3.5) == [(0, 1), (1, 1), (2, 1)]
-    assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
-
-
-def test_all_responses_end_the_time_of_waiting() -> None:
-    served = Served(3, c=2, tau=100.0)
-    served.push(0, 0)
-    served.push(1, 0)
-    assert served.push(2, 0) == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_c_counts_workers_and_d_counts_gradients() -> None:
@@ -63,30 +23,6 @@ def test_c_counts_workers_and_d_counts_gradients() -> None:
     assert torch.equal(served.values, torch.full((5,), 3.0, dtype=torch.float64))
 
 
-def test_server_that_is_behind_goes_on_from_the_newest_timestamp() -> None:
-    served = Served(2)
-    served.push(0, 7)
-    assert served.push(1, 5) == [(0, 8), (1, 8)]
-    assert served.t == 8
-
-
-@pytest.mark.parametrize("abstaining", [1, 2, 3])
-def test_abstaining_is_a_response_without_a_gradient(abstaining: int) -> None:
-    served = Served(3)
-    for worker in range(3):
-        (served.abstain if worker < abstaining else served.push)(worker, 0)
-    assert served.t == 1
-    expected = torch.full((5,), 3.0 - abstaining, dtype=torch.float64)
-    assert torch.equal(served.values, expected)
-
-
-def test_abstaining_is_no_gradient_of_the_c() -> None:
-    served = Served(3, c=2)
-    served.abstain(0, 0)
-    assert served.push(1, 0) == []
-    assert served.push(2, 0) == [(0, 1), (1, 1), (2, 1)]
-
-
 @pytest.mark.parametrize("first", [0, 1])
 def test_same_push_twice_is_used_once(first: int) -> None:
     served = Served(2)
@@ -96,20 +32,6 @@ def test_same_push_twice_is_used_once(first: int) -> None:
     assert served.counts.dropped == 2
     served.push(1, first)
     assert torch.equal(served.values, torch.full((5,), 2.0, dtype=torch.float64))
-
-
-def test_asking_again_does_not_take_a_gradient_away() -> None:
-    served = Served(2)
-    served.push(0, 0)
-    assert served.abstain(0, 0) == []
-    assert served.push(1, 0) == [(0, 1), (1, 1)]
-    assert served.counts.metrics()["hier/psp/gradients_per_round"] == 2
-
-
-def test_lost_answer_is_sent_again_to_who_asks() -> None:
-    served = Served(1)
-    assert served.push(0, 0) == [(0, 1)]
-    assert served.abstain(0, 0) == [(0, 1)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -151,18 +73,6 @@ def test_half_precision_is_added_up_in_single() -> None:
     assert torch.equal(served.values, torch.full((5,), 40000.0, dtype=torch.float16))
 
 
-@pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_order_of_arrival_changes_no_bit(order: tuple[int, ...]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    gradients = torch.randn(4, 5, generator=generator)
-    first, served = Served(4, dtype=torch.float32), Served(4, dtype=torch.float32)
-    for worker in range(4):
-        first.push(worker, 0, gradients[worker].clone())
-    for worker in order:
-        served.push(worker, 0, gradients[worker].clone())
-    assert torch.equal(served.values, first.values)
-
-
 def test_a_gradient_is_not_changed() -> None:
     """It may be memory of a frame, or of the worker that has pushed it."""
     served = Served(2)
@@ -171,24 +81,6 @@ def test_a_gradient_is_not_changed() -> None:
     served.push(0, 1, pushed[1])
     served.push(1, 1, pushed[2])
     assert all(torch.equal(one, torch.full_like(one, -1.0)) for one in pushed)
-
-
-def test_what_was_sent_is_not_changed_by_later_updates() -> None:
-    served = Served(1)
-    served.push(0, 0)
-    sent = served.sent[0][1].payload
-    served.push(0, 1)
-    assert torch.equal(sent, torch.ones(5, dtype=torch.float64))
-
-
-def test_linear_scaling_and_warm_up() -> None:
-    plain = Served(2, linear_scaling=False)
-    warm = Served(2, warmup_steps=1, c=1)
-    for served in (plain, warm):
-        assert served.push(0, 0) == []
-        served.push(1, 0)
-        assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
-    assert warm.push(0, 1) == [(0, 2)]  # c = 1 from now on
 
 
 def test_rates_are_those_of_the_worker_with_most_steps() -> None:
@@ -258,17 +150,6 @@ def test_those_that_wait_too_long_are_told_for_whom() -> None:
     assert served.shard.deadline() == 21.0
 
 
-def test_a_worker_that_is_gone_is_not_waited_for_and_its_gradient_counts() -> None:
-    served = Served(3)
-    served.push(0, 0)
-    served.push(1, 0)
-    assert served.leave(2) == [(0, 1), (1, 1)]
-    served.push(0, 1)
-    assert served.leave(0) == []
-    assert served.push(1, 1) == [(1, 2)]
-    assert torch.equal(served.values, torch.full((5,), 4.0, dtype=torch.float64))
-
-
 @given(
     st.lists(
         st.tuples(
@@ -292,9 +173,3 @@ def test_any_messages_in_any_order(script: list[tuple[str, int, int]], c: Any) -
         assert served.counts.used + served.counts.dropped == pushed
         assert served.values.isfinite().all()
         assert all(m.timestamp >= 1 or m.kind == Kind.FINAL for _, m in served.sent)
-
-
-def test_a_message_of_no_block_of_the_plan_is_passed_over() -> None:
-    served = Served(1)
-    message = Message(Kind.ARRIVE, 0, 0, {"number": "one"})
-    assert served.hear(served.shard.arrive, 0, message, 0.0) == []

@@ -52,16 +52,6 @@ def test_answer_that_was_not_taken_is_sent_later() -> None:
     assert served.tick(due) == [(1, 1)]
 
 
-def test_worker_for_which_an_answer_is_there_does_not_hear_of_missing_ones() -> None:
-    served = Served(3, c=2, limit_s=60.0)
-    served.full = {1}
-    served.push(0, 0)
-    served.push(1, 0)
-    served.abstain(0, 1, now=1.0)
-    assert served.tick(61.0) == [(0, 1)]
-    assert served.sent[0][1].facts == {"missing": [1, 2], "waiting": "for gradients"}
-
-
 def test_final_values_are_queued_once() -> None:
     served = Served(2)
     served.arrive(0, 0)

@@ -17,7 +17,7 @@ from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
 from lightning_hier.parameter_server.psp.state import StateCollector, read_state
 from tests.unit.lone_channel import LoneChannel
-from tests.unit.optimizer_cases import OPTIMIZERS, gradients, groups, parameters, same_state
+from tests.unit.optimizer_cases import gradients, parameters
 from tests.unit.replying import Replying
 
 RANKS = 3
@@ -83,47 +83,6 @@ class Job:
         return send
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "own"])
-def test_state_is_that_of_one_optimizer(name: str) -> None:
-    """Three equal gradients: their mean, at three times the rate."""
-    own, twin_own = parameters(), parameters()
-    optimizer, twin = OPTIMIZERS[name](groups(own)), OPTIMIZERS[name](groups(twin_own))
-    job = Job([optimizer])
-    job.push(0, gradients(0))
-    job.collector.request(0.0)
-    assert not job.collector.is_complete()
-    job.collect()
-    assert job.collector.is_complete()
-    for group in twin.param_groups:
-        group["lr"] = 3.0 * group["lr"]
-    for parameter, gradient in zip(twin_own, gradients(0), strict=True):
-        parameter.grad = (gradient + gradient + gradient) / 3
-    twin.step()
-    assert same_state(job.collector.states(0), twin.state_dict()["state"])
-    values = job.collector.values()
-    for parameter, expected in zip(own, twin_own, strict=True):
-        assert torch.equal(values[parameter], expected)
-
-
-def test_several_optimizers_and_the_way_back() -> None:
-    first, second = parameters(0), parameters(1)
-    job = Job([optim.Adam(first), optim.SGD(second, lr=0.1, momentum=0.9)])
-    job.push(0, gradients(0))
-    job.push(1, gradients(1))
-    job.collector.request(0.0)
-    job.collect()
-    other = Job([optim.Adam(first), optim.SGD(second, lr=0.1, momentum=0.9)])
-    for server in other.servers:
-        for optimizer in range(2):
-            server.load(optimizer, job.collector.states(optimizer))
-    other.collector.request(0.0)
-    other.collect()
-    for optimizer in range(2):
-        states = job.collector.states(optimizer)
-        assert set(states) == set(range(5))
-        assert same_state(other.collector.states(optimizer), states)
-
-
 def test_a_copy_is_taken_when_it_is_asked_for() -> None:
     own = parameters()
     job = Job([optim.Adam(own)])
@@ -172,20 +131,6 @@ def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
     assert {one["exp_avg_sq"].shape for one in job.collector.states(0).values()} == {
         one.shape for one in own
     }
-
-
-def test_request_that_comes_again_is_answered_by_what_is_on_its_way() -> None:
-    job = Job([optim.SGD(parameters(), lr=0.1)])
-    job.collector.request(0.0)
-    sent = len(job.answers)
-    for replies in job.replies:
-        replies.sending = {b"0"}
-    job.channel.tick(5.0)
-    assert len(job.asked) == 2 * RANKS and len(job.answers) == sent
-    for replies in job.replies:
-        replies.sending = set()  # it has left, or its connection is broken
-    job.channel.tick(60.0)
-    assert len(job.asked) == 3 * RANKS and len(job.answers) == 2 * sent
 
 
 def test_answers_to_an_earlier_request_are_passed_over() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -89,27 +88,6 @@ def test_starts_from_the_newest_copy_when_all_have_told() -> None:
     assert server.handler.counts.takeovers == 1
 
 
-def test_starts_after_a_while_without_those_that_have_not_told() -> None:
-    server = Server()
-    server.hold(2, 7, 2.0, now=1.0)
-    assert server.handler.deadline() == math.inf  # rank 0 is there, as far as rank 1 knows
-    server.gone(0, now=3.0)
-    assert server.handler.deadline() == 13.0
-    server.handler.tick(12.9)
-    assert 0 not in server.handler.served
-    server.handler.tick(13.0)
-    assert server.handler.served[0].timestamp == 7
-
-
-def test_without_a_copy_there_is_no_start() -> None:
-    server = Server()
-    server.gone(0)
-    server.push(2, 7)
-    assert server.handler.deadline() == math.inf
-    server.hold(2, 7, 2.0, now=100.0)
-    assert server.handler.deadline() == 110.0
-
-
 def test_what_comes_before_the_start_is_kept_for_it() -> None:
     server = Server(c=3)
     server.gone(0)
@@ -123,36 +101,6 @@ def test_what_comes_before_the_start_is_kept_for_it() -> None:
     server.push(1, 6)
     assert server.push(3, 6) == [(1, Kind.BLOCK, 7), (2, Kind.BLOCK, 7), (3, Kind.BLOCK, 7)]
     assert torch.equal(server.values, torch.full((SIZE,), 5.0, dtype=torch.float64))
-
-
-def test_only_the_next_live_rank_takes_over() -> None:
-    server = Server(rank=2)
-    server.gone(0)
-    for worker in (1, 2, 3):
-        server.hold(worker, 5, 1.0)
-    assert 0 not in server.handler.served
-    server.gone(1)  # the successor dies too
-    assert set(server.handler.served) == {0, 2}
-    assert server.handler.served[0].timestamp == 5
-
-
-def test_a_worker_that_dies_before_it_tells_is_not_waited_for() -> None:
-    server = Server()
-    server.gone(0)
-    server.hold(1, 5, 1.0)
-    server.hold(3, 6, 2.0)
-    server.gone(2)
-    assert server.handler.served[0].timestamp == 6
-
-
-def test_messages_of_ranks_that_are_gone_are_passed_over() -> None:
-    server = Server()
-    server.gone(2)
-    server.gone(0)
-    server.hold(2, 9, 9.0)
-    server.hold(1, 5, 1.0)
-    server.hold(3, 5, 1.0)
-    assert server.handler.served[0].timestamp == 5
 
 
 @pytest.mark.parametrize("pushed", [False, True])
@@ -181,15 +129,6 @@ def test_takeover_in_the_middle_of_a_rendezvous() -> None:
     assert server.hold(1, 6, 2.0, final=1) == finals
 
 
-def test_takeover_before_anyone_had_the_final_values() -> None:
-    server = Server()
-    server.gone(0)
-    for worker in (1, 2, 3):
-        server.hold(worker, 5, 1.0)
-        server.hear(worker, Kind.ARRIVE, 5, number=1)
-    assert server.handler.served[0].final_number == 1
-
-
 @pytest.mark.parametrize("value", [float("nan"), None])
 def test_copies_that_are_none_are_refused(value: float | None) -> None:
     server = Server()
@@ -198,9 +137,3 @@ def test_copies_that_are_none_are_refused(value: float | None) -> None:
     server.hear(3, Kind.HOLD, 8, 1.0, final="one")
     server.handler.tick(1000.0)
     assert 0 not in server.handler.served
-
-
-def test_blocks_that_nobody_knows_are_passed_over() -> None:
-    server = Server()
-    assert server.hear(2, Kind.PUSH, 0, 1.0, block=17) == []
-    assert set(server.handler.served) == {1}

@@ -15,18 +15,6 @@ from tests.unit.lone_channel import LoneChannel
 from tests.unit.psp_one_worker import Harness, every
 
 
-def test_waits_for_all_blocks_and_writes_them_in_place() -> None:
-    h = Harness()
-    before = [one.data_ptr() for one in h.own]
-    assert h.push() == every(Kind.PUSH, 0)
-    assert [h.block(number, 1, 1.0 + number) for number in range(4)] == [False] * 3 + [True]
-    assert h.values() == [0.0] * 4
-    h.worker.pull(0)
-    assert h.values() == [1.0, 2.0, 3.0, 4.0]
-    assert [one.data_ptr() for one in h.own] == before
-    assert h.push() == every(Kind.PUSH, 1)
-
-
 def test_goes_on_with_some_of_the_blocks_and_the_others_keep_their_values() -> None:
     h = Harness(b=0.5)
     h.push()
@@ -101,16 +89,6 @@ def test_steps_that_were_left_out_count_for_the_hyperparameters() -> None:
     assert [message.facts["steps"] for _, message in h.sent] == [3] * 4
 
 
-def test_version_of_every_block_goes_with_its_gradient() -> None:
-    h = Harness(b=0.5)
-    h.push()
-    h.block(0, 2)
-    h.block(1, 1)
-    h.worker.pull(0)
-    h.push()
-    assert [message.facts["version"] for _, message in h.sent] == [2, 1, 0, 0]
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> None:
     h = Harness()
@@ -121,16 +99,6 @@ def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> Non
     assert h.said() == every(Kind.ABSTAIN, 0)
 
 
-def test_missing_gradients_are_told() -> None:
-    h = Harness(2)
-    h.own[0].grad = torch.full((2,), 3.0)
-    h.worker.push(0, [], 0.0)
-    by_block = {message.block: message for _, message in h.sent}
-    assert by_block[0].facts["absent"] == [] and by_block[1].facts["absent"] == [0]
-    assert torch.equal(by_block[0].payload, torch.full((2,), 3.0))
-    assert torch.equal(by_block[1].payload, torch.zeros(2))
-
-
 def test_gradient_that_was_pushed_is_memory_of_its_own() -> None:
     h = Harness()
     h.push(1.0)
@@ -138,15 +106,6 @@ def test_gradient_that_was_pushed_is_memory_of_its_own() -> None:
     for parameter in h.own:
         parameter.grad.zero_()
     assert torch.equal(payload, torch.ones(2))
-
-
-def test_warm_up_waits_for_all_blocks() -> None:
-    h = Harness(b=0.25, warming=lambda optimizer, version: version < 1)
-    h.push()
-    assert [h.block(number, 1) for number in range(4)] == [False] * 3 + [True]
-    h.worker.pull(0)
-    h.push()
-    assert h.block(0, 2)
 
 
 def test_rendezvous() -> None:
@@ -169,12 +128,6 @@ def test_rendezvous() -> None:
     assert h.values() == [6.0, 7.0, 8.0, 9.0]
     assert h.worker.timestamp(0) == 5
     assert h.worker.behind == 0
-
-
-def test_worker_without_blocks_never_waits() -> None:
-    worker = Worker([], LoneChannel(lambda rank, message: True), pull_rule=PullRule())
-    worker.arrive(0.0)
-    assert worker.has_global_model() and worker.behind == 0
 
 
 def test_fewer_parameters_than_ranks() -> None:

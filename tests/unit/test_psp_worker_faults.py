@@ -8,32 +8,7 @@ import torch
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
-from tests.unit.psp_one_worker import Harness, every
-
-
-def test_silence_is_answered_by_asking_again_less_and_less_often() -> None:
-    h = Harness(retry_s=2.0)
-    h.push()
-    h.block(0, 1)
-    assert h.tick(1.9) == []
-    assert h.tick(2.0) == every(Kind.ABSTAIN, 0, [1, 2, 3])
-    assert h.tick(5.9) == []
-    assert h.tick(6.0) == every(Kind.ABSTAIN, 0, [1, 2, 3])
-
-
-def test_what_could_not_be_sent_is_sent_later_or_given_up() -> None:
-    h = Harness(b=0.5)
-    h.closed = {3}
-    assert h.push() == every(Kind.PUSH, 0, [0, 1, 2])
-    h.closed = set()
-    assert h.tick(0.1) == [(3, Kind.PUSH, 3, 0)]
-    h.closed = {3}
-    h.block(0, 1)
-    h.block(1, 1)
-    h.worker.pull(0)
-    h.push()
-    h.worker.abstain(0, h.now)
-    assert h.worker.unsent == 1
+from tests.unit.psp_one_worker import Harness
 
 
 def test_successor_is_told_what_the_worker_holds_and_asked_what_the_dead_was() -> None:
@@ -51,16 +26,6 @@ def test_successor_is_told_what_the_worker_holds_and_asked_what_the_dead_was() -
     ]  # fmt: skip
 
 
-def test_a_copy_that_found_no_answer_is_sent_again() -> None:
-    h = Harness()
-    h.push()
-    h.gone(2)
-    held = [said for said in h.tick(30.0) if said[1] == Kind.HOLD]
-    assert held == [(3, Kind.HOLD, 2, 0)]
-    h.block(2, 1, sender=3)
-    assert [said for said in h.tick(60.0) if said[1] == Kind.HOLD] == []
-
-
 def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     """The successor goes on from what this worker has told it."""
     h = Harness(b=0.25)
@@ -70,16 +35,6 @@ def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     assert h.block(2, 1, 3.0, sender=3)
     h.worker.pull(0)
     assert h.values()[2] == 3.0
-
-
-def test_takeover_during_a_rendezvous() -> None:
-    h = Harness()
-    h.worker.arrive(0.0)
-    h.final(1, 0, 1.0)
-    assert h.gone(1) == [(2, Kind.HOLD, 1, 0)]
-    assert h.sent[0][1].facts == {"final": 1}
-    assert h.gone(3) == [(0, Kind.HOLD, 3, 0), (0, Kind.ARRIVE, 3, 0)]
-    assert h.sent[0][1].facts == {"final": 0}
 
 
 @pytest.mark.parametrize(

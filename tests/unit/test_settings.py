@@ -90,12 +90,6 @@ def test_settings_without_arguments_take_none() -> None:
             cast(Any, settings)(block=3)
 
 
-def test_settings_can_be_copied_replaced_and_pickled() -> None:
-    own = lh.BMUF(block_size=3)
-    assert copy.deepcopy(own) == pickle.loads(pickle.dumps(own)) == own
-    assert dataclasses.replace(own, block_size=4) == lh.BMUF(block_size=4)
-
-
 def _annotated(kind: Any, *types: str) -> list[str]:
     """Arguments in whose annotation one of the types is named."""
     found = inspect.signature(kind).parameters.values()
@@ -193,11 +187,6 @@ def test_compression_does_not_work_where_gradients_of_other_optimizers_lie() -> 
         lh.GTCStrategy(**{name: True})
 
 
-def test_strategy_takes_what_it_refuses_where_that_is_off() -> None:
-    strategy = lh.HierarchicalStrategy(static_graph=False, process_group=None)
-    assert not {"static_graph", "process_group"} & set(strategy._ddp_kwargs)
-
-
 @pytest.mark.parametrize(
     "preset",
     [
@@ -256,3 +245,9 @@ def test_hook_and_its_state_may_stand_without_names() -> None:
     assert hook.bytes_per_element is None
     with pytest.raises(dataclasses.FrozenInstanceError):
         cast(Any, hook).state = None
+
+
+def test_settings_can_be_copied_replaced_and_pickled() -> None:
+    own = lh.BMUF(block_size=3)
+    assert copy.deepcopy(own) == pickle.loads(pickle.dumps(own)) == own
+    assert dataclasses.replace(own, block_size=4) == lh.BMUF(block_size=4)

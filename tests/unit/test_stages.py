@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_hier.comm.stages import Due, OverlapQueue, Pipeline, Stages, side_by_side
+from lightning_hier.comm.stages import Due, OverlapQueue, Pipeline, Stages
 
 
 class _Message:
@@ -84,45 +83,3 @@ def test_queued_work_is_waited_for_evenly_and_is_through_after_its_steps(
     assert len([line for line in log if "wait" in line]) == every
     queue.finish()
     assert log[-1] == "end 999"
-
-
-def _lingering(log: list[str], name: int) -> Stages:
-    message = _Message(log, f"{name}.0")
-    yield []
-    yield cast(Any, [message])
-    log.append(f"reckon {name}")
-    yield []
-
-
-def test_the_network_has_the_next_chunk_while_one_is_waited_for_and_reckoned_with() -> None:
-    log: list[str] = []
-    Pipeline(_lingering(log, i) for i in range(9)).run()
-    for number in range(8):
-        following = log.index(f"start {number + 1}.0")
-        assert following < log.index(f"wait {number}.0") < log.index(f"reckon {number}")
-
-
-def test_a_round_begins_as_many_as_it_is_told_to() -> None:
-    log: list[str] = []
-    work = Pipeline((_planned(log, i, 2) for i in range(20)), at_once=8)
-    work.run(0)
-    assert len(_starts(log)) == 16
-    work.run()
-    assert [line for line in log if "end" in line] != [] and len(_starts(log)) == 40
-
-
-def test_side_by_side_waits_for_all_parts_of_a_stage() -> None:
-    log: list[str] = []
-    parts = [_chunk(log, [], i, 2) for i in range(3)]
-    stages = [len(awaited) for awaited in side_by_side(parts)]
-    assert stages == [3, 3]
-    assert [line for line in log if "end" in line] == ["end 0", "end 1", "end 2"]
-
-
-def test_an_error_ends_the_work() -> None:
-    def broken() -> Stages:
-        yield []
-        raise RuntimeError("lost")
-
-    with pytest.raises(RuntimeError, match="lost"):
-        Pipeline([broken()]).run()

@@ -50,28 +50,11 @@ def test_grid_shows_a_device_mesh_the_same_groups(sizes: tuple[int, int]) -> Non
         assert sorted(rows) == sorted(layout.groups(tier))
 
 
-def test_lowest_tier_holds_neighbouring_ranks() -> None:
-    layout = RankLayout((2, 3))
-    assert layout.groups(0) == [[0, 1], [2, 3], [4, 5]]
-    assert layout.groups(1) == [[0, 2, 4], [1, 3, 5]]
-
-
 @pytest.mark.parametrize("group_size", [0, -1, 3, 5, 7, 13])
 def test_size_that_does_not_divide_is_refused_with_the_sizes_that_do(group_size: int) -> None:
     with pytest.raises(ValueError, match="sizes that do: 1, 2, 4$") as caught:
         RankLayout.two_tiers(group_size, 4)
     assert f"group_size={group_size}" in str(caught.value)
-
-
-def test_two_tiers_of_every_divisor() -> None:
-    assert [RankLayout.two_tiers(size, 12).sizes for size in (1, 2, 3, 4, 6, 12)] == [
-        (1, 12),
-        (2, 6),
-        (3, 4),
-        (4, 3),
-        (6, 2),
-        (12, 1),
-    ]
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (2, 0), (-1, 3)])

@@ -28,36 +28,6 @@ def test_counts_add_up_by_tier_and_kind() -> None:
     assert traffic.total("across") == Count(1000, 2.0, 1)
 
 
-def test_kind_that_was_not_sent_is_zero_and_stays_unnamed() -> None:
-    traffic = _some_traffic()
-    assert traffic.of("across", "gradients") == Count()
-    assert not any("across/gradients" in name for name in traffic.metrics())
-
-
-def test_names_for_the_loggers() -> None:
-    metrics = _some_traffic().metrics()
-    assert metrics["hier/group/gradients/payload_bytes"] == 150
-    assert metrics["hier/group/gradients/calls"] == 2
-    assert metrics["hier/across/models/seconds"] == 2.0
-    assert metrics["hier/group/payload_bytes"] == 158
-    assert metrics["hier/across/payload_bytes"] == 1000
-    assert metrics["hier/payload_bytes"] == 1158
-
-
-def test_tiers_are_named_before_anything_is_sent() -> None:
-    """A logger of a table wants the same columns from the first row on."""
-    assert Traffic().metrics() == {
-        "hier/group/payload_bytes": 0,
-        "hier/group/seconds": 0.0,
-        "hier/group/waited_seconds": 0.0,
-        "hier/across/payload_bytes": 0,
-        "hier/across/seconds": 0.0,
-        "hier/across/waited_seconds": 0.0,
-        "hier/payload_bytes": 0,
-        "hier/waited_seconds": 0.0,
-    }
-
-
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
     """Let threads interrupt each other as often as they can."""

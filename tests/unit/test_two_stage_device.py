@@ -214,44 +214,6 @@ def test_parameter_without_gradient_is_left_alone_by_the_device() -> None:
     assert torch.equal(ours.replica.weights, START)
 
 
-def test_users_optimizer_stays_as_it_was_and_its_rate_is_followed() -> None:
-    ours = OneNode(push_period=100)
-    groups = ours.optimizer.param_groups
-    assert groups[0]["params"][0] is ours.module.weight and len(groups) == 1
-    groups[0]["lr"] = 0.0
-    ours.step()
-    assert torch.equal(ours.weights, START) and not ours.optimizer.state
-
-
-def test_without_double_buffering_the_device_takes_the_answer_before_it_goes_on() -> None:
-    ours = OneNode(push_period=2, double_buffering=False)
-    ours.step()
-    assert ours.master.models[0].version == 0
-    ours.step()
-    assert ours.master.models[0].version == 1
-    assert torch.equal(ours.weights, ours.master.models[0].flat())
-
-
-def test_rendezvous_brings_the_masters_model() -> None:
-    ours = OneNode(push_period=100)
-    for _ in range(3):
-        ours.step()
-    ours.device.arrive()
-    ours.device.finish_rendezvous()
-    assert torch.equal(ours.weights, ours.master.models[0].flat())
-    assert ours.master.models[0].version == 1 and ours.exchange.counts.gradients == 3
-
-
-def test_errors_of_those_it_depends_on_reach_the_device() -> None:
-    ours = OneNode()
-    ours.client.lost_ranks[0] = "it was killed"
-    with pytest.raises(PeerError, match=r"rank 0 .* is gone \(it was killed\).*rank can continue"):
-        ours.step()
-    ours.replica.fail("the node waited for rank 4")
-    with pytest.raises(PeerError, match="the node waited for rank 4"):
-        ours.step()
-
-
 def test_wait_names_whom_it_waited_for() -> None:
     ours = OneNode(push_period=1, double_buffering=False)
     ours.client._meanwhile = lambda: None

@@ -78,17 +78,6 @@ def value_of(payload: Tensor | None) -> float:
     return float(payload[0])
 
 
-def test_push_of_as_many_gradients_as_the_period_asks_for(bench: Bench) -> None:
-    bench.add(0, 1.0)
-    bench.add(1, 2.0)
-    assert bench.advance() == []
-    bench.add(0, 4.0)
-    [push] = bench.advance()
-    assert (push.kind, push.facts["count"], value_of(push.payload)) == (Kind.PUSH, 3, 7.0)
-    assert push.facts["hyperparameters"] == [{"lr": 0.5}]
-    assert bench.replica.exchanging and bench.replica.pending == 0
-
-
 def test_push_tells_which_parameters_no_device_has_a_gradient_of(bench: Bench) -> None:
     for absent, marks in (([0], (0, 1)), ([], (1, 0)), ([1], (1, 0))):
         bench.add(0, 1.0, marks)
@@ -99,49 +88,6 @@ def test_push_tells_which_parameters_no_device_has_a_gradient_of(bench: Bench) -
         bench.answer(Kind.BLOCK, 0.5, number=push.facts["number"])
 
 
-def test_what_is_added_during_an_exchange_goes_with_the_next_push(bench: Bench) -> None:
-    for value in (1.0, 2.0, 4.0):
-        bench.add(0, value)
-    bench.advance()
-    for value in (8.0, 16.0, 32.0, 64.0):
-        bench.add(1, value)
-    assert bench.advance() == []
-    bench.answer(Kind.BLOCK, 0.5, number=1, staleness=2)
-    assert bench.replica.weights.tolist() == [0.5] * NUMEL and not bench.replica.exchanging
-    [push] = bench.advance()
-    assert (push.facts["count"], value_of(push.payload), push.timestamp) == (4, 120.0, 7)
-    assert (bench.exchange.counts.pushes, bench.exchange.counts.staleness_sum) == (1, 2)
-
-
-def test_last_push_of_an_epoch_may_be_short_and_comes_before_the_arrival(bench: Bench) -> None:
-    bench.add(0, 1.0)
-    bench.replica.devices[0].arrived = 1
-    assert bench.advance() == []
-    bench.add(1, 2.0)
-    bench.replica.devices[1].arrived = 1
-    [push] = bench.advance()
-    assert (push.facts["count"], value_of(push.payload)) == (2, 3.0)
-    assert bench.advance() == []
-    bench.answer(Kind.BLOCK, 0.5, number=1)
-    [arrival] = bench.advance()
-    assert (arrival.kind, arrival.timestamp) == (Kind.ARRIVE, 1)
-    assert bench.replica.node.finals == 0
-    bench.answer(Kind.FINAL, 0.25, number=1)
-    assert bench.replica.node.finals == 1 and bench.replica.weights.tolist() == [0.25] * NUMEL
-    assert bench.advance() == []
-
-
-def test_device_that_died_is_not_waited_for_and_its_gradients_are_pushed(bench: Bench) -> None:
-    bench.add(1, 2.0)
-    bench.replica.devices[0].arrived = 1
-    assert bench.advance() == []
-    bench.channel.lose(3, 0.0)
-    [push] = bench.advance()
-    assert (push.facts["count"], value_of(push.payload)) == (1, 2.0)
-    bench.answer(Kind.BLOCK, 0.5, number=1)
-    assert [message.kind for message in bench.advance()] == [Kind.ARRIVE]
-
-
 def test_sum_that_overflows_is_thrown_away_and_training_goes_on(bench: Bench) -> None:
     for _ in range(3):
         bench.add(0, 3e38)
@@ -150,19 +96,6 @@ def test_sum_that_overflows_is_thrown_away_and_training_goes_on(bench: Bench) ->
     for _ in range(3):
         bench.add(0, 1.0)
     assert [value_of(push.payload) for push in bench.advance()] == [3.0]
-
-
-def test_unanswered_push_is_repeated_unchanged(bench: Bench) -> None:
-    for _ in range(3):
-        bench.add(0, 1.0)
-    [push] = bench.advance(0.0)
-    assert bench.advance(4.0) == []
-    assert bench.advance(6.0) == [push]
-    bench.answer(Kind.BLOCK, 0.5, now=7.0, number=1)
-    bench.answer(Kind.BLOCK, 9.0, now=7.0, number=1)  # the answer to the repetition
-    assert bench.replica.weights.tolist() == [0.5] * NUMEL
-    assert bench.advance(8.0) == []
-    assert (bench.exchange.counts.reminders, bench.exchange.counts.seconds) == (1, 7.0)
 
 
 def test_port_that_takes_nothing_is_asked_again(bench: Bench) -> None:
@@ -221,12 +154,3 @@ def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
 def test_settings_are_checked(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be .*, got 0"):
         TwoStageSettings(**{name: 0})
-
-
-def test_warm_up_waits_for_all_devices_whatever_the_push_period() -> None:
-    bench = Bench(warmup_steps=1, push_period=1)
-    bench.add(0, 1.0)
-    assert bench.advance() == []
-    bench.add(1, 2.0)
-    [push] = bench.advance()
-    assert push.facts["together"] is True and value_of(push.payload) == 3.0

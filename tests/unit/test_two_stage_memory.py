@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_hier.parameter_server.two_stage import opening, shared_memory
 from lightning_hier.parameter_server.two_stage.opening import open_replicas
@@ -59,17 +59,6 @@ def _in_child(act: Callable[[], None]) -> Any:
     return child
 
 
-def test_all_maps_of_a_file_are_one_memory(path: Path) -> None:
-    here, there = _open(path), _open(path)
-    here.weights.copy_(torch.arange(float(NUMEL)))
-    here.devices[1].steps = 7
-    here.node.finals = 3
-    assert torch.equal(there.weights, torch.arange(float(NUMEL)))
-    assert (there.devices[0].steps, there.devices[1].steps, there.node.finals) == (0, 7, 3)
-    there.fail("rank 3 is gone – so is the rest")
-    assert here.failure == "rank 3 is gone – so is the rest"
-
-
 @given(st.lists(st.tuples(st.integers(0, 1), st.booleans(), st.integers(-8, 8)), max_size=30))
 def test_what_is_taken_is_what_was_added(moves: list[tuple[int, bool, int]]) -> None:
     """For any order of additions and takings of two devices; whole numbers, so sums are exact."""
@@ -97,19 +86,6 @@ def test_what_is_taken_is_what_was_added(moves: list[tuple[int, bool, int]]) -> 
         count += rest.count
     assert torch.equal(taken, torch.full((NUMEL,), float(sum(added.values()))))
     assert count == sum(adds for _, adds, _ in moves) and replica.pending == 0
-
-
-def test_parameters_with_a_gradient_in_the_sum_are_known_and_forgotten_with_it(path: Path) -> None:
-    accumulator, out = _open(path).accumulators[1], torch.zeros(NUMEL)
-    for marks in ([0, 0, 1], [1, 0, 0]):
-        accumulator.add(torch.ones(NUMEL), torch.tensor(marks, dtype=torch.uint8), LIMIT_S)
-    present = _none()
-    accumulator.take(out, present, fresh=True, limit_s=LIMIT_S)
-    assert present.tolist() == [1, 0, 1]
-    accumulator.add(torch.ones(NUMEL), torch.tensor([0, 1, 0], dtype=torch.uint8), LIMIT_S)
-    present = _none()
-    accumulator.take(out, present, fresh=True, limit_s=LIMIT_S)
-    assert present.tolist() == [0, 1, 0]
 
 
 def test_device_killed_in_an_addition_neither_blocks_nor_leaves_half_a_gradient(path: Path) -> None:
@@ -186,20 +162,6 @@ def test_threads_of_one_process_exclude_each_other(path: Path) -> None:
         holding.result()
     with lock.locked(LIMIT_S) as locked:
         assert locked
-
-
-def _alone(value: Any) -> list[Any]:
-    return [value]
-
-
-def test_replica_begins_with_the_parameters_and_leaves_no_file() -> None:
-    module = nn.Linear(3, 2)
-    with nothing_stays_in(shared_memory.FOLDER):
-        [first, second] = open_replicas(
-            [[module.weight], [module.bias]], group_size=1, rank=0, exchange=_alone
-        )
-    assert torch.equal(first.weights, module.weight.detach().reshape(-1))
-    assert torch.equal(second.weights, module.bias.detach())
 
 
 def test_group_on_several_hosts_is_refused_by_name() -> None:

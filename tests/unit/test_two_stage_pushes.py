@@ -21,43 +21,11 @@ def test_order_of_the_first_pushes_is_kept() -> None:
         lock.pushed(node)
 
 
-def test_second_push_waits_for_all_first_ones() -> None:
-    lock = OrderLock([0, 1])
-    lock.pushed(1)
-    assert not lock.may_push(1) and lock.waited_for() == [0]
-    lock.pushed(0)
-    assert lock.waited_for() == [1]
-
-
 def test_push_out_of_turn_is_an_error() -> None:
     lock = OrderLock([0, 1])
     lock.pushed(1)
     with pytest.raises(ValueError, match=r"node 1 pushed, but it is the turn of \[0\]"):
         lock.pushed(1)
-
-
-def test_node_that_left_is_passed_over_and_keeps_its_place() -> None:
-    lock = OrderLock([0, 1, 2])
-    for node in (2, 1, 0, 2):
-        lock.pushed(node)
-    lock.leave(1)
-    assert lock.waited_for() == [0]
-    lock.pushed(0)
-    lock.leave(2)
-    assert lock.waited_for() == [0]
-    lock.leave(0)
-    assert lock.waited_for() == []
-    lock.reopen([0, 1, 2])
-    assert lock.order == [2, 1, 0] and lock.waited_for() == [2]
-
-
-def test_node_that_died_before_its_first_push_holds_nobody_up() -> None:
-    lock = OrderLock([0, 1, 2])
-    for node in (0, 2):
-        lock.pushed(node)
-    assert lock.waited_for() == [1]
-    lock.leave(1)
-    assert lock.waited_for() == [0]
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 30))
@@ -86,3 +54,27 @@ def test_every_node_pushes_once_between_two_pushes_of_another(
             between = pushes[earlier + 1 : later]
             assert stayed - {node} <= set(between)
             assert len(set(between)) == len(between)
+
+
+def test_node_that_left_is_passed_over_and_keeps_its_place() -> None:
+    lock = OrderLock([0, 1, 2])
+    for node in (2, 1, 0, 2):
+        lock.pushed(node)
+    lock.leave(1)
+    assert lock.waited_for() == [0]
+    lock.pushed(0)
+    lock.leave(2)
+    assert lock.waited_for() == [0]
+    lock.leave(0)
+    assert lock.waited_for() == []
+    lock.reopen([0, 1, 2])
+    assert lock.order == [2, 1, 0] and lock.waited_for() == [2]
+
+
+def test_node_that_died_before_its_first_push_holds_nobody_up() -> None:
+    lock = OrderLock([0, 1, 2])
+    for node in (0, 2):
+        lock.pushed(node)
+    assert lock.waited_for() == [1]
+    lock.leave(1)
+    assert lock.waited_for() == [0]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.two_stage_ranks import NEVER, Way, window
-from benchmarks.two_stage_speed import Repetition, all_ways, read_repetitions, two_stage
+from benchmarks.two_stage_ranks import Way, window
+from benchmarks.two_stage_speed import Repetition, read_repetitions, two_stage
 
 _ALONE = Way(system="alone", device="core")
 _PAIR = two_stage("core", 2)
@@ -70,10 +70,6 @@ def test_a_window_holds_whole_periods_after_the_first(
     assert last - first >= 3 * push_period
 
 
-def test_a_way_that_never_pushes_is_as_short_as_the_others() -> None:
-    assert window(two_stage("core", NEVER)) == window(_ALONE)
-
-
 def test_readings_come_back_from_their_lines() -> None:
     lines = [
         json.dumps({"repetition": n, "way": asdict(way), "ranks": ranks, "model_bytes": 600})
@@ -83,8 +79,3 @@ def test_readings_come_back_from_their_lines() -> None:
     both = read_repetitions(lines, frames=100)
     assert [own.found.keys() for own in both] == [{_ALONE, _PAIR}, {_ALONE, _PAIR}]
     assert both[0].link_s == pytest.approx(0.2)
-
-
-def test_no_way_is_measured_twice_in_a_repetition() -> None:
-    ways = all_ways()
-    assert len(ways) == len(set(ways))

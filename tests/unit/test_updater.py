@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn, optim
+from torch import optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
@@ -78,17 +78,6 @@ def test_the_factor_multiplies_the_rate_of_one_step(name: str) -> None:
         updater.step(gradients(step), rate_factor=factor)
     for index, tensor in tensors.items():
         torch.testing.assert_close(tensor, own[index].detach(), rtol=1e-12, atol=1e-12)
-
-
-def test_the_rate_comes_back_if_the_step_fails() -> None:
-    own = parameters()
-    optimizer = Sign(own)
-    (updater,), tensors = servers(optimizer, own, [range(5)])
-    with pytest.raises(ValueError):
-        updater.step(gradients(0)[:2], rate_factor=8.0)
-    updater.step(gradients(0))
-    plain_step(optimizer, own, gradients(0))
-    assert same_values(tensors, own)
 
 
 def test_a_parameter_without_gradient_takes_no_part() -> None:
@@ -188,12 +177,3 @@ def test_layouts_of_memory_do_not_matter() -> None:
     updater = Updater(optim.SGD(own, lr=1.0), {own[0]: tensor})
     updater.step([gradient.flatten()])
     assert torch.equal(tensor, own[0].detach() - gradient)
-
-
-def test_a_module_may_be_trained_by_several_optimizers() -> None:
-    module = nn.Linear(3, 2)
-    first, second = optim.SGD([module.weight], lr=1.0), optim.Adam([module.bias], lr=0.1)
-    bias = module.bias.detach().clone()
-    Updater(second, {module.bias: bias}).step([torch.ones(2)])
-    assert objection(first) is None
-    torch.testing.assert_close(bias, module.bias.detach() - 0.1)

@@ -98,15 +98,6 @@ class _PSP(Server):
         return [(to, version) for to, _, version in answers]
 
 
-def test_psp_rounds_go_on_without_those_in_a_meeting() -> None:
-    server = _PSP(c=2)
-    assert server.say(3, 0) == []
-    for worker in (0, 1):
-        assert server.wait(worker) == []
-    assert server.wait(2) == [(3, 1)]
-    assert server.say(3, 1) == [(3, 2)]
-
-
 def test_psp_waits_for_all_again_once_a_push_tells_that_the_meeting_is_over() -> None:
     server = _PSP(c="all")
     for worker in (0, 1, 2):

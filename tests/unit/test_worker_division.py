@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
-    Sampler,
     WeightedRandomSampler,
 )
 
@@ -87,29 +85,6 @@ def test_a_sampler_that_divides_otherwise_than_by_rank_is_an_error() -> None:
         _divided(DataLoader(DATA, sampler=sampler))
 
 
-class _Dealt(Sampler[Any]):
-    """Has the attributes, but counts when it is made."""
-
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.num_replicas, self.rank = ranks, rank
-        self.num_samples = len(DATA) // ranks
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(DATA[self.rank :: self.num_replicas][: self.num_samples])
-
-    def __len__(self) -> int:
-        return self.num_samples
-
-
-def test_a_sampler_that_counts_when_it_is_made_is_made_for_each_worker() -> None:
-    loader = DataLoader(DATA, batch_size=2, sampler=_Dealt(0, 1))
-    with pytest.raises(ValueError, match="_Dealt divides the training data when it is made"):
-        _divided(loader)
-    made = _divided(loader, 3, lambda number: DataLoader(DATA, sampler=_Dealt(number, 3)))
-    assert made.lengths == [4, 4, 4]
-    assert next(_epochs(made)) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-
-
 class _Batches:
     """Neither an epoch nor an honest length, and uneven where it is told to be."""
 
@@ -132,13 +107,3 @@ def test_an_epoch_ends_with_the_data_of_all_workers() -> None:
     uneven: Any = _Batches(even=False)
     with pytest.raises(RuntimeError, match="after 4 batches the data of 2 of the 3 workers"):
         list(_divided(DataLoader(DATA, batch_sampler=uneven)))
-
-
-def test_loaders_of_workers_are_reset_and_looked_into_as_one() -> None:
-    loader = _weighted(0, 1, seeded=True)
-    data = _divided(loader)
-    assert data.dataset is DATA and data.batch_sampler is not None
-    for own in data._loaders:
-        own._iterator = object()  # type: ignore[assignment]
-    CombinedLoader(data).reset()
-    assert [own._iterator for own in data._loaders] == [None] * 3
