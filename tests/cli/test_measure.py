@@ -112,14 +112,6 @@ def test_link_of_emulated_hosts_is_what_it_is_shaped_to(tmp_path: Path) -> None:
     assert found.within.bytes_per_second > 10 * found.between.bytes_per_second
 
 
-def test_module_alone(tmp_path: Path) -> None:
-    """One rank under torchrun has no link; its module's step is what there is to time."""
-    run_ranks(_measure, 1, str(tmp_path), "--config", config(tmp_path), "--steps", "4")
-    found = Measurement.from_json((tmp_path / "network.json").read_text())
-    assert found.within is None and found.between is None
-    assert found.workload is not None and found.workload.parameters == 66
-
-
 def test_without_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither torchrun nor SLURM has told this process of a job."""
     for name in ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):

@@ -173,10 +173,3 @@ def test_a_module_that_cant_be_counted_is_named(tmp_path: Path, model: object, s
     with pytest.raises(ValueError) as raised:
         model_of(_module_file(tmp_path, model))
     assert says in str(raised.value)
-
-
-def test_help_lists_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run(["--help"])
-    assert ended.value.code == 0
-    assert "--between-mbit-s" in capsys.readouterr().out

@@ -110,13 +110,6 @@ def test_values_far_apart_get_a_logarithmic_axis(tmp_path: Path) -> None:
     assert page.layouts[0]["xaxis"]["type"] == "linear"
 
 
-def test_plots_over_bytes_take_what_a_single_group_sends(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
-    page = _report(tmp_path / "page.html", runs[1], "--metric", "train/loss")
-    assert ("train/loss over bytes", 0) in page.lines
-
-
 def test_what_was_logged_once_is_in_the_table(tmp_path: Path) -> None:
     rows: list[Row] = [(step, {"valid/wer": 1.0 / step}) for step in (1, 2, 3)]
     folder = write_csv(tmp_path / "run", [*rows, (3, {"test/wer": 0.25, "test/seconds": 3.0})])
@@ -203,16 +196,6 @@ def test_long_runs_make_small_pages(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size - len(get_plotlyjs()) < 60_000
     assert page.traces[0]["x"][0] == 0 and page.traces[0]["x"][-1] == 4999
     assert (2345, 7.0) in zip(page.traces[0]["x"], page.traces[0]["y"], strict=True)
-
-
-def test_more_runs_than_colours_can_be_told_apart(tmp_path: Path) -> None:
-    folders = [
-        write_csv(tmp_path / f"run{n}", [(1, {"loss": 1.0}), (2, {"loss": 0.5})]) for n in range(10)
-    ]
-    page = _report(tmp_path / "page.html", *folders)
-    styles = [(line["line"]["color"], line["line"]["dash"]) for line in page.traces]
-    assert len(set(styles)) == 10
-    assert styles[0][0] == styles[8][0]
 
 
 def test_missing_plotly_is_one_line(

@@ -6,8 +6,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-
 from examples.language.data_module import Text
 from examples.language.model import LanguageModel
 
@@ -42,19 +40,3 @@ def small_model(**settings: Any) -> LanguageModel:
     """Two layers of width 16."""
     given: dict[str, Any] = {"layers": 2, "heads": 2, "width": 16, "learning_rate": 1e-2}
     return LanguageModel(**{**given, **settings})
-
-
-def quiet_trainer(strategy: Any = "auto", **settings: Any) -> pl.Trainer:
-    """On the CPU, without files or output."""
-    given: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "strategy": strategy,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
-        "num_sanity_val_steps": 0,
-    }
-    return pl.Trainer(**{**given, **settings})

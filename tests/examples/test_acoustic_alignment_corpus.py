@@ -1,10 +1,9 @@
-"""A corpus is aligned from transcripts alone, by a network, and the result is kept on disk."""
+"""A corpus is aligned from transcripts alone, by a network."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,18 +12,12 @@ from torch import Tensor
 pytest.importorskip("torchaudio", reason="alignment needs the extra 'examples'")
 
 from examples.acoustic.alignment import Alignments  # noqa: E402
-from examples.acoustic.corpora.an4 import build_an4_corpus  # noqa: E402
 from examples.acoustic.corpora.recording import (  # noqa: E402
     NormalisationMode,
     RecordedCorpus,
     Recording,
 )
 from examples.acoustic.corpus import Corpus  # noqa: E402
-from examples.acoustic.decoding import (  # noqa: E402
-    BigramModel,
-    HMMTopology,
-    WFSTDecoder,
-)
 from examples.acoustic.flat_start import FlatStartOptions, align_corpus  # noqa: E402
 from examples.acoustic.realignment import realign_corpus  # noqa: E402
 from tests.examples.test_acoustic_alignment import LEXICON, SENONES, ToySpeech  # noqa: E402
@@ -120,50 +113,3 @@ def test_options_out_of_range_are_refused() -> None:
         FlatStartOptions(realignments=0)
     with pytest.raises(ValueError, match="context must be at least 0, got -1"):
         FlatStartOptions(context=-1)
-
-
-@pytest.mark.slow
-@pytest.mark.needs_data
-def test_an4_is_aligned_and_decoded(data_root: Path) -> None:
-    """Gaussians fitted to the alignments already recognise most words."""
-    likelihoods: list[float] = []
-    bare = build_an4_corpus(path=data_root / "an4_mfcc", delta_orders=2)
-    found = align_corpus(
-        bare,
-        FlatStartOptions(epochs=1, realignments=3),
-        on_round=lambda _, a: likelihoods.append(a.log_likelihood),
-    )
-    corpus = bare.with_alignments(found)
-    assert all(b > a for a, b in itertools.pairwise(likelihoods))
-    utterances = [*corpus.train, *corpus.valid, *corpus.test]
-    assert all(u.senones is not None for u in utterances)
-    assert word_error_rate_of_gaussians(corpus) < 0.5
-
-
-def word_error_rate_of_gaussians(corpus: Corpus) -> float:
-    """One Gaussian per senone with a covariance in common, decoded with the bigram."""
-    from torchmetrics.functional.text import word_error_rate
-
-    def spliced(features: Tensor) -> Tensor:
-        return torch.cat([features.roll(k, dims=0) for k in (-1, 0, 1)], dim=1).double()
-
-    inputs = torch.cat([spliced(u.features) for u in corpus.train])
-    targets = torch.cat([u.senones for u in corpus.train if u.senones is not None])
-    one_hot = torch.nn.functional.one_hot(targets, len(corpus.senones)).double()
-    means = (one_hot.T @ inputs) / one_hot.sum(0).clamp(min=1)[:, None]
-    spread = inputs - means[targets]
-    covariance = spread.T @ spread / len(spread) + 0.01 * torch.eye(means.shape[1]).double()
-    directions = torch.linalg.solve(covariance, means.T)
-    offsets = 0.5 * (means * directions.T).sum(1)
-    decoder = WFSTDecoder(
-        corpus.senones,
-        corpus.lexicon,
-        BigramModel([u.words for u in corpus.train], corpus.lexicon.words),
-        acoustic_scale=0.3,
-        topology=HMMTopology.for_low_frame_rate(),
-    )
-    decoded, spoken = [], []
-    for utterance in corpus.valid:
-        decoded.append(" ".join(decoder.decode(spliced(utterance.features) @ directions - offsets)))
-        spoken.append(" ".join(utterance.words))
-    return float(word_error_rate(decoded, spoken))

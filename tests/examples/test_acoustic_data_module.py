@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning import LightningModule, Trainer
+from lightning import LightningModule
 from torch import nn
 
 from examples.acoustic.corpora import synthesis
@@ -17,6 +17,7 @@ from examples.acoustic.corpora.synthesis import build_synthetic_corpus
 from examples.acoustic.corpus import Corpus, CorpusDataModule
 from examples.acoustic.data_module import AcousticDataModule
 from examples.acoustic.utterance import Batch
+from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 SMALL = {"sentences": 30, "valid_fraction": 0.2, "test_fraction": 0.2}
@@ -43,21 +44,13 @@ class Collector(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def _fit(cache_dir: str, use_distributed_sampler: bool, devices: int) -> list[list[int]]:
+def _fit(cache_dir: str, use_distributed_sampler: bool) -> list[list[int]]:
     data = AcousticDataModule(
         "synthetic", dict(SMALL), batch_frames=300, seed=2, cache_dir=cache_dir
     )
     model = Collector()
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy="ddp" if devices > 1 else "auto",
-        max_epochs=2,
-        use_distributed_sampler=use_distributed_sampler,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        "ddp", devices=2, max_epochs=2, use_distributed_sampler=use_distributed_sampler
     )
     trainer.fit(model, datamodule=data)
     assert trainer.num_training_batches * 2 == trainer.global_step
@@ -68,7 +61,7 @@ def _fit(cache_dir: str, use_distributed_sampler: bool, devices: int) -> list[li
 def test_ranks_share_the_utterances_anew_each_epoch(
     tmp_path: Path, use_distributed_sampler: bool
 ) -> None:
-    per_rank = run_ranks(_fit, 2, str(tmp_path), use_distributed_sampler, 2)
+    per_rank = run_ranks(_fit, 2, str(tmp_path), use_distributed_sampler)
     for epoch in range(2):
         seen = [position for rank in per_rank for position in rank[epoch]]
         assert sorted(seen) == list(range(18))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.acoustic.features import FILTERS, log_filter_bank, resample, with_deltas
+from examples.acoustic.features import FILTERS, log_filter_bank, with_deltas
 from examples.acoustic.lexicon import Lexicon
 from examples.acoustic.normalisation import Normalisation
 from examples.acoustic.segmentation import PhoneInterval, senones_at, uniform_segmentation
@@ -23,12 +23,6 @@ def test_default_stacking_is_three_plain_frames_with_the_middle_target() -> None
     stacking = Stacking()
     assert stacking.features(frames).tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
     assert stacking.targets(torch.arange(7)).tolist() == [1, 4]
-
-
-def test_paper_dimensions() -> None:
-    assert Stacking().features(torch.zeros(198, 64)).shape == (66, 192)
-    assert Stacking().features(torch.zeros(198, 13)).shape == (66, 39)
-    assert Stacking(stack=5, subsample=2).features(torch.zeros(9, 13)).shape == (4, 65)
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 5))
@@ -91,15 +85,6 @@ def test_filter_bank_refuses_short_and_stereo_sound() -> None:
         log_filter_bank(torch.zeros(399))
     with pytest.raises(ValueError, match=r"\(2, 800\)"):
         log_filter_bank(torch.zeros(2, 800))
-
-
-def test_resampling_keeps_a_tone() -> None:
-    tone = torch.sin(2 * torch.pi * 500 * torch.arange(8000) / 8000)
-    same = torch.sin(2 * torch.pi * 500 * torch.arange(16_000) / 16_000)
-    torch.testing.assert_close(
-        resample(tone, 8000, 16_000)[500:-500], same[500:-500], atol=2e-2, rtol=0
-    )
-    assert resample(tone, 8000, 8000) is tone
 
 
 def test_deltas_of_a_ramp_are_its_slope() -> None:

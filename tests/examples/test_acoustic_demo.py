@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -82,22 +81,6 @@ def test_without_namespaces_the_planner_predicts(monkeypatch: pytest.MonkeyPatch
     # Every tenth step sends three models at most.
     assert ours < 0.6 * ddp
     assert found.seconds["1 Gbit/s"]["ddp"] < ddp
-
-
-@pytest.mark.parametrize(
-    "error", [subprocess.CalledProcessError(1, ["tc"]), RuntimeError("a\nno memory"), TimeoutError]
-)
-def test_where_the_emulated_hosts_fail_the_planner_predicts(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise error
-
-    monkeypatch.setattr(link_times, "missing_means", lambda: None)
-    monkeypatch.setattr(link_times, "_measured", fail)
-    monkeypatch.setattr(link_times, "_alone", lambda settings: ALONE)
-    found = times_over_links(RUNS)
-    assert found.how == "predicted" and found.why.startswith("the emulated hosts failed")
 
 
 def test_steps_of_one_rank_are_timed() -> None:

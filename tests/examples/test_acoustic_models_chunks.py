@@ -14,9 +14,6 @@ from examples.acoustic.models.chunks import (
     join_chunks,
     training_chunks,
 )
-from examples.acoustic.models.edges import extend_edges
-
-PAPER = ChunkShape()
 
 shapes = st.builds(
     lambda chunk, left, right, share: ChunkShape(
@@ -36,18 +33,6 @@ def numbered(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     for row, length in enumerate(lengths):
         features[row, :length, 0] = torch.arange(length) + 100.0 * row
     return features, torch.tensor(lengths)
-
-
-def test_the_papers_sizes() -> None:
-    assert (PAPER.left, PAPER.chunk, PAPER.right, PAPER.overlap) == (21, 64, 21, 32)
-    assert (PAPER.window, PAPER.hop) == (106, 74)
-
-
-def test_edges_repeat_first_and_last_frame() -> None:
-    features, lengths = numbered([3, 2])
-    extended = extend_edges(features, lengths, left=2, right=1)
-    assert extended[0, :, 0].tolist() == [0, 0, 0, 1, 2, 2]
-    assert extended[1, :, 0].tolist() == [100, 100, 100, 101, 101, 101]
 
 
 @settings(deadline=None, max_examples=150)
@@ -88,15 +73,6 @@ def test_windows_combine_to_the_full_length_and_weights_sum_to_one(
     # All windows agree on a frame here, so any weights that sum to one give the frame back.
     for row, length in enumerate(lengths):
         torch.testing.assert_close(combined[row, :length], features[row, :length])
-
-
-def test_neighbouring_windows_overlap_by_32_frames() -> None:
-    features, sizes = numbered([200])
-    windows, needed = decoding_windows(features, sizes, PAPER)
-    assert windows.shape[1] == int(needed.sum()) == 3
-    first, second = windows[0, 0, :, 0], windows[0, 1, :, 0]
-    assert torch.equal(first[-32:], second[:32])
-    assert torch.equal(first[:22], torch.zeros(22, dtype=torch.float64))
 
 
 def test_weight_passes_from_one_window_to_the_next() -> None:

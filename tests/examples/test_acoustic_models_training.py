@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, seed_everything
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -23,6 +23,7 @@ from examples.acoustic.models import (
 )
 from examples.acoustic.senones import SenoneMap
 from examples.acoustic.utterance import Utterance, collate
+from tests.examples.quiet_trainer import quiet_trainer
 
 SENONES = SenoneMap(("sil", "a", "b"), states_per_phone=1)
 DIM = 5
@@ -103,18 +104,6 @@ class OneFrameOneWord:
         return ["ab"[senone - 1] for senone in best if senone > 0]
 
 
-def trainer(directory: Path, **options: Any) -> Trainer:
-    return Trainer(
-        default_root_dir=directory,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        **options,
-    )
-
-
 def reference(model: FrameClassifier, split: list[Utterance]) -> tuple[float, float]:
     """Loss and frame error rate of a split, one utterance at a time, frames counted equally."""
     total, errors, frames = 0.0, 0, 0
@@ -129,11 +118,11 @@ def reference(model: FrameClassifier, split: list[Utterance]) -> tuple[float, fl
 
 
 @EVERY_MODEL
-def test_training_learns_and_logs_exact_averages(kind: str, tmp_path: Path) -> None:
+def test_training_learns_and_logs_exact_averages(kind: str) -> None:
     seed_everything(0)
     model = SMALL[kind](learning_rate=0.3)
     data = TinyData()
-    fit = trainer(tmp_path, max_epochs=30, gradient_clip_val=1.0)
+    fit = quiet_trainer(max_epochs=30, gradient_clip_val=1.0)
     fit.fit(model, datamodule=data)
     loss, error_rate = reference(model, data.corpus.valid)
     assert float(fit.callback_metrics["valid/loss"]) == pytest.approx(loss, rel=1e-5)
@@ -151,7 +140,7 @@ def test_training_learns_and_logs_exact_averages(kind: str, tmp_path: Path) -> N
 def test_checkpoint_restores_sizes_weights_and_priors(kind: str, tmp_path: Path) -> None:
     seed_everything(0)
     model = SMALL[kind](learning_rate=0.25)
-    fit = trainer(tmp_path, max_epochs=1)
+    fit = quiet_trainer(max_epochs=1)
     fit.fit(model, datamodule=TinyData())
     path = tmp_path / "model.ckpt"
     fit.save_checkpoint(path)
@@ -164,10 +153,10 @@ def test_checkpoint_restores_sizes_weights_and_priors(kind: str, tmp_path: Path)
     assert not torch.equal(restored.log_prior, SMALL[kind]().log_prior)
 
 
-def test_priors_are_the_training_targets_relative_frequencies(tmp_path: Path) -> None:
+def test_priors_are_the_training_targets_relative_frequencies() -> None:
     model = SMALL["lstm"]()
     corpus = TinyCorpus()
-    trainer(tmp_path, max_epochs=1, limit_train_batches=1).fit(model, datamodule=TinyData(corpus))
+    quiet_trainer(max_epochs=1, limit_train_batches=1).fit(model, datamodule=TinyData(corpus))
     targets = torch.cat([each.senones for each in corpus.train if each.senones is not None])
     counts = torch.bincount(targets, minlength=3) + 1
     torch.testing.assert_close(model.log_prior.exp(), counts / counts.sum())
@@ -178,10 +167,10 @@ def test_priors_are_the_training_targets_relative_frequencies(tmp_path: Path) ->
     torch.testing.assert_close(model.log_likelihoods(logits), logits.log_softmax(dim=1))
 
 
-def test_corpus_with_another_number_of_senones_is_refused(tmp_path: Path) -> None:
+def test_corpus_with_another_number_of_senones_is_refused() -> None:
     model = LSTMAcousticModel(feature_dim=DIM, num_senones=7, hidden_dim=2, num_layers=1)
     with pytest.raises(ValueError, match="num_senones must be the corpus's 3, got 7"):
-        trainer(tmp_path, max_epochs=1).fit(model, datamodule=TinyData())
+        quiet_trainer(max_epochs=1).fit(model, datamodule=TinyData())
 
 
 def word_errors(words: tuple[str, ...], heard: list[str]) -> int:
@@ -194,13 +183,13 @@ def word_errors(words: tuple[str, ...], heard: list[str]) -> int:
     return row[-1]
 
 
-def test_test_decodes_every_utterance_at_its_own_length(tmp_path: Path) -> None:
+def test_test_decodes_every_utterance_at_its_own_length() -> None:
     seed_everything(0)
     model = SMALL["lstm"]()
     decoder = OneFrameOneWord()
     model.decoder = decoder
     corpus = TinyCorpus()
-    [tested] = trainer(tmp_path).test(model, datamodule=TinyData(corpus), verbose=False)
+    [tested] = quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
     assert [len(scores) for scores in decoder.seen] == [len(each) for each in corpus.test]
     errors = sum(
         word_errors(each.words, decoder.decode(scores))
@@ -212,32 +201,32 @@ def test_test_decodes_every_utterance_at_its_own_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_validation_decodes_when_asked(wanted: bool, tmp_path: Path) -> None:
+def test_validation_decodes_when_asked(wanted: bool) -> None:
     model = SMALL["dnn"](decode_in_validation=wanted)
     model.decoder = OneFrameOneWord()
-    [seen] = trainer(tmp_path).validate(model, datamodule=TinyData(), verbose=False)
+    [seen] = quiet_trainer().validate(model, datamodule=TinyData(), verbose=False)
     assert ("valid/word_error_rate" in seen) is wanted
 
 
-def test_utterances_without_targets_are_scored_by_words_alone(tmp_path: Path) -> None:
+def test_utterances_without_targets_are_scored_by_words_alone() -> None:
     model = SMALL["lstm"]()
     corpus = TinyCorpus()
     corpus.test = [replace(each, senones=None) for each in corpus.test]
     with pytest.raises(ValueError, match="no alignments for frame errors, and no decoder"):
-        trainer(tmp_path).test(model, datamodule=TinyData(corpus), verbose=False)
+        quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
     model.decoder = OneFrameOneWord()
-    [tested] = trainer(tmp_path).test(model, datamodule=TinyData(corpus), verbose=False)
+    [tested] = quiet_trainer().test(model, datamodule=TinyData(corpus), verbose=False)
     assert set(tested) == {"test/word_error_rate"}
 
 
-def test_decoding_without_reference_words_is_refused(tmp_path: Path) -> None:
+def test_decoding_without_reference_words_is_refused() -> None:
     model = SMALL["lstm"]()
     model.decoder = OneFrameOneWord()
     loader = TinyData().test_dataloader()
     with pytest.raises(ValueError, match="decoding needs the reference words of 'test'"):
-        trainer(tmp_path).test(model, loader, verbose=False)
+        quiet_trainer().test(model, loader, verbose=False)
     model.transcripts["test"] = [each.words for each in TinyCorpus().test]
-    [tested] = trainer(tmp_path).test(model, loader, verbose=False)
+    [tested] = quiet_trainer().test(model, loader, verbose=False)
     assert "test/word_error_rate" in tested
 
 

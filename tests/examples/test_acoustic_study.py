@@ -12,9 +12,8 @@ pytest.importorskip("espeakng_loader", reason="the example needs the extra 'exam
 from examples.acoustic import study_an4  # noqa: E402
 from examples.acoustic.launch import launch  # noqa: E402
 from examples.acoustic.run_system import Result, Settings  # noqa: E402
-from examples.acoustic.study_an4 import Study, row  # noqa: E402
+from examples.acoustic.study_an4 import Study  # noqa: E402
 from examples.acoustic.systems import SYSTEMS  # noqa: E402
-from examples.tables import markdown  # noqa: E402
 from lightning_hier import BMUF, GTC, HierarchicalStrategy  # noqa: E402
 
 
@@ -63,21 +62,6 @@ def test_study_runs_each_setting_once_and_goes_on_where_it_stopped(
     assert len(started) == 4
     Study(tmp_path, base).run(system="gtc", learning_rate=0.25, seed=1)
     assert len(started) == 5
-
-
-def test_row_gives_mean_and_spread_and_the_bytes_that_apply() -> None:
-    settings = Settings(system="bmuf_gtc")
-    results = [result(settings, errors) for errors in (0.1, 0.2, 0.3)]
-    cells = row("bmuf_gtc", 0.5, results)
-    assert cells == ("BMUF_GTC", "0.5", "20.0 ± 10.0", "10.0 ± 5.0", "7", "3.0", "1.0")
-    assert row("gtc", 0.5, results)[-1] == "-"
-    assert row("one_worker", 0.5, results)[-2:] == ("-", "-")
-
-
-def test_table_is_aligned_markdown() -> None:
-    assert markdown(("a", "long"), [("wide", "b")]) == (
-        "| a    | long |\n| ---- | ---- |\n| wide | b    |"
-    )
 
 
 @pytest.mark.slow

@@ -69,14 +69,6 @@ def test_a_run_reports_what_came_out() -> None:
     )
 
 
-def test_a_dropped_gradient_is_counted_once() -> None:
-    """Each of four servers counts its block of it."""
-    assert outcome(Settings(system="all")).dropped_gradients == (0 + 1 + 2 + 3) / 4
-    assert outcome(Settings(system="all")).used_share == 0.75
-    nobody = [counted(rank, updates=0.0) for rank in range(4)]
-    assert outcome(Settings(system="all_reduce"), ranks=nobody).used_share == 1.0
-
-
 def test_a_row_shows_fast_ranks_and_the_first_good_epoch() -> None:
     row = demo.row(outcome(Settings(system="all_reduce")))
     assert row == ("synchronous SGD", "12", "8", "97.1%", "75.0%", "2", "3.0", "12.3")

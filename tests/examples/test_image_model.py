@@ -16,6 +16,7 @@ from examples.image.networks import ResidualBlock
 from lightning_hier import HierarchicalStrategy
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
+from tests.examples.quiet_trainer import quiet_trainer
 from tests.examples.test_image_data import write_mnist
 from tests.ranks import run_ranks
 
@@ -75,16 +76,7 @@ def test_optimizer_is_the_papers() -> None:
 def test_digits_are_learnt_within_seconds() -> None:
     """One rank, 4 epochs; a guess is right in a tenth of the cases."""
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=4,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = quiet_trainer(max_epochs=4)
     model = ResNetClassifier(channels=(8, 16), decay_epochs=(3,))
     data = Images(batch_images=32)
     trainer.fit(model, data)
@@ -96,16 +88,8 @@ def scores_on_this_rank() -> tuple[float, float, float, float]:
     """Scores by the Trainer, and over all images of the split at once."""
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=3,
-        strategy=HierarchicalStrategy(group_size="world", warmup_steps=0),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    strategy = HierarchicalStrategy(group_size="world", warmup_steps=0)
+    trainer = quiet_trainer(strategy, devices=3)
     model, data = ResNetClassifier(**SIZES, channels=(4,)), Images(batch_images=7)
     found = trainer.validate(model, data, verbose=False)[0]
     images, labels = [], []

@@ -8,35 +8,22 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 
-from examples.image import step_pause, wall_time
+from examples.image import step_pause
 from examples.image.data_module import Images
 from examples.image.model import ResNetClassifier
 from examples.image.step_pause import Pace, StepPause
 from examples.image.straggler import Straggler
-from examples.image.wall_time import AccuracyOverTime, Point
 from lightning_hier import HierarchicalStrategy, PSPStrategy
+from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 SECONDS = 0.02
 
 
 def tiny_trainer(strategy: Any, callbacks: list[pl.Callback]) -> pl.Trainer:
-    return pl.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy,
-        max_epochs=2,
-        limit_train_batches=10,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=callbacks,
-    )
+    limits = {"max_epochs": 2, "limit_train_batches": 10, "limit_val_batches": 0}
+    return quiet_trainer(strategy, devices=2, callbacks=callbacks, **limits)
 
 
 def fit_on_this_rank() -> tuple[list[tuple[int, int]], float]:
@@ -147,21 +134,3 @@ def test_a_late_rank_that_does_not_exist_is_refused() -> None:
     trainer: Any = SimpleNamespace(world_size=4)
     with pytest.raises(ValueError, match="smaller than the number of ranks, 4, got 4"):
         Straggler(rank=4, seconds=1.0).setup(trainer, pl.LightningModule(), "fit")
-
-
-def test_accuracy_is_noted_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 102.5, 104.0])
-    monkeypatch.setattr(wall_time.time, "monotonic", lambda: next(clock))
-    trainer: Any = SimpleNamespace(
-        state=SimpleNamespace(fn=TrainerFn.FITTING), sanity_checking=True, callback_metrics={}
-    )
-    noted, module = AccuracyOverTime(), pl.LightningModule()
-    noted.on_validation_end(trainer, module)
-    noted.on_train_start(trainer, module)
-    trainer.sanity_checking = False
-    for accuracy in (0.25, 0.5):
-        trainer.callback_metrics = {"valid/accuracy": torch.tensor(accuracy)}
-        noted.on_validation_end(trainer, module)
-    trainer.state.fn = TrainerFn.VALIDATING
-    noted.on_validation_end(trainer, module)
-    assert noted.points == [Point(2.5, 0.25), Point(4.0, 0.5)]

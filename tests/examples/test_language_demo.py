@@ -12,7 +12,7 @@ import pytest
 
 from examples import run_store
 from examples.language import demo
-from examples.language.runs import SYSTEMS, Result, Settings
+from examples.language.runs import Result, Settings
 
 PNG = b"\x89PNG"
 
@@ -41,18 +41,6 @@ def outcome(
 
 BMUF_ADAM = outcome(Settings(system="bmuf_adam"))
 DDP = outcome(Settings(system="ddp"), test=3.03, across_mb=(300, 700, 2000), seconds=38.0)
-
-
-def test_rows_show_scores_bytes_and_time() -> None:
-    assert demo.row(BMUF_ADAM) == (
-        SYSTEMS["bmuf_adam"].title,
-        "3.100",
-        "3.000",
-        "50.0",
-        "400.0",
-        "40",
-    )
-    assert demo.row(DDP)[1:] == ("3.100", "3.030", "-", "2000.0", "38")
 
 
 def test_a_sentence_says_who_wins_by_how_much_at_which_bytes() -> None:

@@ -19,7 +19,8 @@ from examples.language.schedules import Schedule
 from examples.language.shapes import shape_of
 from examples.language.transformer import rotary_angles, rotate
 from examples.language.windows import IGNORED, Batch
-from tests.examples.language_texts import quiet_trainer, small_data, small_model, write_texts
+from tests.examples.language_texts import small_data, small_model, write_texts
+from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 

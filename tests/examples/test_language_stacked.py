@@ -72,12 +72,3 @@ def test_run_that_does_not_learn_counts_as_a_model_that_knows_nothing() -> None:
     assert found.blocks == 1
     assert found.loss == pytest.approx(math.log(VOCABULARY), abs=0.2)
     assert math.isfinite(score(torch.zeros(10_056)))
-
-
-def test_settings_that_a_system_does_not_use_make_no_other_run() -> None:
-    base = Settings(system="synchronous", workers=4)
-    assert Settings(system="synchronous", workers=4, block_size=7, group_size=2) != base
-    noted = Settings(system="synchronous", workers=4, block_size=7, group_size=2).anywhere()
-    assert noted == base.anywhere() == Settings(**noted).anywhere()
-    assert Settings(system="bmuf_nbm", workers=16, group_size=4).eta == 0.75
-    assert Settings(system="model_averaging", workers=16).eta == 0.0

@@ -19,7 +19,8 @@ from examples.language.samples import TextSamples, generate
 from examples.language.throughput import Throughput, flops_per_token
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
-from tests.examples.language_texts import quiet_trainer, small_data, small_model, write_texts
+from tests.examples.language_texts import small_data, small_model, write_texts
+from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 from tests.trainer.fitting import weights
 

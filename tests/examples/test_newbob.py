@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from examples.acoustic.newbob import NewbobLR, StopAtMinimumRate
+from tests.examples.quiet_trainer import quiet_trainer
 
 # 10 -> 9 falls by 10%, 9 -> 8.5 by 5.6%, 8.5 -> 8.4 by 1.2%: the ramp starts at the fourth loss and
 # goes on although the fifth falls by far more than 5%.
@@ -152,23 +153,10 @@ class ScriptedLoss(LightningModule):
         return DataLoader(TensorDataset(torch.ones(1, 1)))
 
 
-def tiny_trainer(directory: Path, **options: Any) -> Trainer:
-    return Trainer(
-        default_root_dir=directory,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=[StopAtMinimumRate()],
-        **options,
-    )
-
-
 @pytest.mark.parametrize("monitor", ["valid/loss", "train/loss"])
-def test_trainer_halves_and_stops_at_the_minimum(monitor: str, tmp_path: Path) -> None:
+def test_trainer_halves_and_stops_at_the_minimum(monitor: str) -> None:
     model = ScriptedLoss(monitor)
-    trainer = tiny_trainer(tmp_path, max_epochs=20, enable_checkpointing=False)
+    trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
     trainer.fit(model)
     # The rate of an epoch is what the losses before it made of it.
     assert model.rates == [0.8, 0.8, 0.8, 0.8, 0.4, 0.2]
@@ -177,12 +165,12 @@ def test_trainer_halves_and_stops_at_the_minimum(monitor: str, tmp_path: Path) -
 
 
 def test_a_finished_fit_does_not_go_on_when_resumed(tmp_path: Path) -> None:
-    trainer = tiny_trainer(tmp_path, max_epochs=20, enable_checkpointing=False)
+    trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
     trainer.fit(ScriptedLoss("valid/loss"))
     checkpoint = tmp_path / "finished.ckpt"
     trainer.save_checkpoint(checkpoint)
 
     resumed = ScriptedLoss("valid/loss")
-    trainer = tiny_trainer(tmp_path, max_epochs=20, enable_checkpointing=False)
+    trainer = quiet_trainer(max_epochs=20, callbacks=[StopAtMinimumRate()])
     trainer.fit(resumed, ckpt_path=checkpoint)
     assert resumed.rates == []

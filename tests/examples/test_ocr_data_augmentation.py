@@ -49,13 +49,6 @@ def test_without_any_bound_the_line_stays_as_it_is() -> None:
     assert np.array_equal(_augmented(0, **off), IMAGE)
 
 
-def test_grey_paper_has_no_white_edges() -> None:
-    grey = (IMAGE // 2 + 40).astype(np.uint8)
-    for epoch in range(10):
-        image = Augmentation(fade=0, noise=0)(grey, epoch=epoch, position=0)
-        assert image.max() <= grey.max()
-
-
 def test_room_for_the_text_is_kept() -> None:
     augmentation = Augmentation(stretch=0.5)
     widths = [

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning import LightningModule, Trainer
+from lightning import LightningModule
 from torch import nn
 
 from examples.ocr.data_module import TextLines
 from examples.ocr.line import Batch
 from tests.examples.line_images import save
 from tests.examples.manifests import SPLITS, write_manifest
+from tests.examples.quiet_trainer import quiet_trainer
 from tests.ranks import run_ranks
 
 SMALL = {"train_lines": 37, "valid_lines": 5, "test_lines": 4}
@@ -48,17 +49,8 @@ class Collector(LightningModule):
 
 def fit_on_two_ranks(cache_dir: str) -> list[list[int]]:
     model = Collector()
-    Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    ).fit(model, datamodule=_small(cache_dir, seed=2))
+    trainer = quiet_trainer("ddp", devices=2, max_epochs=2, use_distributed_sampler=True)
+    trainer.fit(model, datamodule=_small(cache_dir, seed=2))
     return model.seen
 
 

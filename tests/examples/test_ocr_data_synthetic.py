@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from examples.ocr.alphabet import KEYBOARD
-from examples.ocr.corpora.digits import digits_of, number_text, write_number
+from examples.ocr.corpora.digits import digits_of
 from examples.ocr.corpora.fonts import Typeface, typefaces
-from examples.ocr.corpora.rendering import render, worn
+from examples.ocr.corpora.rendering import render
 from examples.ocr.corpora.synthetic import build_synthetic_corpus
 from examples.ocr.corpora.wording import Wording
 from examples.ocr.corpus import SPLITS
@@ -65,19 +65,6 @@ def test_a_font_refuses_what_it_lacks() -> None:
     assert not face.can_write("é")
 
 
-def test_wear_changes_a_line_and_none_leaves_it() -> None:
-    clean = render("Clean print", typefaces()[0], np.random.default_rng(0), wear=0)
-    assert clean.getextrema() == (0, 255)
-    draw = np.random.default_rng(0)
-    assert worn(clean, draw, 0) is clean
-    tattered = np.asarray(worn(clean, draw, 1.0))
-    assert tattered.shape[0] == clean.height
-    assert abs(tattered.shape[1] - clean.width) < 0.15 * clean.height
-    assert tattered[:, : clean.width].std() > 10
-    with pytest.raises(ValueError, match="wear must be at least 0"):
-        worn(clean, draw, -1)
-
-
 def test_texts_reach_every_key() -> None:
     wording = Wording(np.random.default_rng(0), max_characters=32)
     lines = [wording.line() for _ in range(3000)]
@@ -95,19 +82,6 @@ def test_digits_of_the_splits_are_different_pictures() -> None:
         assert np.median(images[:, :, 0]) == 255  # dark on white
     with pytest.raises(ValueError, match="split must be one of train, valid, test, got 'dev'"):
         digits_of("dev")
-
-
-def test_numbers_are_as_wide_as_their_digits() -> None:
-    draw = np.random.default_rng(0)
-    short, long = write_number("12", "train", draw), write_number("12 34567 8", "train", draw)
-    assert short.width < long.width
-    assert np.asarray(long).min() < 60
-    # Nothing is cut off at the sides.
-    assert (np.asarray(long)[:, -2:] == 255).all()
-    for _ in range(50):
-        assert set(number_text(draw, 20)) <= set("0123456789 ")
-    with pytest.raises(ValueError, match="only digits and spaces"):
-        write_number("1a", "train", draw)
 
 
 @pytest.mark.parametrize(

@@ -9,28 +9,19 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from PIL import ImageFont
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from examples.ocr.line import Batch
-from examples.ocr.panel import RIGHT, WRONG, LinePanel, Shown, draw_line, draw_panel
+from examples.ocr.panel import RIGHT, WRONG, LinePanel, Shown, draw_panel
+from tests.examples.quiet_trainer import quiet_trainer
 
 INK = np.zeros((10, 30), dtype=np.uint8)
 
 
 def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
     return {tuple(pixel) for pixel in picture.reshape(-1, 3).tolist()}
-
-
-def test_a_line_is_its_image_above_its_texts() -> None:
-    font = ImageFont.load_default(14)
-    strip = np.asarray(draw_line(Shown(INK, "abc", "abc"), font))
-    np.testing.assert_array_equal(strip[4:14, 4:34], 0)
-    assert (strip[15:] < 255).any()
-    longer = np.asarray(draw_line(Shown(INK, "abc", "abc" * 20), font))
-    assert longer.shape[1] > strip.shape[1] and longer.shape[0] == strip.shape[0]
 
 
 def test_right_and_wrong_hypotheses_have_colours_of_their_own() -> None:
@@ -72,17 +63,6 @@ def loader() -> DataLoader[Batch]:
     return DataLoader(batches, batch_size=None)
 
 
-def trainer(directory: Path, panel: LinePanel, *loggers: Logger) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        logger=list(loggers) or False,
-        callbacks=[panel],
-        enable_progress_bar=False,
-        default_root_dir=directory,
-        enable_model_summary=False,
-    )
-
-
 def logged(directory: Path) -> dict[str, list[Any]]:
     events = EventAccumulator(str(directory), size_guidance={"images": 0})
     events.Reload()
@@ -92,7 +72,7 @@ def logged(directory: Path) -> dict[str, list[Any]]:
 def test_panels_of_validation_and_test_are_logged(tmp_path: Path) -> None:
     logger = TensorBoardLogger(str(tmp_path))
     panel = LinePanel(lines=3)
-    run = trainer(tmp_path, panel, CSVLogger(str(tmp_path)), logger)
+    run = quiet_trainer(logger=[CSVLogger(str(tmp_path)), logger], callbacks=[panel])
     run.validate(Reader(), loader(), verbose=False)
     assert [(line.reference, line.hypothesis) for line in panel._shown] == [
         ("0", "0"),
@@ -112,14 +92,14 @@ def test_panels_of_validation_and_test_are_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", [[], ["csv"]])
 def test_other_loggers_get_nothing(named: list[str], tmp_path: Path) -> None:
     panel = LinePanel()
-    run = trainer(tmp_path, panel, *(CSVLogger(str(tmp_path)) for _ in named))
+    run = quiet_trainer(logger=[CSVLogger(str(tmp_path)) for _ in named], callbacks=[panel])
     run.validate(Reader(), loader(), verbose=False)
     assert panel._shown == []
 
 
 def test_only_the_first_rank_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     panel = LinePanel()
-    run = trainer(tmp_path, panel, TensorBoardLogger(str(tmp_path)))
+    run = quiet_trainer(logger=TensorBoardLogger(str(tmp_path)), callbacks=[panel])
     monkeypatch.setattr(Trainer, "is_global_zero", False)
     run.validate(Reader(), loader(), verbose=False)
     assert panel._shown == []

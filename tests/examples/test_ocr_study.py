@@ -11,7 +11,6 @@ import pytest
 from examples import run_store
 from examples.ocr.run_store import RunStore
 from examples.ocr.run_systems import Result, Settings
-from examples.studies import bmuf_adam
 
 BASE = Settings(system="adam", learning_rate=0.001)
 
@@ -83,32 +82,3 @@ def test_who_plays_the_workers_makes_no_other_run(fake: FakeRuns, tmp_path: Path
     store = RunStore(tmp_path)
     assert store.results([real]) == store.results([played])
     assert fake.starts == [(8, 1)]
-
-
-def test_runs_are_the_same_wherever_the_data_lies(fake: FakeRuns, tmp_path: Path) -> None:
-    here, there = (replace(BASE, corpus_args={"path": f"{top}/oldbooks"}) for top in ("/a", "b"))
-    other = replace(BASE, corpus_args={"path": "/a/copiste"})
-    store = RunStore(tmp_path)
-    assert store.results([here]) == store.results([there])
-    assert fake.starts == [(1, 1)]
-    assert "/a" not in (tmp_path / "runs.jsonl").read_text()
-    store.results([other])
-    assert len(fake.starts) == 2
-
-
-TABLES = bmuf_adam.tables({"oldbooks": replace(BASE, workers=1)})
-
-
-def test_rows_of_the_study_differ_in_moments_beta1_and_workers_alone() -> None:
-    runs = [row.run for row in TABLES["1_oldbooks"].rows]
-    assert len({(run.system, run.beta1, run.workers) for run in runs}) == len(runs) == 2 * 2 * 3
-    assert {(run.learning_rate, run.block_size, run.ranks) for run in runs} == {(0.001, 8, 1)}
-
-
-def test_the_study_has_the_paper_s_figures_for_its_number_of_workers() -> None:
-    rows = {row.labels: row for row in TABLES["2_oldbooks"].rows}
-    synchronous = rows[("synchronous Adam", "1", "16")]
-    assert synchronous.run.learning_rate == 0.004
-    assert synchronous.paper == pytest.approx(100 * (1.9 - 2.0) / 1.9)
-    assert rows[("BMUF-Adam", "32", "8")].paper is None
-    assert rows[("BMUF-Adam", "32", "8")].run.block_size == 32

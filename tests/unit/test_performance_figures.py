@@ -11,7 +11,7 @@ from benchmarks.performance import targets
 from benchmarks.performance.between import Pair, processor_ratio, ratio
 from benchmarks.performance.figures import figures
 from benchmarks.performance.growth import exponent, growth_table
-from benchmarks.performance.job import Job, Network, Steps, bits_per_second, steps_for
+from benchmarks.performance.job import Network, bits_per_second, steps_for
 from benchmarks.performance.link import bytes_to_send, wire_seconds
 from benchmarks.performance.results import Results
 from benchmarks.performance.short import fallen_back
@@ -61,14 +61,6 @@ def test_the_link_alone_limits_a_step(sent: float, least: float, least_with_over
     assert own.least_ratio(overlap=True) == pytest.approx(least_with_overlap)
 
 
-def test_density_is_that_of_the_ranks_that_compress() -> None:
-    metrics = {"hier/gtc/density": 0.02}
-    own = figures([reading(0, [0.1], metrics=metrics), reading(1, [0.1], metrics=metrics)], 1)
-    assert own.density == pytest.approx(0.02)
-    assert own.synchronisation_s is None
-    assert figures([reading(0, [0.1])], 1).density is None
-
-
 def test_model_of_the_paper_has_24_million_parameters() -> None:
     assert Work().parameters == 24_301_935
     small = Work(features=3, cells=4, layers=2, senones=5)
@@ -110,18 +102,6 @@ def test_whole_blocks_are_measured_and_slow_dense_steps_are_few() -> None:
             assert steps.warm_up % system.block == steps.window % system.block == 0
     ddp = named("ddp")
     assert steps_for(ddp, Work(), slow).window < steps_for(ddp, Work(), fast).window
-
-
-def test_job_survives_its_way_to_the_ranks() -> None:
-    job = Job(
-        system="bmuf",
-        work=Work(cells=5),
-        network=Network.read("2x2", "1gbit"),
-        steps=Steps(control=1, warm_up=2, window=3),
-        goodput_bytes=4,
-        folder="here",
-    )
-    assert Job.decoded(job.encoded()) == job
 
 
 def test_arguments_that_a_strategy_does_not_take_leave_the_row_out() -> None:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-from pathlib import Path
-
 import pytest
 
-from benchmarks.performance import page
 from benchmarks.performance.page import PAGE, measured, renewed
 from benchmarks.performance.results import REPORTED
 
@@ -46,38 +41,6 @@ def test_what_was_measured_has_a_place_and_no_place_is_left_empty(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         renewed(_PAGE, found)
-
-
-def test_nothing_is_brought_where_a_table_has_no_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported, out = tmp_path / "reported", tmp_path / "out"
-    shutil.copytree(REPORTED, reported)
-    out.mkdir()
-    more = '{"key": "a", "section": "encoding", "run": 1, "found": []}\n'
-    (out / "results.jsonl").write_text(more)
-    (tmp_path / "page.md").write_text(PAGE.read_text())
-    monkeypatch.setattr(page, "REPORTED", reported)
-    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
-    with pytest.raises(ValueError, match=r"not measured \['2 x 2, 100mbit, emulated'"):
-        page.publish(out)
-    assert (tmp_path / "page.md").read_text() == PAGE.read_text()
-    results = Path("results.jsonl")
-    assert (reported / results).read_text() == (REPORTED / results).read_text()
-
-
-def test_what_is_beside_the_page_already_may_be_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported = tmp_path / "reported"
-    shutil.copytree(REPORTED, reported)
-    tables = re.compile(r"(<!-- table: [^\n]+ -->\n).*?(<!-- end)", re.DOTALL)
-    places = tables.sub(r"\1\2", PAGE.read_text())
-    (tmp_path / "page.md").write_text(places)
-    monkeypatch.setattr(page, "REPORTED", reported)
-    monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
-    page.publish(reported)
-    assert (tmp_path / "page.md").read_text() == PAGE.read_text()
 
 
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.planner.elsewhere import PARAMETERS, UTILISATION, section, utilisation
+from benchmarks.planner.elsewhere import PARAMETERS, UTILISATION, utilisation
 from lightning_hier.cli.plan import run
 
 CELLS = [(size, rate) for size in (8, 128) for rate in UTILISATION[size]]
@@ -32,12 +32,6 @@ def test_round_figures(block_size: int, mbit_s: int) -> None:
     predicted = utilisation(block_size, mbit_s, step_s=0.026)
     limit = BEYOND.get((block_size, mbit_s), 0.30)
     assert predicted == pytest.approx(UTILISATION[block_size][mbit_s], rel=limit)
-
-
-def test_their_own_steps_and_payload() -> None:
-    found = section()
-    assert len(found.rows) == 16
-    assert found.limit == 0.30 and not found.missed
 
 
 def test_the_command_line_says_the_same(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.reliability import diary
 from benchmarks.reliability.diary import Entry
 from benchmarks.reliability.records import FaultRecord, Records, RunRecord, table
 from benchmarks.reliability.soak import _differences
-from benchmarks.reliability.watch import attempts, latest, reached
+from benchmarks.reliability.watch import attempts, reached
 
 
 def _write(folder: Path, *entries: Entry, cut_off: str = "") -> None:
@@ -48,13 +47,6 @@ def test_starts_are_told_apart_and_their_ranks_belong_together(tmp_path: Path) -
     step = second.first_step_after(4.0)
     assert step is not None and step.time_s == 9.5
     assert second.first_step_after(9.6) is None
-
-
-def test_start_whose_ranks_have_not_all_come_does_not_count(tmp_path: Path) -> None:
-    assert latest(tmp_path) is None
-    _write(tmp_path, _start(0, 10, 0, 1.0))
-    assert latest(tmp_path) is None
-    assert [entry.pid for entry in diary.read(tmp_path)] == [10]
 
 
 def _run(*, differences: list[str] | None, agree: bool = True) -> RunRecord:

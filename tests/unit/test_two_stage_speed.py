@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.two_stage_ranks import Way, window
-from benchmarks.two_stage_speed import Repetition, read_repetitions, two_stage
+from benchmarks.two_stage_speed import Repetition, two_stage
 
 _ALONE = Way(system="alone", device="core")
 _PAIR = two_stage("core", 2)
@@ -68,14 +65,3 @@ def test_a_window_holds_whole_periods_after_the_first(
     assert first >= push_period
     assert (last - first) % push_period == 0
     assert last - first >= 3 * push_period
-
-
-def test_readings_come_back_from_their_lines() -> None:
-    lines = [
-        json.dumps({"repetition": n, "way": asdict(way), "ranks": ranks, "model_bytes": 600})
-        for n in (0, 1)
-        for way, ranks in [(_ALONE, [{"link": 0.1}, {}]), (_PAIR, [{"link": 0.3}, {}])]
-    ]
-    both = read_repetitions(lines, frames=100)
-    assert [own.found.keys() for own in both] == [{_ALONE, _PAIR}, {_ALONE, _PAIR}]
-    assert both[0].link_s == pytest.approx(0.2)
