@@ -110,15 +110,6 @@ def test_loaders_give_batches_of_their_splits(corpus: Corpus) -> None:
         assert sorted(i for b in batches for i in b.index.tolist()) == list(range(len(split)))
 
 
-def test_validation_keeps_its_order(corpus: Corpus) -> None:
-    loader = CorpusDataModule(lambda: corpus, batch_frames=400).val_dataloader()
-    orders = []
-    for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        orders.append([batch.index.tolist() for batch in loader])
-    assert orders[0] == orders[1]
-
-
 def test_training_leaves_out_utterances_without_targets(
     corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,6 @@ pytest.importorskip("kaldifst", reason="decoding needs the extra 'examples'")
 pytest.importorskip("kaldi_decoder", reason="decoding needs the extra 'examples'")
 
 from examples.acoustic.decoding import (  # noqa: E402
-    BigramModel,
     HMMTopology,
     SentenceList,
     WFSTDecoder,
@@ -96,13 +95,6 @@ def test_phones_shorter_than_their_states_need_skips() -> None:
         assert path == frames
         wrong += strict.decode_with_senones(clean)[1] != frames
     assert wrong == 25
-
-
-def test_homophones_are_told_apart_by_the_grammar_alone() -> None:
-    bigram = BigramModel([["on", "two"], ["a", "too"]], LEXICON.words)
-    decoder = WFSTDecoder(SENONES, LEXICON, bigram)
-    for words in (["on", "two"], ["a", "too"]):
-        assert decoder.decode(scores(spoken(words, seed=3))) == words
 
 
 def test_sentence_list_yields_only_its_sentences() -> None:

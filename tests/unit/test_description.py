@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import lightning_hier as lh
-from lightning_hier.strategies.settings import comparable, described
+from lightning_hier.strategies.settings import comparable
 
 
 class State:
@@ -36,9 +36,3 @@ def test_what_is_compared_shows_every_difference() -> None:
         "b": None,
         "c": "datetime.timedelta(seconds=2)",
     }
-
-
-def test_choices_are_described_with_their_settings() -> None:
-    found = described({"gradient_sync": lh.GTC(density=0.1), "warmup_steps": 5})
-    assert found["gradient_sync"] == "GTC" and found["density"] == 0.1
-    assert found["warmup_steps"] == 5

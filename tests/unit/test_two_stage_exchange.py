@@ -148,9 +148,3 @@ def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
     bench.add(1, 4.0)
     [push] = bench.advance()
     assert push.facts["together"] is False and value_of(push.payload) == 7.0
-
-
-@pytest.mark.parametrize("name", ["push_period", "refresh_period", "timeout_s"])
-def test_settings_are_checked(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be .*, got 0"):
-        TwoStageSettings(**{name: 0})
