@@ -148,3 +148,26 @@ def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
     bench.add(1, 4.0)
     [push] = bench.advance()
     assert push.facts["together"] is False and value_of(push.payload) == 7.0
+
+
+def test_what_is_added_during_an_exchange_goes_with_the_next_push(bench: Bench) -> None:
+    for value in (1.0, 2.0, 4.0):
+        bench.add(0, value)
+    bench.advance()
+    for value in (8.0, 16.0, 32.0, 64.0):
+        bench.add(1, value)
+    assert bench.advance() == []
+    bench.answer(Kind.BLOCK, 0.5, number=1, staleness=2)
+    assert bench.replica.weights.tolist() == [0.5] * NUMEL and not bench.replica.exchanging
+    [push] = bench.advance()
+    assert (push.facts["count"], value_of(push.payload), push.timestamp) == (4, 120.0, 7)
+    assert (bench.exchange.counts.pushes, bench.exchange.counts.staleness_sum) == (1, 2)
+
+
+def test_warm_up_waits_for_all_devices_whatever_the_push_period() -> None:
+    bench = Bench(warmup_steps=1, push_period=1)
+    bench.add(0, 1.0)
+    assert bench.advance() == []
+    bench.add(1, 2.0)
+    [push] = bench.advance()
+    assert push.facts["together"] is True and value_of(push.payload) == 3.0
