@@ -143,7 +143,7 @@ def _clients_of_one_rank(ports: Ports, other: Ports) -> None:
 def test_each_client_of_a_rank_gets_its_own_replies() -> None:
     with opened(2) as [ports, other]:
         _clients_of_one_rank(ports, other)
-        with pytest.raises(ValueError, match="'main' is open already"):
+        with pytest.raises(ValueError, match="must be unique, got 'main', which is open"):
             ports.open_client("main")
 
 
@@ -289,7 +289,7 @@ def _cannot_bind(tcp: bool) -> None:
 
 def test_rank_that_cannot_be_reached_is_an_error_on_all() -> None:
     for error in run_ranks(_cannot_bind, 3, True, expect_failure=True):
-        assert "rank 1: GLOO_SOCKET_IFNAME=none0 is none of the interfaces" in error
+        assert "rank 1: GLOO_SOCKET_IFNAME=none0 must be one of the interfaces" in error
 
 
 @pytest.mark.parametrize("name", ["heartbeat_s", "grace_s"])

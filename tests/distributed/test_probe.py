@@ -89,7 +89,7 @@ def test_missing_rank_is_named() -> None:
     ("values", "message"),
     [
         ({"sizes": (64, 66)}, "multiples of 4 bytes, got 66"),
-        ({"sizes": (64, 64)}, "two or more different"),
+        ({"sizes": (64, 64)}, "at least two different"),
         ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"budget_s": 0.0}, "budget_s must be above 0, got 0.0"),
     ],

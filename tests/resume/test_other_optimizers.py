@@ -160,8 +160,8 @@ def test_types_of_torch_are_told_apart(saved: type[Optimizer]) -> None:
             assert problem is None
         else:
             assert problem is not None
-            assert f"is {saved.__name__}, and" in problem
-            assert f"makes {present.__name__} now" in problem
+            assert f"is {saved.__name__}, but" in problem
+            assert f"returns {present.__name__}" in problem
 
 
 def test_optimizers_of_others_are_judged_by_their_hyperparameters() -> None:
