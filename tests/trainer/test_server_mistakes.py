@@ -119,7 +119,7 @@ def test_order_of_parameters_that_differs_is_one_clear_error_on_every_rank() -> 
     problems = run_ranks(_orders_under_both, 2)
     assert len({problem for both in problems for problem in both}) == 1
     assert (
-        "At place 0 is layers.0.weight (optimizer 0, group 0) on rank 0, and layers.0.bias "
+        "Position 0 is layers.0.weight (optimizer 0, group 0) on rank 0, and layers.0.bias "
         "(optimizer 0, group 0) on rank 1" in problems[0][0]
     )
 
