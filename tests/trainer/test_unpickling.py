@@ -129,7 +129,7 @@ def _exchange(trainer: Any) -> list[Any]:
     heard = [broadcast(value, src=1) for value in said]
     assert str(broadcast([float("nan"), -float("inf"), -0.0])) == "[nan, -inf, -0.0]"
     for value, message in _REFUSED:
-        wanted = rf"rank 1 .* can't represent \({message}.*JSON and not as pickles.*list\("
+        wanted = rf"rank 1 .* can't represent exactly \({message}.*JSON and not as pickles.*list\("
         with pytest.raises(TypeError, match=wanted):
             broadcast(value if rank == 1 else None, src=1)
     return [*heard, broadcast("last")]
