@@ -84,6 +84,9 @@ def test_every_optimizer_has_its_own_replica_and_counts() -> None:
     updates = first["metrics"]["hier/two_stage/1/master/version"]
     assert moments[0]["step"] == 100 + updates  # it went on from what was loaded
     assert first["shapes"] == [[3, 2]] * STEPS
-    assert all("must be taken on rank 0, which holds the master's model" in one["refusal"] for one in results[1:])
+    assert all(
+        "must be taken on rank 0, which holds the master's model" in one["refusal"]
+        for one in results[1:]
+    )
     # Only the second node's first rank has a master on another node to push to.
     assert results[2]["bytes"] > 0

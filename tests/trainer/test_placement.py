@@ -108,4 +108,6 @@ def _fit_among_ranks_that_the_trainer_does_not_know_of() -> None:
 def test_ranks_that_the_trainer_does_not_know_of() -> None:
     errors = run_ranks(_fit_among_ranks_that_the_trainer_does_not_know_of, 2, expect_failure=True)
     for error in errors:
-        assert error.startswith("ValueError: the Trainer counts 1 ranks, but the process group has 2")
+        assert error.startswith(
+            "ValueError: the Trainer counts 1 ranks, but the process group has 2"
+        )
