@@ -126,7 +126,7 @@ class BlockSync(NamedArguments):
         across: Channel,
         num_models: int,
     ) -> LocalState:
-        """Treatment of the state of ``optimizer`` for ``parameters``.
+        """Treatment of the state of ``optimizer`` for ``parameters``. By default it is unchanged.
 
         Args:
             optimizer: optimizer of the block.
@@ -135,7 +135,7 @@ class BlockSync(NamedArguments):
             num_models: number of averaged models, at least two.
 
         """
-        raise NotImplementedError
+        return LocalState()
 
     def objection(self, optimizer: Optimizer) -> str | None:
         """Reason why ``optimizer`` cannot be combined with these settings, or None."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
@@ -18,14 +15,12 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import auto_block_momentum
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_optimizer import (
     OptimizerStep,
     OuterOptimizer,
     check_outer_optimizer,
 )
 from lightning_hier.comm.blocks.shard_placement import Across
-from lightning_hier.comm.channel import Channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +113,3 @@ class DiLoCo(BlockSync):
             nesterov=self.nesterov and momentum > 0.0,
         )
         return OptimizerStep(sgd, global_model)
-
-    def local_state(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Parameter],
-        across: Channel,
-        num_models: int,
-    ) -> LocalState:
-        """The optimizer's state stays with its group."""
-        return LocalState()
