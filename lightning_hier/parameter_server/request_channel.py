@@ -127,7 +127,7 @@ class RequestChannel:
         limit = self._timeout_s if limit_s is None else limit_s
         with profiler_range("hier/wait"):
             # First handle lost ranks, and messages that arrived during the computation.
-            while self.poll():
+            while self.poll() and time.monotonic() - begun < limit:
                 pass
             while not done(time.monotonic()):
                 left = begun + limit - time.monotonic()

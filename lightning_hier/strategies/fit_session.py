@@ -218,14 +218,17 @@ class FitSession:
             return read()
         with profiler_range("hier/global_model/swap_in"):
             evaluation.swap_in_global_model()
-        state = read()
-        if evaluation.active:
-            # The local model will be swapped back into the module.
-            state = {
-                name: value.detach().clone() if isinstance(value, Tensor) else value
-                for name, value in state.items()
-            }
-            evaluation.swap_back()
+        try:
+            state = read()
+            if evaluation.active:
+                # The local model will be swapped back into the module.
+                state = {
+                    name: value.detach().clone() if isinstance(value, Tensor) else value
+                    for name, value in state.items()
+                }
+        finally:
+            if evaluation.active:
+                evaluation.swap_back()
         return state
 
     def rewind(self) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from lightning_hier import BMUF, DiLoCo, HierarchicalStrategy
+from lightning_hier.comm.blocks import shard
 from tests.equivalence.cases import (
     Case,
     difference,
@@ -63,6 +65,40 @@ def test_the_outer_step_matters(case: Any) -> None:
     """Means of the models alone would end elsewhere."""
     plain = replace(case, outer_=partial(sgd_, nu=1.0, mu=0.0, nesterov=False))
     assert difference(run_twin(plain).global_model(), run_twin(case).global_model()) > 1e-6
+
+
+_LOOKING = {"trainer": {"val_check_interval": 1}, "batches": 11}
+CUT = [
+    outer_case("AdamW outside", ADAM_OUTSIDE, outer_optimizer=ADAMW, run=_LOOKING),
+    outer_case(
+        "AdamW outside, sharded, overlapping",
+        ADAM_OUTSIDE,
+        outer_optimizer=ADAMW,
+        group=2,
+        across="sharded",
+        overlap=True,
+        run=_LOOKING,
+    ),
+]
+
+
+def _in_small_chunks(cases: list[Any]) -> dict[str, Values]:
+    with mock.patch.object(shard, "CHUNK", 7):
+        return fit_all(cases)
+
+
+@pytest.fixture(scope="module")
+def cut_states() -> list[dict[str, Values]]:
+    """Final states of runs whose models are exchanged in chunks of 7, validated at every batch."""
+    return run_ranks(_in_small_chunks, 4, CUT)
+
+
+@pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)
+def test_chunks_are_stepped_as_one_model(case: Any, cut_states: list[dict[str, Values]]) -> None:
+    """Each chunk has step counts of its own, which an evaluation leaves as they are."""
+    expected = run_twin(case).global_model()
+    for state in cut_states:
+        assert difference(state[case.name], expected) < 1e-10
 
 
 def _start_models(sync: Any) -> list[torch.Tensor]:

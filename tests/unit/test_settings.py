@@ -46,7 +46,9 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.DiLoCo, "outer_lr", [0, -0.7, math.nan, "fast"], "a finite number above 0"),
     (lh.DiLoCo, "outer_momentum", [-0.1, 1.0, "high", None], r"'auto' or lie in \[0, 1"),
     (lh.DiLoCo, "nesterov", [1, None], "True or False"),
-    (lh.DiLoCo, "outer_optimizer", [0.7, torch.optim.LBFGS, torch.optim.Muon], "make an optimizer"),
+    (lh.DiLoCo, "outer_optimizer", [torch.optim.LBFGS, torch.optim.Muon], "make an optimizer"),
+    (lh.DiLoCo, "outer_optimizer", [0.7], "be callable with parameters"),
+    (lh.DiLoCo, "outer_optimizer", [torch.optim.Adafactor], "treat each element by itself"),
     (lh.DiLoCo, "block_size", [0, 2.5], "a whole number of at least 1"),
     (lh.DiLoCo, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
     (lh.CommHook, "hook", [None, "allreduce_hook"], "callable"),
@@ -66,6 +68,18 @@ def test_bad_value_is_refused(settings: type, name: str, value: Any, rule: str) 
     with pytest.raises(ValueError, match=rf"{name} must .*{rule}") as caught:
         settings(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+def test_arguments_of_the_outer_sgd_have_no_effect_on_another_optimizer() -> None:
+    for name, value in (("outer_lr", 0.3), ("outer_momentum", 0.5), ("nesterov", False)):
+        settings: dict[str, Any] = {"outer_optimizer": torch.optim.AdamW, name: value}
+        with pytest.raises(ValueError, match=f"{name} has no effect.*got {name}={value}"):
+            lh.DiLoCo(**settings)
+
+
+def test_automatic_outer_momentum_needs_a_small_rate() -> None:
+    with pytest.raises(ValueError, match=r"outer_momentum='auto' gives .* -1 .*at most 4, or set"):
+        lh.DiLoCo(outer_momentum="auto", outer_lr=8.0).check_models(4)
 
 
 CLASSES = [

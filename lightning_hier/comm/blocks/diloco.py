@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
 from lightning_hier.algorithms.automatic import Auto
-from lightning_hier.algorithms.block_momentum import auto_block_momentum
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.outer_optimizer import (
@@ -43,18 +42,19 @@ class DiLoCo(BlockSync):
         block_size: H, steps between two synchronisations, or ``"auto"`` as in
             :class:`ModelAveraging`.
         outer_lr: nu, above 0.
-        outer_momentum: mu in [0, 1), or ``"auto"``: ``1 - outer_lr / N`` for N groups, as
+        outer_momentum: mu in [0, 1), or ``"auto"``: ``1 - outer_lr / M`` for M groups, as
             ``block_momentum`` of :class:`BMUF`.
         nesterov: whether the momentum is Nesterov's.
         outer_optimizer: makes any other optimizer of ``torch.optim`` from parameters, for instance
-            ``partial(torch.optim.AdamW, lr=0.1)``. The three arguments above then have no effect.
+            ``partial(torch.optim.AdamW, lr=0.1)``; in YAML ``{class_path: torch.optim.AdamW,
+            init_args: {lr: 0.1}}``. The three arguments above are then left out.
         across: as in :class:`ModelAveraging`.
         across_dtype: as in :class:`ModelAveraging`.
         overlap: as in :class:`ModelAveraging`.
 
     Raises:
-        ValueError: a value outside its range, or an outer optimizer that can't step flat
-            parameters.
+        ValueError: a value outside its range, or an outer optimizer that can't step a part of
+            the model by itself.
 
     """
 
@@ -81,6 +81,12 @@ class DiLoCo(BlockSync):
             )
         if self.outer_optimizer is not None:
             check_outer_optimizer(self.outer_optimizer)
+            for name in ("outer_lr", "outer_momentum", "nesterov"):
+                if (value := getattr(self, name)) != getattr(DiLoCo, name):
+                    raise ValueError(
+                        f"{name} has no effect with outer_optimizer, got {name}={value!r}: set it "
+                        "there, as in partial(torch.optim.SGD, lr=0.3), or leave it out"
+                    )
 
     def momentum(self, num_models: int) -> float:
         """Mu for so many averaged models.
@@ -89,14 +95,27 @@ class DiLoCo(BlockSync):
             ValueError: ``"auto"`` gives no value in [0, 1).
 
         """
-        if self.outer_momentum == "auto":
-            return auto_block_momentum(num_models, block_lr=self.outer_lr)
-        return self.outer_momentum
+        if self.outer_momentum != "auto":
+            return self.outer_momentum
+        momentum = 1.0 - self.outer_lr / num_models if num_models > 1 else 0.0
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(
+                f"outer_momentum='auto' gives 1 - outer_lr / M = {momentum:g} with "
+                f"outer_lr={self.outer_lr:g} and M = {num_models} groups, and must lie in [0, 1): "
+                f"lower outer_lr to at most {num_models}, or set outer_momentum"
+            )
+        return momentum
 
     @override
     def check_models(self, num_models: int) -> None:
-        """Check that ``outer_momentum="auto"`` gives a value in [0, 1)."""
-        self.momentum(num_models)
+        """Check that ``outer_momentum="auto"`` gives a value in [0, 1).
+
+        Raises:
+            ValueError: it does not.
+
+        """
+        if self.outer_optimizer is None:
+            self.momentum(num_models)
 
     @override
     def outer_step(

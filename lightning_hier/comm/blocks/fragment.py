@@ -196,6 +196,7 @@ class Fragment:
         own, old = self._shard, older._shard
         for name, vector in older._vectors().items():
             own.fill_(self._vectors()[name], own.parameters, old.whole(vector, old.parameters))
+        self._outer.load(older._outer.settings())
         if self._previous is not None and older._previous is not None:
             own.fill_(self._previous, own.carried, old.whole(older._previous, old.carried))
         if self._delay is not None and older._delay is not None:

@@ -185,7 +185,7 @@ class ModelBlock:
         return BlockReport.of(norms, participation, self._communicators)
 
     def write_global_model(self, participation: Participation, *, pending: bool) -> None:
-        """Write the global model W into the tensors, in place. W and Delta do not change.
+        """Write the global model W into the tensors, in place. The outer step is unchanged.
 
         A collective of the world, after all work in flight.
 

@@ -46,8 +46,11 @@ class OptimizerStep(OuterStep):
         # By the start of the range. Both are made at the first step of a range.
         self._parameters: dict[int, Parameter] = {}
         self._optimizers: dict[int, Optimizer] = {}
-        # Step counts and their like, of every range; None before the first step.
-        self._scalars: dict[str, Any] | None = None
+        # Other state, such as a step count, of each range. Between two synchronisations it is the
+        # same for all ranges, but within one, some have been stepped and others have not.
+        self._scalars: dict[int, dict[str, Any]] = {}
+        # That of ranges that have not been stepped since a state was loaded; None: they start.
+        self._loaded: dict[str, Any] | None = None
 
     def start_model(self, place: slice) -> Tensor:
         """W itself."""
@@ -66,21 +69,26 @@ class OptimizerStep(OuterStep):
         parameter.grad = mean.neg_()
         optimizer.step()
         parameter.grad = None
-        self._scalars = self._keep_state(optimizer.state[parameter], place)
+        self._scalars[place.start] = self._keep_state(optimizer.state[parameter], place)
         mean.copy_(model)
         return squares, kernels.sum_of_squares(before.sub_(model))
 
     def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
         """See :class:`OuterStep`."""
         kept = {name: vector[place].clone() for name, vector in self.vectors.items()}
-        scalars = deepcopy(self._scalars)
+        scalars = deepcopy(self._scalars.get(place.start))
         for update in (earlier, mean):
             if update is not None:
                 self.apply_(update.clone(), place)
         model = self.start_model(place).clone()
         for name, values in kept.items():
             self.vectors[name][place].copy_(values)
-        self._forget(place, scalars)
+        # The next step starts from the vectors and these scalars again.
+        self._parameters.pop(place.start, None)
+        self._optimizers.pop(place.start, None)
+        self._scalars.pop(place.start, None)
+        if scalars is not None:
+            self._scalars[place.start] = scalars
         return model
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
@@ -91,28 +99,23 @@ class OptimizerStep(OuterStep):
 
     def settings(self) -> dict[str, Any]:
         """State that is the same for all elements."""
-        return {"scalars": self._scalars}
+        return {"scalars": next(iter(self._scalars.values()), self._loaded)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`."""
         super().load(state)
-        self._parameters.clear()
-        self._optimizers.clear()
-        self._scalars = state.get("scalars")
-
-    def _forget(self, place: slice, scalars: dict[str, Any] | None) -> None:
-        """Have the next step of a range begin from the vectors, and from these scalars."""
-        self._parameters.pop(place.start, None)
-        self._optimizers.pop(place.start, None)
-        self._scalars = scalars
+        for own in (self._parameters, self._optimizers, self._scalars):
+            own.clear()
+        self._loaded = state.get("scalars")
 
     def _optimizer(self, place: slice) -> tuple[Parameter, Optimizer]:
         if place.start not in self._optimizers:
             parameter = Parameter(self.start_model(place))
             optimizer = self._make([parameter])
-            if self._scalars is not None:
+            scalars = self._scalars.get(place.start, self._loaded)
+            if scalars is not None:
                 vectors = {n: v[place] for n, v in self.vectors.items() if n != "global_model"}
-                optimizer.state[parameter] = {**deepcopy(self._scalars), **vectors}
+                optimizer.state[parameter] = {**deepcopy(scalars), **vectors}
             self._parameters[place.start] = parameter
             self._optimizers[place.start] = optimizer
         return self._parameters[place.start], self._optimizers[place.start]
@@ -128,26 +131,51 @@ class OptimizerStep(OuterStep):
 
 
 def check_outer_optimizer(make: OuterOptimizer) -> None:
-    """Check that ``make`` makes an optimizer that can step flat parameters.
+    """Check that ``make`` makes an optimizer that treats each element of a parameter by itself.
 
     Raises:
         ValueError: it does not.
 
     """
+    example = "such as partial(torch.optim.SGD, lr=0.7)"
+    if not callable(make):
+        raise ValueError(
+            f"outer_optimizer must be callable with parameters, {example}, got {make!r}"
+        )
     try:
-        _elementwise_state(make)
+        start, gradient = torch.arange(1.0, 5.0), torch.tensor([4.0, -1.0, 0.5, 2.0])
+        whole = _stepped(make, start, gradient)[0]
+        halves = zip(start.split(2), gradient.split(2), strict=True)
+        parts = [_stepped(make, *half)[0] for half in halves]
     except Exception as error:
         raise ValueError(
             "outer_optimizer must make an optimizer that steps flat parameters without a closure, "
-            f"such as partial(torch.optim.SGD, lr=0.7), got {make!r}: {error}"
+            f"{example}, got {make!r}: {error}"
         ) from error
+    if not torch.equal(whole, torch.cat(parts)):
+        raise ValueError(
+            "outer_optimizer must treat each element by itself, since every rank steps a part of "
+            f"the model, {example}, got {make!r}, whose step depends on the other elements"
+        )
+
+
+def _stepped(
+    make: OuterOptimizer, start: Tensor, gradient: Tensor
+) -> tuple[Tensor, Mapping[str, Any]]:
+    """A parameter after two steps from ``start``, the second by the square, and its state."""
+    parameter = Parameter(start.clone())
+    optimizer = make([parameter])
+    for own in (gradient, gradient.square()):
+        parameter.grad = own.clone()
+        optimizer.step()
+    return parameter.detach(), optimizer.state[parameter]
 
 
 def _elementwise_state(make: OuterOptimizer) -> list[str]:
     """Names of the state that has a value for each element of a parameter."""
-    parameter = Parameter(torch.zeros(2))
-    parameter.grad = torch.zeros(2)
-    optimizer = make([parameter])
-    optimizer.step()
-    state = optimizer.state[parameter].items()
-    return [n for n, value in state if isinstance(value, Tensor) and value.shape == parameter.shape]
+    parameter, state = _stepped(make, torch.ones(2), torch.ones(2))
+    return [
+        name
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+    ]

@@ -193,9 +193,9 @@ def what_changes(
     if (devices, groups) != before:
         said.append(f"{groups} groups of {devices} ranks instead of {before[1]} of {before[0]}")
     said += [
-        f"{name} is {kinds[name]} instead of {old}"
+        f"{name} is {kinds.get(name)} instead of {old}"
         for name, old in saved.section["kinds"].items()
-        if kinds[name] != old
+        if kinds.get(name) != old
     ]
     steps = max(count["in_block"] for count in saved.section["steps"])
     given_up = ["block momentum 'auto' follows the number of groups"]
