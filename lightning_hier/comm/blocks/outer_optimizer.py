@@ -43,8 +43,7 @@ class OptimizerStep(OuterStep):
         self._make = make
         for name in _elementwise_state(make):
             self.vectors[name] = torch.zeros_like(global_model)
-        # By the start of the range. Both are made at the first step of a range.
-        self._parameters: dict[int, Parameter] = {}
+        # By the start of the range, of which each has one parameter.
         self._optimizers: dict[int, Optimizer] = {}
         # Other state, such as a step count, of each range. Between two synchronisations it is the
         # same for all ranges, but within one, some have been stepped and others have not.
@@ -65,7 +64,8 @@ class OptimizerStep(OuterStep):
         """See :class:`OuterStep`."""
         model, kernels = self.start_model(place), kernels_for(mean)
         before, squares = model.clone(), kernels.sum_of_squares(mean)
-        parameter, optimizer = self._optimizer(place)
+        optimizer = self._optimizer(place)
+        [parameter] = optimizer.param_groups[0]["params"]
         parameter.grad = mean.neg_()
         optimizer.step()
         parameter.grad = None
@@ -84,7 +84,6 @@ class OptimizerStep(OuterStep):
         for name, values in kept.items():
             self.vectors[name][place].copy_(values)
         # The next step starts from the vectors and these scalars again.
-        self._parameters.pop(place.start, None)
         self._optimizers.pop(place.start, None)
         self._scalars.pop(place.start, None)
         if scalars is not None:
@@ -104,11 +103,11 @@ class OptimizerStep(OuterStep):
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`."""
         super().load(state)
-        for own in (self._parameters, self._optimizers, self._scalars):
-            own.clear()
+        self._optimizers.clear()
+        self._scalars.clear()
         self._loaded = state.get("scalars")
 
-    def _optimizer(self, place: slice) -> tuple[Parameter, Optimizer]:
+    def _optimizer(self, place: slice) -> Optimizer:
         if place.start not in self._optimizers:
             parameter = Parameter(self.start_model(place))
             optimizer = self._make([parameter])
@@ -116,9 +115,8 @@ class OptimizerStep(OuterStep):
             if scalars is not None:
                 vectors = {n: v[place] for n, v in self.vectors.items() if n != "global_model"}
                 optimizer.state[parameter] = {**deepcopy(scalars), **vectors}
-            self._parameters[place.start] = parameter
             self._optimizers[place.start] = optimizer
-        return self._parameters[place.start], self._optimizers[place.start]
+        return self._optimizers[place.start]
 
     def _keep_state(self, state: dict[str, Any], place: slice) -> dict[str, Any]:
         """Move state with a value for each element into the vectors; the rest of the state."""
