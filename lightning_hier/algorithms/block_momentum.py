@@ -92,28 +92,6 @@ class BlockFilter:
             return global_model
         return global_model.add(update, alpha=self.eta)
 
-    def next_global(self, mean: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W(t) from Wbar(t), W(t-1) and Delta(t-1), as a new tensor. Arguments are not changed.
-
-        Computed as an interpolation between W_g(t-1) and Wbar(t). With zeta = 1, W = Wbar for model
-        averaging and for Nesterov block momentum (bmuf_adam eq. 8) therefore holds bit for bit and
-        not only up to rounding.
-        """
-        following = self.start_model(global_model, update).lerp(mean, self.zeta)
-        if update is not None and self._adds_old_update:
-            following.add_(update, alpha=self.eta)
-        return following
-
-    def global_after(self, gradient: Tensor, global_model: Tensor, update: Tensor | None) -> Tensor:
-        """W(t) from G(t), W(t-1) and Delta(t-1), as a new tensor. Arguments are not changed."""
-        following = gradient.mul(self.zeta)
-        if update is not None:
-            following.add_(update, alpha=self.eta)
-        from_start = self.update_from == "start"
-        return following.add_(
-            self.start_model(global_model, update) if from_start else global_model
-        )
-
     def leave_out_start_(self, model: Tensor, global_model: Tensor, update: Tensor | None) -> float:
         """Turn a local model into its difference from the start model, in place.
 
@@ -134,6 +112,9 @@ class BlockFilter:
         self, mean: Tensor, global_model: Tensor, update: Tensor | None
     ) -> tuple[float, float]:
         """One synchronisation, in place.
+
+        W is an interpolation between W_g(t-1) and Wbar(t), so that W = Wbar for model averaging and
+        for Nesterov block momentum with zeta = 1 (bmuf_adam eq. 8) holds bit for bit.
 
         Args:
             mean: Wbar(t), flat. Becomes W_g(t), the start model of the next block.

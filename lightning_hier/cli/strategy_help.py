@@ -55,7 +55,7 @@ def _explained(preset: Preset, name: str) -> str:
     parameters = inspect.signature(preset).parameters.keys()
     # The component that the preset creates has most arguments in common with it.
     own = max(_COMPONENTS, key=lambda kind: len(parameters & _names(kind)))
-    for kind in (*preset.__mro__, own, *_COMPONENTS):
+    for kind in (*preset.__mro__, *own.__mro__, *_COMPONENTS):
         text = _arguments(inspect.getdoc(kind) or "").get(name, "as in")
         if not text.startswith("as in"):
             return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".")

@@ -18,7 +18,8 @@ _LOST = re.compile(
     r"no route|remote|ncclSystemError",
     re.IGNORECASE,
 )
-_BACKENDS = re.compile("gloo|nccl", re.IGNORECASE)
+# Some errors of gloo name its connections ("pair") only.
+_BACKENDS = re.compile("gloo|nccl|pair closure", re.IGNORECASE)
 
 
 class PeerError(RuntimeError):
@@ -71,15 +72,17 @@ class ProgressRecord:
     def at(self, place: str) -> Iterator[None]:
         """Record that this rank is at a collective of all ranks while the body runs.
 
-        All ranks must enter it, in the same order. A nested call keeps the outer name.
+        All ranks must enter it, in the same order. A nested call is part of the outer one.
 
         Raises:
             PeerError: a collective in the body failed because a rank was lost or late. The error
                 names it.
 
         """
-        outer = self._place
-        self._place = outer or place
+        if self._place is not None:
+            yield
+            return
+        self._place = place
         self.number += 1
         try:
             try:
@@ -90,7 +93,7 @@ class ProgressRecord:
                 yield
             self._last = self._place
         finally:
-            self._place = outer
+            self._place = None
 
     @contextmanager
     def explaining(self, ranks: Sequence[int], doing: str = "") -> Iterator[None]:

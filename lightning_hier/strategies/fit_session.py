@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
@@ -123,6 +122,7 @@ class FitSession:
             warmup_steps=int(self.settings.warmup_steps),
             nics=self._groups.fewest_nics(),
             on_nonfinite=on_nonfinite,
+            join=join,
         )
         self.synchroniser.on_warm = self.wrap
         if self.scaler is not None:
@@ -271,14 +271,14 @@ class FitSession:
     def _grad_scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
-    def _keep_loss_scale(self, report: BlockReport) -> None:
+    def _keep_loss_scale(self, takes_part: bool) -> None:
         """Store the loss scale of a finite model, or restore it for a model that restarts.
 
         Every step with a non-finite gradient halves the scale. A model with NaN has such steps
         until the end of its block. With the remaining scale, gradients would underflow for a long
         time.
         """
-        if report.restarted:
+        if not takes_part:
             healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}
             self.scaler.load_state_dict(self.scaler.state_dict() | healthy)
         else:

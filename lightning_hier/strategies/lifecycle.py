@@ -34,7 +34,7 @@ class EndOfData(Callback):
         self._health = health = synchroniser.health
         self._termination = session.termination
         self._joining = (
-            Joining(session.communicators, session.worker, health, synchroniser.end_block)
+            Joining(session.communicators, session.worker, health, synchroniser.after_step)
             if join
             else None
         )

@@ -11,9 +11,7 @@ from lightning_hier.algorithms.arguments import did_you_mean
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
-    BMUFGTCStrategy,
     BMUFStrategy,
-    DiLoCoStrategy,
     GTCStrategy,
     ModelAveragingStrategy,
 )
@@ -21,6 +19,7 @@ from lightning_hier.strategies.psp import PSPStrategy
 from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 from lightning_hier.strategies.tiered import TieredStrategy
 from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
+from lightning_hier.strategies.two_tier_presets import BMUFGTCStrategy, DiLoCoStrategy
 
 Preset = type[HierarchicalStrategy] | type[ParameterServerStrategy]
 

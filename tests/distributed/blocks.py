@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
+from lightning_hier.comm.blocks.schedule import Due
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import divide
 from lightning_hier.comm.communicators import Communicators
@@ -49,3 +51,11 @@ def agree(reading: ModelHealth, groups: int = 4) -> Participation:
     squares = torch.tensor(reading.squares, dtype=torch.float64)
     dist.all_reduce(squares)
     return Participation(float(squares), groups)
+
+
+def end_block(block: ModelBlock, groups: int = 4) -> BlockReport:
+    """End a block of one step, as a schedule with one fragment and a delay of 0 or of a block."""
+    block.count_step()
+    report = block.synchronise(Due(0, 0), agree(block.read(0), groups))
+    assert report is not None
+    return report

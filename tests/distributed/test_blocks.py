@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lightning_hier import ModelAveraging
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from tests.distributed.blocks import agree, make_blocks
+from lightning_hier.comm.blocks.schedule import Due
+from tests.distributed.blocks import agree, end_block, make_blocks
 from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
 
@@ -43,10 +44,11 @@ def _counts() -> list[int]:
         (block,) = make_blocks(
             module, open_world(2, host_of=ONE_HOST), ModelAveraging(block_size=50)
         )
+        block.count_step()
         if looks:
-            block.write_global_model(without_the_first(block.read()), pending=True)
+            block.write_global_model(without_the_first(block.read()))
         else:
-            block.synchronise(without_the_first(block.read()))
+            block.synchronise(Due(0, 0), without_the_first(block.read(0)))
         found.append(int(module.get_buffer("0.count")))
     return found
 
@@ -60,7 +62,7 @@ def _moved(across_dtype: Any) -> list[tuple[Tensor, Tensor]]:
     for own in module.parameters():
         own.copy_(torch.randn(own.shape, generator=torch.Generator().manual_seed(1)))
     before = [own.clone() for own in module.parameters()]
-    block.synchronise(agree(block.read(), groups=1))
+    end_block(block, groups=1)
     return list(zip(before, (own.detach() for own in module.parameters()), strict=True))
 
 

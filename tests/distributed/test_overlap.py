@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lightning_hier import BMUF, BMUFStrategy, HierarchicalStrategy
 from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.channel import Channel
-from tests.distributed.blocks import agree, make_blocks
+from tests.distributed.blocks import agree, end_block, make_blocks
 from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, loader, make_trainer, weights
@@ -62,13 +62,13 @@ def _model(across_dtype: str, *, at_leisure: bool) -> list[float]:
         for turn in range(3):
             for block in blocks:
                 _train_(block.members.tensors, turn)
-                block.synchronise(agree(block.read()))
+                end_block(block)
                 if not at_leisure:
                     in_flight.finish()
             for _ in range(20):
                 in_flight.step()
         for block in blocks:
-            block.write_global_model(agree(block.read()), pending=False)
+            block.write_global_model(agree(block.read()))
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in module.state_dict().values()]
     found: list[float] = torch.cat([own.double().reshape(-1) for own in flat]).tolist()
     return found
@@ -99,7 +99,7 @@ def _started() -> list[int]:
         with mock.patch.object(
             Channel, "_starting", autospec=True, side_effect=Channel._starting
         ) as start:
-            block.synchronise(agree(block.read()))
+            end_block(block)
         found.append([call.args[1] for call in start.call_args_list].count("models"))
     return found
 
@@ -190,7 +190,7 @@ def _unfrozen() -> list[float]:
     trained = set(module[0].parameters())
     communicators = open_world(1, host_of=[0, 0, 0, 0])
     _, block = make_blocks(module, communicators, _sync("same"), trained)
-    assert not block.members.tensors and block.synchronise(agree(block.read())).update_norm == 0.0
+    assert not block.members.tensors and end_block(block).update_norm == 0.0
     for own in module[1].parameters():
         own.fill_(1.0)
     block = block.regrown(replace(block.members, parameters=list(module[1].parameters())))
@@ -198,7 +198,7 @@ def _unfrozen() -> list[float]:
         if turn == 0:
             for own in block.members.parameters:
                 own.add_(dist.get_rank())
-        block.synchronise(agree(block.read()))
+        end_block(block)
     return [float(own.mean()) for own in block.members.parameters]
 
 
@@ -230,7 +230,7 @@ def _distances(group: int) -> list[tuple[float, float]]:
         _train_(block.members.tensors, turn, group)
         moved = [own - old for own, old in zip(block.members.parameters, before, strict=True)]
         expected.append(_apart([*moved, *block.members.float_buffers]) ** 0.5)
-        said.append(block.synchronise(agree(block.read(), groups=4 // group)).model_distance)
+        said.append(end_block(block, groups=4 // group).model_distance)
     assert said[0] == 0.0
     return list(zip(said[1:], expected[:-1], strict=True))
 

@@ -43,8 +43,9 @@ class AdamCase(Case):
 
     @staticmethod
     def recipe_of(strategy: Callable[[], Any], world: int) -> AdamRecipe:
-        corrected = strategy().block_sync.moments == "corrected"
-        return AdamRecipe(**symbols_of(strategy, world), corrected=corrected)
+        sync = strategy().block_sync
+        own = {"corrected": sync.moments == "corrected", "every": sync.moments_every}
+        return AdamRecipe(**symbols_of(strategy, world), **own)
 
     def optimizer(self, net: nn.Module) -> Optimizer:
         held = {n: p for n, p in net.named_parameters() if p.requires_grad or self.frozen_too}

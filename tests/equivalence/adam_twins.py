@@ -22,9 +22,10 @@ Kind = Literal["adam", "adamw", "nadam", "radam"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdamRecipe(Recipe):
-    """`corrected`: moments by eq. 18; False averages them (eq. 13)."""
+    """`corrected`: moments by eq. 18; False averages them (eq. 13). `every`: blocks between."""
 
     corrected: bool = True
+    every: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,8 @@ class AdamTwin(Twin):
         self._corrected = recipe.corrected
         self._begin = {name: one.copied() for name, one in self.workers[0].memory.items()}
         self._rho = dict.fromkeys(self._begin, 0.0)
+        self._counted = dict.fromkeys(self._begin, 0.0)
+        self._every, self._ended = recipe.every, [0] * len(optimizers)
 
     def _open_blocks(self) -> None:
         super()._open_blocks()
@@ -144,18 +147,28 @@ class AdamTwin(Twin):
 
     def _end_block(self, index: int) -> None:
         rules: Rules = self.optimizers[index]  # type: ignore[assignment]
+        self._ended[index] += 1
         for name in rules.names:
-            self._begin[name] = self._next(name, rules.of[name])
-            for worker in self.workers:
-                worker.memory[name] = self._begin[name].copied()
+            self._count(name)
+            if self._ended[index] % self._every == 0:
+                self._begin[name] = self._next(name, rules.of[name])
+                self._counted[name] = 0.0
+                for worker in self.workers:
+                    worker.memory[name] = self._begin[name].copied()
         super()._end_block(index)
+
+    def _count(self, name: str) -> None:
+        """Rho counts the steps of each block, whether moments are exchanged or not."""
+        ends = [worker.memory[name].tau for worker in self.leaders]
+        tau = sum(ends) / len(ends)
+        self._rho[name] = self.recipe.eta * self._rho[name] + tau - self._counted[name]
+        self._counted[name] = tau
 
     def _next(self, name: str, rule: Rule) -> Memory:
         """What all workers start the next block from; an unused parameter's state stays."""
         ends = [worker.memory[name] for worker in self.leaders]
-        begin, eta = self._begin[name], self.recipe.eta
+        begin, eta, rho = self._begin[name], self.recipe.eta, self._rho[name]
         tau = sum(end.tau for end in ends) / len(ends)
-        self._rho[name] = rho = eta * self._rho[name] + tau
         if tau == 0:
             return begin
         ahead = eta * rho if self._corrected else 0.0

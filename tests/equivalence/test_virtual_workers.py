@@ -42,6 +42,10 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "bmuf_gtc_overlap": (
         "BMUFGTCStrategy", {**_SPARSE, "group_size": 2, "overlap": True}, "SGD", {"momentum": 0.9},
     ),
+    "diloco_fragments": ("DiLoCoStrategy", {"group_size": 1, "fragments": 2}, "AdamW", _EPS),
+    "diloco_streaming": (
+        "DiLoCoStrategy", {"group_size": 2, "fragments": 2, "overlap": 2}, "AdamW", _EPS,
+    ),
     "all_reduce": ("HierarchicalStrategy", {"group_size": 4}, "SGD", {"momentum": 0.9}),
 }  # fmt: skip
 
@@ -84,7 +88,7 @@ def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
     return torch.cat([weights(model), *buffers]), trainer.global_step
 
 
-QUICK = ("bmuf_gtc",)
+QUICK = ("bmuf_gtc", "diloco_streaming")
 
 
 @pytest.mark.parametrize(

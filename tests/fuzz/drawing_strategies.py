@@ -31,11 +31,13 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
 def _with_automatic(drawn: Drawn) -> Drawn:
     """The same, in one of eight cases with everything at "auto" that can be.
 
+    Blocks may then be too short for fragments and delays, so that these are left out.
+
     Drawn from a generator of its own, so that all other draws of a seed stay as they are.
     """
     if random.Random(repr(drawn)).random() >= 0.125:
         return drawn
-    automatic = ("warmup_steps", "block_size", "density", "local_beta1")
+    automatic = ("warmup_steps", "block_size", "density", "local_beta1", "fragments", "overlap")
     found: list[Any] = []
     for named in drawn:
         if named is not None:
@@ -52,8 +54,10 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
     gradient: Named = ("AllReduce", {}) if dice.random() < 0.4 else ("GTC", _gtc(dice))
     if groups == 1 and dice.random() < 0.6:
         return ("HierarchicalStrategy", own), gradient, None
-    name = dice.choice(("ModelAveraging", "BMUF", "BMUF", "BMUFAdam"))
+    name = dice.choice(("ModelAveraging", "BMUF", "BMUF", "BMUFAdam", "DiLoCo"))
     arguments = _block(dice, name, groups)
+    if arguments.get("overlap"):
+        arguments["merge"] = dice.choice(("progress", "progress", 0.0, 0.5, 1.0))
     if dice.random() < 0.4:
         arguments["across"] = dice.choice(("leader", "sharded"))
     return ("HierarchicalStrategy", own), gradient, (name, arguments)
@@ -62,11 +66,14 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
 def _preset(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
     workers = own.get("virtual_workers", 1)
     names = ("GTCStrategy", "ModelAveragingStrategy", "BMUFStrategy", "BMUFAdamStrategy")
-    name = dice.choice((*names, "BMUFGTCStrategy"))
+    name = dice.choice((*names, "BMUFGTCStrategy", "DiLoCoStrategy"))
     if name == "GTCStrategy":
         own |= _gtc(dice)
     elif name == "ModelAveragingStrategy":
         own |= _block(dice, "ModelAveraging", ranks * workers)
+    elif name == "DiLoCoStrategy":
+        own["group_size"] = _group_size(dice, ranks, workers)
+        own |= _block(dice, "DiLoCo", ranks * workers // own["group_size"])
     elif name == "BMUFGTCStrategy":
         own["group_size"] = _group_size(dice, ranks, workers)
         own |= _gtc(dice) | _block(dice, "BMUF", ranks * workers // own["group_size"])
@@ -94,15 +101,20 @@ def _gtc(dice: random.Random) -> dict[str, Any]:
 
 def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
     found: dict[str, Any] = {"block_size": dice.randint(1, 5)}
+    if dice.random() < 0.3:
+        found["fragments"] = dice.randint(1, found["block_size"])
     if dice.random() < 0.25:
         found["across_dtype"] = dice.choice(("bfloat16", "int8"))
-    if name != "BMUFAdam":
+    if name == "DiLoCo":
+        found |= _outer(dice)
+    elif name != "BMUFAdam":
         found["local_momentum"] = dice.choice(("reset", "keep", "average"))
-        if found["local_momentum"] != "average" and dice.random() < 0.4:
-            found["overlap"] = True
+    if name != "BMUFAdam":
+        if found.get("local_momentum") != "average" and dice.random() < 0.4:
+            found["overlap"] = dice.choice((True, dice.randint(1, found["block_size"])))
     elif dice.random() < 0.3:
         found["moments"] = "average"
-    if name == "ModelAveraging":
+    if name in ("ModelAveraging", "DiLoCo"):
         return found
     if dice.random() < 0.4:
         found["block_momentum"] = dice.choice((0.0, 0.4, 0.9))
@@ -112,6 +124,15 @@ def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
         found["block_lr"] = dice.choice((0.5, 1.2))
     if name == "BMUF" and dice.random() < 0.2:
         found["update_from"] = "start"
+    return found
+
+
+def _outer(dice: random.Random) -> dict[str, Any]:
+    found: dict[str, Any] = {"outer_lr": dice.choice((0.7, 1.0))}
+    if dice.random() < 0.6:
+        found["outer_momentum"] = dice.choice((0.0, 0.5, "auto"))
+    if dice.random() < 0.3:
+        found["nesterov"] = False
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier import GTC, BMUFAdam, HierarchicalStrategy
+from lightning_hier import GTC, BMUFAdam, DiLoCo, HierarchicalStrategy
 from tests.fuzz.case import Case
 from tests.fuzz.training import Record
 from tests.resume.runs import differences
@@ -74,6 +74,8 @@ def blocks_start_from_one_model(runs: Runs) -> str | None:
     if case.has_servers or strategy.block_sync is None or runs.resumed:
         return None
     if strategy.virtual_workers > 1 or case.by_hand or strategy.block_sync.overlap:
+        return None
+    if strategy.block_sync.fragments > 1:
         return None
     if "auto" in (strategy.warmup_steps, strategy.block_sync.block_size):
         return None
@@ -138,7 +140,9 @@ def averaging_conserves(runs: Runs) -> str | None:
     if block is None or strategy.virtual_workers > 1 or not exact or case.fault or runs.resumed:
         return None
     lookahead = getattr(block, "nesterov", True) and getattr(block, "block_lr", 1.0) == 1.0
-    if block.overlap or block.across_dtype != "same" or not lookahead:
+    if block.overlap or block.fragments > 1 or block.across_dtype != "same" or not lookahead:
+        return None
+    if isinstance(block, DiLoCo):
         return None
     if not isinstance(block, BMUFAdam) and getattr(block, "update_from", "global") != "global":
         return None

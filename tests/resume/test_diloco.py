@@ -14,6 +14,8 @@ from tests.ranks import run_ranks
 from tests.resume.runs import stop_and_go_on
 
 DILOCO = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
+MERGED = lh.DiLoCo(block_size=4, fragments=2, overlap=3, merge=0.5, across_dtype="int8")
+HIERARCHICAL = partial(lh.HierarchicalStrategy, group_size=1, warmup_steps=0)
 ADAMW = partial(torch.optim.AdamW, lr=0.1)
 
 # Ranks, strategy, inner optimizer.
@@ -26,6 +28,17 @@ RUNS: dict[str, tuple[int, Any, str]] = {
     ),
     "overlap and int8": (2, partial(DILOCO, overlap=True, across_dtype="int8"), "SGD"),
     "virtual workers": (2, partial(DILOCO, virtual_workers=2), "Adam"),
+    "fragments, the third of them just synchronised": (2, partial(DILOCO, fragments=4), "AdamW"),
+    "fragments and a delay, one of them in flight": (
+        4,
+        partial(DILOCO, group_size=2, fragments=2, overlap=3, across="sharded"),
+        "SGD",
+    ),
+    "fragments, virtual workers, merged": (
+        2,
+        partial(HIERARCHICAL, block_sync=MERGED, virtual_workers=2),
+        "SGD",
+    ),
 }
 
 

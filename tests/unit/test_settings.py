@@ -29,7 +29,10 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "local_momentum", ["drop", None], "one of 'reset', 'keep', 'average'"),
     (lh.BMUF, "across", ["ring", None], "one of 'auto', 'leader', 'sharded'"),
     (lh.BMUF, "across_dtype", ["float8", None], "one of 'same', 'bfloat16', 'int8'"),
-    (lh.BMUF, "overlap", [1, "yes", None], "True or False"),
+    (lh.BMUF, "overlap", [-1, 2.5, "yes", None], "a whole number of at least 0"),
+    (lh.BMUF, "fragments", [0, 1.5, True], "a whole number of at least 1"),
+    (lh.BMUF, "merge", [-0.1, 1.5, "mean", None], "at least 0 and at most 1"),
+    (lh.BMUFAdam, "moments_every", [0, None], "a whole number of at least 1"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
     (lh.BMUFAdam, "block_size", [0, 2.5], "a whole number of at least 1"),
     (lh.BMUFAdam, "block_momentum", [-0.1, 1.0, "high"], r"'auto' or lie in \[0, 1"),
@@ -39,7 +42,6 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUFAdam, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
     (lh.BMUFAdam, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
     (lh.ModelAveraging, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
-    (lh.ModelAveraging, "overlap", [0], "True or False"),
     (lh.ModelAveraging, "block_size", [0, 1.0], "a whole number of at least 1"),
     (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'reset', 'keep', 'average'"),
     (lh.ModelAveraging, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
@@ -106,7 +108,7 @@ def test_misspelt_name_is_told_what_was_meant(settings: Any, given: str, meant: 
 
 
 def test_settings_without_arguments_take_none() -> None:
-    for settings in (lh.AllReduce, BlockSync, GradientSync):
+    for settings in (lh.AllReduce, GradientSync):
         with pytest.raises(TypeError, match=r"has no argument 'block'\. It takes none"):
             cast(Any, settings)(block=3)
 
@@ -124,10 +126,14 @@ def test_true_is_no_number_and_one_is_no_flag(kind: Any) -> None:
     numbers = _annotated(kind, "int", "float", "GroupSize")
     assert numbers
     for name in numbers:
+        if name == "overlap":
+            continue
         for truth in (True, False):
             with pytest.raises(ValueError, match=rf"{name}.* must .*, got {truth}(;|$)"):
                 kind(**needed, **{name: truth})
     for name in _annotated(kind, "bool"):
+        if name == "overlap":  # True, or a number of steps
+            continue
         for no_flag in (1, 0, "false", None):
             with pytest.raises(ValueError, match=f"{name} must be True or False, got {no_flag!r}$"):
                 kind(**{name: no_flag})
@@ -144,6 +150,22 @@ def test_timeout_is_a_timedelta_above_zero(kind: Any) -> None:
         assert str(caught.value).endswith(f"got {value!r}")
     kind(timeout=None)
     kind(timeout=timedelta(seconds=60))
+
+
+@pytest.mark.parametrize("name", ["fragments", "overlap"])
+def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> None:
+    message = f"{name} must be at most block_size, got {name}=5 and block_size=4"
+    with pytest.raises(ValueError, match=message):
+        lh.DiLoCo(block_size=4, **{name: 5})
+    automatic = lh.DiLoCo(block_size="auto", **{name: 5})
+    with pytest.raises(ValueError, match=message):
+        automatic.resolved(80, 4)
+    assert automatic.resolved(1000, 4).steps == 50
+
+
+def test_moments_can_t_be_late() -> None:
+    with pytest.raises(ValueError, match=r"does not support overlap=3.*DiLoCo\(...\) or BMUF"):
+        lh.BMUFAdam(overlap=3)
 
 
 @pytest.mark.parametrize("settings", [lh.BMUF, lh.ModelAveraging])

@@ -37,6 +37,7 @@ class ParameterSteps:
         start: Adam's step count at the start of the block, the same on all ranks.
         start_product: NAdam's ``mu_product`` at the start of the block; 1 for other optimizers.
         rho: rho_n, number of mini-batches in the global update.
+        counted: steps since the start that are part of rho, as a mean over the groups.
         block: steps of the current block.
 
     """
@@ -47,6 +48,7 @@ class ParameterSteps:
     start: float
     start_product: float = 1.0
     rho: float = 0.0
+    counted: float = 0.0
     block: BlockSteps = BlockSteps(0.0, 0.0)
 
     def beta(self, moment: int) -> float:
@@ -64,6 +66,7 @@ class ParameterSteps:
                 self.start, moved, beta1=self.beta(0), momentum_decay=decay
             )
         self.start += moved
+        self.counted = 0.0
 
     def write(self) -> None:
         """Set the optimizer's counts to those at the start of the block, in place."""
@@ -124,6 +127,7 @@ class AdamMoments(LocalState):
         self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
         self._taken = torch.empty(0)
         self._models = 1
+        self._exchanged = True
         self._exchange: Pending | None = None
 
     def note(self, *, first: bool) -> None:
@@ -138,8 +142,9 @@ class AdamMoments(LocalState):
         taken.round_()
         self._taken = taken if first else self._taken.add_(taken)
 
-    def collect(self, participation: Participation) -> None:
+    def collect(self, participation: Participation, *, exchanged: bool = True) -> None:
         """Start the sum of the steps of the groups with finite models."""
+        self._exchanged = exchanged
         self._models = participation.healthy
         if not self._steps:
             return
@@ -159,26 +164,27 @@ class AdamMoments(LocalState):
     def finish(self) -> None:
         """Set the step counts, and NAdam's products, for the next block, in place."""
         self._agree()
-        for steps in self._steps.values():
-            steps.write()
+        if self._exchanged:
+            for steps in self._steps.values():
+                steps.write()
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """Step count and product of mu at the start of the block, and rho, by parameter."""
+        """Step count and product of mu at the start of the block, rho, and steps that it counts."""
         return {
-            parameter: [steps.start, steps.start_product, steps.rho]
+            parameter: [steps.start, steps.start_product, steps.rho, steps.counted]
             for parameter, steps in self._steps.items()
         }
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Continue from :meth:`counts`."""
-        for parameter, (start, product, rho) in counts.items():
+        for parameter, (start, product, rho, counted) in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
-                own.start, own.start_product, own.rho = start, product, rho
+                own.start, own.start_product, own.rho, own.counted = start, product, rho, counted
 
     def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Restore rho. The block starts at the current step counts."""
-        for parameter, (_, _, rho) in counts.items():
+        for parameter, (_, _, rho, _) in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
                 own.rho = rho
@@ -191,9 +197,11 @@ class AdamMoments(LocalState):
         self._exchange = None
         for steps, total in zip(self._steps.values(), self._taken.tolist(), strict=True):
             local = total / self._models
-            steps.rho = next_rho(steps.rho, local, self._eta)
-            ahead = self._eta * steps.rho if local else 0.0
-            steps.begin_block(BlockSteps(local, ahead))
+            steps.rho = next_rho(steps.rho, local - steps.counted, self._eta)
+            steps.counted = local
+            if self._exchanged:
+                ahead = self._eta * steps.rho if local else 0.0
+                steps.begin_block(BlockSteps(local, ahead))
 
 
 def _steps(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_hier.comm.blocks.health import NonFiniteModelError, Participation
+from lightning_hier.comm.blocks.health import NonFiniteModelError
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.worker import StepCount
 
@@ -28,6 +28,11 @@ class Norms:
     mean: float = 0.0
     update: float = 0.0
 
+    def add(self, mean: float, update: float) -> None:
+        """Add the sums of squares of a part of the shard."""
+        self.mean += mean
+        self.update += update
+
 
 @dataclass(frozen=True)
 class BlockReport:
@@ -37,33 +42,26 @@ class BlockReport:
         update_norm: Euclidean norm of the global update Delta.
         model_distance: root mean square over the groups of the Euclidean distance between a group's
             model and their mean. Averaged buffers are part of the model.
-        excluded: groups that were excluded because their models were not finite.
-        restarted: whether this rank's group was excluded.
 
     """
 
     update_norm: float
     model_distance: float
-    excluded: int = 0
-    restarted: bool = False
 
     @classmethod
-    def of(
-        cls, found: Sequence[Norms], participation: Participation, communicators: Communicators
-    ) -> BlockReport:
+    def of(cls, norms: Norms, communicators: Communicators) -> BlockReport:
         """Sum the norms of the ranks of a group. A collective of the group.
 
         Args:
-            found: norms of each dtype bucket of this rank.
-            participation: groups that took part.
+            norms: norms of this rank.
             communicators: channels of this rank.
 
         Raises:
             NonFiniteModelError: Delta exceeds the range of its dtype.
 
         """
-        own = [[norms.mean for norms in found], [norms.update for norms in found]]
-        sums = torch.tensor(own, dtype=torch.float64, device=communicators.device).sum(1)
+        own = [norms.mean, norms.update]
+        sums = torch.tensor(own, dtype=torch.float64, device=communicators.device)
         communicators.group.all_reduce_(sums, "status").wait()
         mean, update = sums.tolist()
         if not math.isfinite(update):
@@ -72,14 +70,8 @@ class BlockReport:
                 "the global update exceeds the range of its dtype, although the models of all "
                 "groups are finite: training has diverged. Lower the learning rate."
             )
-        # With overlap, a bucket reports the previous block, which a new bucket does not have.
-        distance = max((norms.models for norms in found), default=0.0) - mean
-        return cls(
-            update_norm=update**0.5,
-            model_distance=max(distance, 0.0) ** 0.5,
-            excluded=len(participation.excluded),
-            restarted=not participation.takes_part,
-        )
+        distance = max(norms.models - mean, 0.0)
+        return cls(update_norm=update**0.5, model_distance=distance**0.5)
 
 
 class BlockLog:

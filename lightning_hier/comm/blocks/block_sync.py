@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -15,12 +15,14 @@ from typing_extensions import Self
 from lightning_hier.algorithms.arguments import (
     NamedArguments,
     check_choice,
-    check_flag,
+    check_share,
+    check_whole,
     check_whole_or_auto,
 )
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
+from lightning_hier.comm.blocks.delayed_bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
@@ -30,21 +32,60 @@ from lightning_hier.comm.channel import Channel
 LocalMomentum = Literal["reset", "keep", "average"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class BlockSync(NamedArguments):
     """Base class of the settings for ``HierarchicalStrategy(block_sync=...)``.
 
     Attributes:
-        block_size: tau, steps between two synchronisations of models, or ``"auto"``.
-        across: ranks that exchange the model between groups.
-        across_dtype: dtype of model updates between hosts.
-        overlap: whether the exchange overlaps with training of the next block.
+        block_size: tau, steps between two synchronisations of a parameter, or ``"auto"``: a
+            twentieth of the steps of the run, at most 50, and 50 if the length is unknown.
+        across: ranks that exchange the model. ``"leader"``: one rank of each group, which
+            broadcasts the result in its group. ``"sharded"``: each rank of a group exchanges 1/P
+            of the model. ``"auto"`` chooses by the number of NICs of the hosts.
+        across_dtype: dtype of model updates between hosts: ``"same"`` as the parameters,
+            ``"bfloat16"``, or ``"int8"`` with one scale for 512 elements. Rounding errors are added
+            to the next update (error feedback). Averaged buffers are not quantised.
+        fragments: n, at most tau. The parameters are divided, in the order of the module, into n
+            fragments of about equal bytes, and fragment i is synchronised at the steps
+            ``tau (i + 1) / n + k tau``, rounded down, k = 0, 1, ... (streaming_diloco 2.1).
+            A parameter is never divided.
+        overlap: delay in steps, at most tau: a fragment is sent so many steps before its
+            synchronisation, and its mean is computed during these steps. True is tau. Averaged
+            buffers are not delayed. The equations are those of
+            :class:`~lightning_hier.comm.blocks.delayed_bucket.DelayedBucket`.
+        merge: what becomes of the steps that a group makes while a fragment is in flight:
+            ``"progress"`` adds their update to the new start model; a number alpha in [0, 1] makes
+            ``alpha * (local model) + (1 - alpha) * (start model)``. It has an effect with
+            ``overlap`` only.
+
+    Raises:
+        ValueError: a value is outside its range.
 
     """
 
-    block_size: int | Auto
-    across: Across
-    across_dtype: AcrossDtype
-    overlap: bool = False
+    block_size: int | Auto = "auto"
+    across: Across = "auto"
+    across_dtype: AcrossDtype = "same"
+    fragments: int = 1
+    overlap: bool | int = False
+    merge: Merge = "progress"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        check_whole_or_auto("block_size", self.block_size)
+        check_choice("across", self.across, get_args(Across))
+        check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
+        check_whole("fragments", self.fragments)
+        if not isinstance(self.overlap, bool):
+            check_whole("overlap", self.overlap, least=0)
+        if self.merge != "progress":
+            check_share("merge", self.merge, zero=True)
+        for name, value in (("fragments", self.fragments), ("overlap", int(self.overlap))):
+            if self.block_size != "auto" and value > self.block_size:
+                raise ValueError(
+                    f"{name} must be at most block_size, got {name}={value} and "
+                    f"block_size={self.block_size}: lower {name}, or make blocks longer"
+                )
 
     @property
     def steps(self) -> int:
@@ -60,6 +101,11 @@ class BlockSync(NamedArguments):
             )
         return self.block_size
 
+    @property
+    def delay(self) -> int:
+        """Steps between sending a fragment and applying its mean."""
+        return self.steps if self.overlap is True else int(self.overlap)
+
     def resolved(self, run_steps: float, num_models: int) -> Self:
         """Return the same settings with a number instead of ``block_size="auto"``.
 
@@ -70,9 +116,7 @@ class BlockSync(NamedArguments):
         """
         if self.block_size != "auto":
             return self
-        settings: Any = self  # the base class has no fields
-        made: Self = replace(settings, block_size=self.auto_block_size(run_steps, num_models))
-        return made
+        return replace(self, block_size=self.auto_block_size(run_steps, num_models))
 
     def auto_block_size(self, run_steps: float, num_models: int) -> int:
         """The number that stands for ``block_size="auto"``; arguments as of :meth:`resolved`."""
@@ -88,6 +132,11 @@ class BlockSync(NamedArguments):
     def averages_state(self) -> bool:
         """Whether state of the local optimizer is averaged with the model."""
         return False
+
+    @property
+    def state_every(self) -> int:
+        """Number of blocks between two averages of the local optimizer's state."""
+        return 1
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """Equations for ``num_models`` averaged models.
@@ -149,36 +198,34 @@ class BlockSync(NamedArguments):
         """Values that ``"auto"`` has chosen for ``optimizer``, to log once before training."""
         return None
 
-    def _check(self) -> None:
-        check_whole_or_auto("block_size", self.block_size)
-        check_choice("across", self.across, get_args(Across))
-        check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
 
-
+@dataclass(frozen=True, kw_only=True)
 class LocalMomentumSync(BlockSync):
     """Base class of the settings with ``local_momentum``.
 
     Attributes:
-        local_momentum: as in :class:`ModelAveraging`.
+        local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
+            block (bmuf eq. 8), ``"keep"`` does not change it, ``"average"`` averages it with the
+            models.
 
     """
 
-    local_momentum: LocalMomentum
+    local_momentum: LocalMomentum = "reset"
 
     @property
     def averages_state(self) -> bool:
         """Whether momentum is averaged."""
         return self.local_momentum == "average"
 
-    def _check(self) -> None:
-        super()._check()
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
         check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
-        check_flag("overlap", self.overlap)
         if self.overlap and self.local_momentum == "average":
             raise ValueError(
-                "overlap=True can't be combined with local_momentum='average', got both: an "
-                "average that is one block late does not match the momentum of the local model. "
-                "Pass local_momentum='reset' or 'keep'."
+                f"overlap={self.overlap} can't be combined with local_momentum='average': a mean "
+                "that is late does not match the momentum of the local model. Pass "
+                "local_momentum='reset' or 'keep'."
             )
 
     def objection(self, optimizer: Optimizer) -> str | None:
@@ -201,43 +248,26 @@ class LocalMomentumSync(BlockSync):
         """The treatment that ``local_momentum`` selects."""
         if self.local_momentum == "average":
             return AveragedMomentum(optimizer, parameters)
-        return ResetMomentum(optimizer) if self.local_momentum == "reset" else LocalState()
+        return (
+            ResetMomentum(optimizer, parameters) if self.local_momentum == "reset" else LocalState()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAveraging(LocalMomentumSync):
     """Replace the models of the groups by their mean after every block (MA).
 
+    Attributes are those of :class:`BlockSync`, and
+
     Attributes:
-        block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the steps
-            of the run, at most 50, and 50 if the length is unknown.
         local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
             block (bmuf eq. 8), ``"keep"`` does not change it, ``"average"`` averages it with the
             models.
-        across: ranks that exchange the model. ``"leader"``: one rank of each group, which
-            broadcasts the result in its group. ``"sharded"``: each rank of a group exchanges 1/P
-            of the model. ``"auto"`` chooses by the number of NICs of the hosts.
-        across_dtype: dtype of model updates between hosts: ``"same"`` as the parameters,
-            ``"bfloat16"``, or ``"int8"`` with one scale for 512 elements. Rounding errors are added
-            to the next update (error feedback). Averaged buffers are not quantised.
-        overlap: whether the mean is computed during the next block, distributed over its steps. It
-            is applied one block late, and the local update of that block is kept. The equations are
-            those of :class:`~lightning_hier.comm.blocks.delay.Delay`.
 
     Raises:
         ValueError: a value is outside its range.
 
     """
-
-    block_size: int | Auto = "auto"
-    local_momentum: LocalMomentum = "reset"
-    across: Across = "auto"
-    across_dtype: AcrossDtype = "same"
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        self._check()
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Advise BMUFAdam: the mean of normalised steps of Adam is shorter than each of them."""

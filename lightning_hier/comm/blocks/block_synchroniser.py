@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_report import BlockLog, BlockReport
+from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
-from lightning_hier.comm.blocks.health import OnNonfinite, SyncPoint
+from lightning_hier.comm.blocks.health import OnNonfinite, Participation, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.blocks.schedule import Due, Schedule
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
@@ -43,6 +45,7 @@ class BlockSynchroniser:
         warmup_steps: steps before the first block, in which gradients are averaged over the world.
         nics: as in :func:`~lightning_hier.comm.blocks.shard_placement.make_placement`.
         on_nonfinite: action for groups whose models are not finite.
+        join: whether ranks without batches join the synchronisations of the others.
 
     Attributes:
         placement: division of the model among the ranks of a group.
@@ -53,8 +56,8 @@ class BlockSynchroniser:
         evaluation: swaps the global model into the module and back.
         log: metrics of the synchronisations.
         on_warm: function that is called when the warm-up ends.
-        on_block: function that is called with the report of each synchronisation at the end of a
-            block.
+        on_block: function that is called at each synchronisation with whether the model of this
+            rank's group takes part.
 
     Raises:
         ValueError: the settings do not support the number of groups.
@@ -73,6 +76,7 @@ class BlockSynchroniser:
         warmup_steps: int = 0,
         nics: int | None = None,
         on_nonfinite: OnNonfinite = "error",
+        join: bool = False,
     ) -> None:
         self._module = module
         self._optimizers = list(optimizers)
@@ -80,6 +84,7 @@ class BlockSynchroniser:
         self._communicators = communicators
         self._worker = worker
         self._warmup_steps = warmup_steps
+        self._join = join
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
         across = config.across if config else "auto"
@@ -99,8 +104,14 @@ class BlockSynchroniser:
             # Between the warm-up and the first step: the blocks that this step will start.
             blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
         )
+        self._schedule = Schedule(
+            config.steps if config else _CHECK_EVERY,
+            fragments=config.fragments if config else 1,
+            # A single model is not averaged, so it has nothing in flight.
+            delay=config.delay if config and communicators.models > 1 else 0,
+        )
         self.on_warm: Callable[[], None] = lambda: None
-        self.on_block: Callable[[BlockReport], None] = lambda report: None
+        self.on_block: Callable[[bool], None] = lambda takes_part: None
 
     @property
     def warming(self) -> bool:
@@ -114,10 +125,10 @@ class BlockSynchroniser:
             self._begin_blocks()
 
     def after_step(self, optimizer: int) -> None:
-        """Count a step, and synchronise the models if it was the last of its block.
+        """Count a step, and apply and send the fragments that are due after it.
 
-        A collective of the world at the end of a block. In the warm-up, where every step is one,
-        ranks check from time to time that they are in step. After
+        A collective of the world if a fragment is sent. In the warm-up, where every step is one,
+        and without blocks, ranks check from time to time that they are in step. After
         :meth:`~lightning_hier.comm.blocks.evaluation.Evaluation.keep_module` a step has no
         gradients and does not count.
         """
@@ -127,41 +138,60 @@ class BlockSynchroniser:
         if self.warming:
             self._after_warm_up_step(optimizer, count)
             return
+        self._begin_blocks()
         count.total += 1
         count.in_block += 1
-        if self._config is not None and self._config.overlap:
+        if self.blocks is None:
+            if count.in_block >= _CHECK_EVERY:
+                count.in_block = 0
+                self._check(optimizer)
+            return
+        block, due = self.blocks[optimizer], self._schedule.due(count.in_block)
+        block.count_step()
+        if self._schedule.delay:
             self._communicators.route.in_flight.step()
         # Above the block size if a run resumes with a smaller block_size.
-        if count.in_block >= (self._config.steps if self._config else _CHECK_EVERY):
-            point = SyncPoint.CHECK if self.blocks is None else SyncPoint.BLOCK
-            with self._communicators.progress.at(point.text):
-                self.end_block(optimizer)
+        if count.in_block >= self._schedule.block_size:
+            count.in_block = 0
+            count.blocks += 1
+        if due == Due(None, None):
+            return
+        # To apply a mean, only the ranks of a group communicate.
+        place = self._communicators.progress.at(SyncPoint.BLOCK.text)
+        with place if due.sends is not None else nullcontext():
+            self._synchronise(optimizer, block, due)
 
     @torch.no_grad()
-    def end_block(self, optimizer: int) -> None:
-        """Synchronise the models, or check that all ranks are in step.
-
-        A collective of the world, inside :meth:`ProgressRecord.at`.
-        """
-        if not self.warming:
-            self._begin_blocks()
+    def _synchronise(self, optimizer: int, block: ModelBlock, due: Due) -> None:
+        """Apply and send the fragments that are due. A collective of the world if one is sent."""
         self._buffers.reclaim()
-        count = self._worker.steps[optimizer]
-        count.in_block = 0
-        if self.blocks is None:
-            self.health.check(SyncPoint.CHECK, optimizer)
-            return
-        count.blocks += 1
-        block = self.blocks[optimizer]
         with profiler_range("hier/block/synchronisation"):
-            participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read())
-            report = block.synchronise(participation)
-        count.excluded += report.excluded
-        if report.restarted:
-            # Residuals are part of the gradients of the model that was discarded.
-            self._worker.memory.forget(block.members.parameters)
-        self.log.reports[optimizer] = report
-        self.on_block(report)
+            participation = None
+            if due.sends is not None:
+                if self._join:
+                    # A rank without batches finishes what is in flight before it exchanges reports.
+                    self._communicators.route.in_flight.finish()
+                health = block.read(due.sends)
+                participation = self.health.agree(SyncPoint.BLOCK, optimizer, health)
+                self._note_participation(optimizer, participation, block.members.parameters)
+            report = block.synchronise(due, participation)
+        if report is not None:
+            self.log.reports[optimizer] = report
+
+    def _note_participation(
+        self, optimizer: int, participation: Participation, parameters: Sequence[Parameter]
+    ) -> None:
+        self._worker.steps[optimizer].excluded += len(participation.excluded)
+        if not participation.takes_part:
+            # Residuals are part of the gradients of the model that is discarded.
+            self._worker.memory.forget(parameters)
+        self.on_block(participation.takes_part)
+
+    def _check(self, optimizer: int) -> None:
+        """Check that all ranks are in step and their model is finite. A collective of the world."""
+        with self._communicators.progress.at(SyncPoint.CHECK.text):
+            self._buffers.reclaim()
+            self.health.check(SyncPoint.CHECK, optimizer)
 
     def open_blocks(self, trainable: Collection[Parameter]) -> Sequence[ModelBlock]:
         """Start blocks with the current model, whose ``trainable`` were trained in an older run."""
@@ -202,13 +232,12 @@ class BlockSynchroniser:
         if not self.warming:
             self._end_warm_up()
         elif count.total % _CHECK_EVERY == 0:
-            with self._communicators.progress.at(SyncPoint.CHECK.text):
-                self.health.check(SyncPoint.CHECK, optimizer)
+            self._check(optimizer)
 
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
         with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
-            carried = [t for block in self._new_blocks() or [] for t in block.local_state.carried]
+            carried = [t for block in self._new_blocks() or [] for t in block.carried]
             self.health.check(SyncPoint.CHECK, carried=carried)
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
             broadcast_tensors_(everything, self._communicators.world, "initial_model")

@@ -13,52 +13,41 @@ from lightning_hier.algorithms.arguments import (
     check_positive,
     is_number,
 )
-from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import (
     BlockFilter,
     UpdateFrom,
     auto_block_momentum,
 )
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
-from lightning_hier.comm.blocks.block_sync import (
-    BlockSync,
-    LocalMomentum,
-    LocalMomentumSync,
-)
-from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.shard_placement import Across
+from lightning_hier.comm.blocks.block_sync import BlockSync, LocalMomentumSync
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMomentum(BlockSync):
     """Base class of the settings with block momentum.
 
+    Attributes are those of :class:`BlockSync`, and
+
     Attributes:
-        block_size: as in :class:`ModelAveraging`.
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
             ``block_lr`` and ``c`` (bmuf eq. 10).
         block_lr: zeta, above 0.
         c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
-        across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`.
 
     Raises:
         ValueError: a value is outside its range.
 
     """
 
-    block_size: int | Auto = "auto"
     block_momentum: float | Literal["auto"] = "auto"
     block_lr: float = 1.0
     c: float = 1.0
     nesterov: bool = True
-    across: Across = "auto"
-    across_dtype: AcrossDtype = "same"
 
     def __post_init__(self) -> None:
         """Check the values."""
-        self._check()
+        super().__post_init__()
         if self.block_momentum != "auto" and not (
             is_number(self.block_momentum) and 0.0 <= self.block_momentum < 1.0
         ):
@@ -87,17 +76,15 @@ class BMUF(BlockMomentum, LocalMomentumSync):
 
     The equations are at :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
 
+    Attributes are those of :class:`BlockSync`, and
+
     Attributes:
-        block_size: as in :class:`ModelAveraging`.
         block_momentum: eta in [0, 1), or ``"auto"``: from the number of averaged models,
             ``block_lr`` and ``c`` (bmuf eq. 10).
         block_lr: zeta, above 0.
         c: C of bmuf eq. 10, at least 1; used by ``block_momentum="auto"`` alone.
         nesterov: Nesterov block momentum (NBM); False is classical (CBM).
         local_momentum: as in :class:`ModelAveraging`.
-        across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`.
-        overlap: as in :class:`ModelAveraging`.
         update_from: ``"global"`` as in bmuf; ``"start"`` reproduces toolkits that add the update to
             the look-ahead, see :class:`~lightning_hier.algorithms.block_momentum.BlockFilter`.
 
@@ -106,9 +93,7 @@ class BMUF(BlockMomentum, LocalMomentumSync):
 
     """
 
-    local_momentum: LocalMomentum = "reset"
     update_from: UpdateFrom = "global"
-    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_hier.algorithms.arguments import check_choice, is_number
+from lightning_hier.algorithms.arguments import check_choice, check_whole, is_number
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
@@ -50,19 +50,20 @@ class BMUFAdam(BlockMomentum):
     ``local_beta1="auto"`` uses while blocks run. Outside of steps, ``param_groups`` of the
     optimizer contain the user's value, so schedulers and checkpoints use that.
 
+    Attributes are those of :class:`BlockSync` and :class:`BMUF`'s ``block_momentum``, ``block_lr``,
+    ``c`` and ``nesterov``, and
+
     Attributes:
         block_size: tau, steps between two synchronisations, or ``"auto"``: a twentieth of the run's
             steps, at most 50, and fewer for 20 blocks for each averaged model, down to 4.
-        block_momentum: as in :class:`BMUF`.
-        block_lr: zeta, above 0.
-        c: as in :class:`BMUF`.
-        nesterov: as in :class:`BMUF`.
         moments: ``"corrected"`` as above, or ``"average"``: ``m_init = mbar``, ``v_init = vbar``
             and k unchanged (eq. 13), the paper's baseline.
+        moments_every: blocks between two exchanges of the moments, which stay local in between, as
+            in DES-LOC (arXiv 2505.22549). rho_n follows every block. The tau of an exchange is
+            that of all blocks since the last one.
         local_beta1: largest first beta of the local optimizer while blocks run and there are
             several groups: ``"auto"`` (0.5), a number in [0, 1), or ``"keep"`` (no limit).
-        across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`. If updates are quantised, moments are sent as
+        across_dtype: as in :class:`BlockSync`. If updates are quantised, moments are sent as
             ``"bfloat16"``, because second moments span too many orders of magnitude for
             ``"int8"``.
 
@@ -72,6 +73,7 @@ class BMUFAdam(BlockMomentum):
     """
 
     moments: Moments = "corrected"
+    moments_every: int = 1
     local_beta1: LocalBeta1 = "auto"
 
     @property
@@ -79,9 +81,21 @@ class BMUFAdam(BlockMomentum):
         """Whether state is averaged: moments are."""
         return True
 
+    @property
+    def state_every(self) -> int:
+        """``moments_every``."""
+        return self.moments_every
+
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
+        if self.overlap:
+            raise ValueError(
+                f"BMUFAdam does not support overlap={self.overlap}: moments that are late do not "
+                "match the local model. Leave out overlap, or use DiLoCo(...) or BMUF(...), which "
+                "do not synchronise moments"
+            )
+        check_whole("moments_every", self.moments_every)
         check_choice("moments", self.moments, get_args(Moments))
         beta1: Any = self.local_beta1
         if beta1 not in ("auto", "keep") and not (is_number(beta1) and 0.0 <= beta1 < 1.0):

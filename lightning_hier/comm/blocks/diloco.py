@@ -13,13 +13,11 @@ from typing_extensions import override
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.outer_optimizer import (
     OptimizerStep,
     OuterOptimizer,
     check_outer_optimizer,
 )
-from lightning_hier.comm.blocks.shard_placement import Across
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +36,10 @@ class DiLoCo(BlockSync):
 
     The state of the inner optimizer, which may be any, stays with its group.
 
+    Attributes are those of :class:`BlockSync`, and
+
     Attributes:
-        block_size: H, steps between two synchronisations, or ``"auto"`` as in
-            :class:`ModelAveraging`.
+        block_size: H, as tau of :class:`BlockSync`.
         outer_lr: nu, above 0.
         outer_momentum: mu in [0, 1), or ``"auto"``: ``1 - outer_lr / M`` for M groups, as
             ``block_momentum`` of :class:`BMUF`.
@@ -48,9 +47,6 @@ class DiLoCo(BlockSync):
         outer_optimizer: makes any other optimizer of ``torch.optim`` from parameters, for instance
             ``partial(torch.optim.AdamW, lr=0.1)``; in YAML ``{class_path: torch.optim.AdamW,
             init_args: {lr: 0.1}}``. The three arguments above are then left out.
-        across: as in :class:`ModelAveraging`.
-        across_dtype: as in :class:`ModelAveraging`.
-        overlap: as in :class:`ModelAveraging`.
 
     Raises:
         ValueError: a value outside its range, or an outer optimizer that can't step a part of
@@ -63,16 +59,12 @@ class DiLoCo(BlockSync):
     outer_momentum: float | Literal["auto"] = 0.9
     nesterov: bool = True
     outer_optimizer: OuterOptimizer | None = None
-    across: Across = "auto"
-    across_dtype: AcrossDtype = "same"
-    overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""
-        self._check()
+        super().__post_init__()
         check_positive("outer_lr", self.outer_lr)
         check_flag("nesterov", self.nesterov)
-        check_flag("overlap", self.overlap)
         if self.outer_momentum != "auto" and not (
             is_number(self.outer_momentum) and 0.0 <= self.outer_momentum < 1.0
         ):

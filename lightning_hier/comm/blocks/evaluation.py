@@ -130,8 +130,7 @@ class Evaluation:
                 self._health.check(point)
                 broadcast_tensors_(buffers.tensors, self._communicators.world, "buffers")
             for index, block in enumerate(blocks):
-                pending = self._worker.steps[index].in_block > 0
                 participation = self._health.agree(point, index, block.read())
-                block.write_global_model(participation, pending=pending)
-                if point == SyncPoint.TRAINING_END and pending:
+                block.write_global_model(participation)
+                if point == SyncPoint.TRAINING_END:
                     self._log.excluded_at_end[index] = len(participation.excluded)

@@ -41,17 +41,12 @@ class Exchange:
         shard: shard of this rank.
         codec: codec of updates of parameters; None exchanges them without quantisation.
         route: process groups of the ranks that average.
-        delayed: whether the mean of the parameters is delayed, so that it cannot share a collective
-            with the buffers.
 
     """
 
-    def __init__(
-        self, shard: Shard, codec: Codec | None, route: AcrossRoute, *, delayed: bool
-    ) -> None:
+    def __init__(self, shard: Shard, codec: Codec | None, route: AcrossRoute) -> None:
         self._shard = shard
         self._codec = codec
-        self._delayed = delayed
         self._route = route
         self._feedback: ErrorFeedback | None = None
         if codec is not None and route.between is not None:
@@ -63,6 +58,11 @@ class Exchange:
             )
         # Number of `Due` that the mean of a chunk's parameters yields.
         self.due = (1 if codec is None else 2) + route.hosts_are_shared
+
+    @property
+    def quantises(self) -> bool:
+        """Whether local updates are quantised."""
+        return self._codec is not None
 
     def chunk(
         self, chunk: Chunk, participation: Participation, *, keep: bool, carried: bool = True
@@ -76,7 +76,7 @@ class Exchange:
             carried: whether the state of local optimizers is averaged too.
 
         """
-        if self._codec is None and not self._delayed:
+        if self._codec is None:
             # One collective for all values that are not quantised.
             end = self._shard.carried.stop if carried else self._shard.carried.start
             return self.exact(slice(min(chunk.start, end), min(chunk.stop, end)), participation)

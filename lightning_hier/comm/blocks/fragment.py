@@ -1,248 +1,282 @@
-"""A fragment of the model: its global model, and its synchronisation over the groups."""
+"""A fragment of the model: tensors that are synchronised at the same step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
-from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.comm.blocks.block_report import Norms
-from lightning_hier.comm.blocks.delay import Delay
-from lightning_hier.comm.blocks.exchange import Exchange
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.bucket import Bucket
+from lightning_hier.comm.blocks.exchange import Exchange, make_codec
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from lightning_hier.comm.blocks.local_state import LocalState
+from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
 from lightning_hier.comm.blocks.outer_step import OuterStep
-from lightning_hier.comm.blocks.shard import Chunk, Shard
+from lightning_hier.comm.blocks.shard import Shard
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
+from lightning_hier.comm.blocks.trained import Members
+from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.stages import Stages
+from lightning_hier.comm.stages import Pipeline, Stages
+
+Counts = Mapping[Parameter, list[float]]
 
 
-class Fragment:
-    """Parameters of one dtype, with averaged buffers and state of the local optimizer.
-
-    This rank keeps W and the state of the outer step only for its shard of the parameters, and the
-    optimizer state at the start of the block only for its shard of that state.
-
-    A synchronisation calls :meth:`read`, :meth:`begin`, :meth:`synchronise` for each chunk, and
-    :meth:`finish`.
-
-    Args:
-        shard: shard of this rank; the transfer buffer holds the current values.
-        exchange: exchange of the shard.
-        outer: outer step, which computes the next W from the mean of the groups.
-        local_state: state of the local optimizer.
-        delay: delay of the mean; None applies it at once.
+@dataclass(frozen=True)
+class BlockContext:
+    """What all fragments of an optimizer have in common.
 
     Attributes:
-        dtype: dtype of all tensors.
-        chunks: ranges of the shard that :meth:`synchronise` and :meth:`write_global` process.
-        is_all: whether this rank exchanges every element of its group.
+        optimizer: optimizer of the parameters.
+        config: settings of block synchronisation.
+        placement: division of a fragment among the ranks of a group.
+        communicators: channels of this rank.
+        models: local models of this rank.
 
     """
 
-    def __init__(
-        self,
-        shard: Shard,
-        exchange: Exchange,
-        outer: OuterStep,
-        local_state: LocalState,
-        delay: Delay | None,
-    ) -> None:
-        self._shard = shard
-        self._exchange = exchange
-        self._outer = outer
-        self._local_state = local_state
-        self._delay = delay
-        self.dtype = shard.values.dtype
-        self.chunks = shard.chunks
-        self.is_all = shard.is_all
-        self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
-        # Norms of the mean that is applied now, and of the models that are averaged now. They
-        # differ only with a delay.
-        self._applied = self._averaged = Norms(0.0)
+    optimizer: Optimizer
+    config: BlockSync
+    placement: ShardPlacement
+    communicators: Communicators
+    models: LocalModels
 
-    def read(self, *, add: bool = False) -> ModelHealth:
-        """Copy this rank's shard of the local model and state into the transfer buffer.
+    @property
+    def averages(self) -> bool:
+        """Whether there is more than one model."""
+        return self.communicators.models > 1
 
-        If updates are exchanged, the buffer gets the local update instead of the model.
+    @property
+    def delays(self) -> bool:
+        """Whether means of parameters are applied some steps after they are sent."""
+        return bool(self.config.overlap) and self.averages
+
+
+class Fragment:
+    """Some tensors of one optimizer, synchronised by :meth:`read` and :meth:`synchronise`.
+
+    Unless stated otherwise, methods are collectives of the world: every rank must call them at the
+    same step.
+
+    Args:
+        members: tensors of the fragment. Their current values, equal on all ranks, are the start
+            model.
+        context: optimizer, settings and channels.
+
+    Attributes:
+        members: see above.
+        local_state: state of the optimizer for these parameters, which is averaged with them if the
+            settings say so.
+        buckets: one for each dtype.
+        steps: steps whose local update has not been sent.
+
+    """
+
+    def __init__(self, members: Members, context: BlockContext) -> None:
+        self.members = members
+        self._context = context
+        self._models = context.models
+        self.steps = 0
+        # Synchronisations since the optimizer's state was averaged.
+        self._blocks = 0
+        config, across = context.config, context.communicators.across
+        number = context.communicators.models
+        # A single model is not averaged: its optimizer is not changed and nothing is quantised.
+        self.local_state = (
+            config.local_state(context.optimizer, members.parameters, across, number)
+            if context.averages
+            else LocalState()
+        )
+        parameters, buffers = by_dtype(members.parameters), by_dtype(members.float_buffers)
+        carried = by_dtype(self.local_state.carried)
+        self.buckets: Sequence[Bucket] = [
+            self._bucket(parameters.get(own, []), buffers.get(own, []), carried.get(own, []))
+            for own in sorted({*parameters, *buffers, *carried}, key=str)
+        ]
+
+    def _bucket(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
+    ) -> Bucket:
+        """Create the bucket of all tensors of one dtype."""
+        shard, exchange = self._exchanged(parameters, buffers, carried)
+        outer = self._outer_step(shard, from_updates=exchange.quantises)
+        return Bucket(shard, exchange, outer, self.local_state)
+
+    def _exchanged(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
+    ) -> tuple[Shard, Exchange]:
+        context, dtype = self._context, [*parameters, *buffers, *carried][0].dtype
+        codec = make_codec(context.config.across_dtype, dtype) if context.averages else None
+        shard = Shard(parameters, buffers, carried, context.placement, quantised=codec is not None)
+        return shard, Exchange(shard, codec, context.communicators.route)
+
+    def _outer_step(self, shard: Shard, *, from_updates: bool) -> OuterStep:
+        start, number = shard.read()[shard.parameters].clone(), self._context.communicators.models
+        return self._context.config.outer_step(start, num_models=number, from_updates=from_updates)
+
+    def read(self) -> ModelHealth:
+        """Copy this rank's shard into the transfer buffers. Returns the health of the fragment.
+
+        A collective of the group. All ranks exchange their health before one of the next methods.
+        """
+        # As DDP does before every forward pass.
+        group = self._context.communicators.group
+        broadcast_tensors_(self.members.float_buffers, group, "buffers")
+        health = ModelHealth()
+        for turn, _ in enumerate(self._models.each()):
+            for bucket in self.buckets:
+                health += bucket.read(add=turn > 0)
+            self.local_state.note(first=turn == 0)
+        if not all(bucket.is_all for bucket in self.buckets):
+            # Other shards will be overwritten, but not the values that this rank computed from
+            # them.
+            own = self.members
+            carried = self.local_state.carried
+            health += ModelHealth.of_tensors(own.parameters, own.float_buffers, carried)
+        return health
+
+    def synchronise(self, participation: Participation) -> Norms:
+        """Average the models of all groups and start the next block from the result, in place.
+
+        Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
+        first participating group. An excluded group gets the same, and new optimizer state.
 
         Args:
-            add: whether to add to the buffer, which contains another local model of this rank.
+            participation: groups whose models are averaged, after :meth:`read`.
+
+        Returns:
+            The norms of this rank's shard.
 
         """
-        source, squares = self._delay or self._outer, [0.0, 0.0, 0.0]
-        for piece, parameters, buffers, carried in self._shard.read_in_pieces(into_buffer=not add):
-            squares[0] += source.prepare_(parameters, piece.parameters)
-            squares[1] += sum_of_squares(buffers)
-            squares[2] += sum_of_squares(carried)
-            if add:
-                for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
-                    self._shard.values[kind].add_(values)
-        return ModelHealth.of_squares(*squares)
+        first_buffers = self._first_buffers()
+        self._blocks += 1
+        carried = self._blocks >= self._context.config.state_every
+        with profiler_range("hier/block/optimizer_state"):
+            self.local_state.collect(participation, exchanged=carried)
+        with profiler_range("hier/block/models"):
+            Pipeline(
+                bucket.synchronise(chunk, participation, carried=carried)
+                for bucket in self.buckets
+                for chunk in bucket.chunks
+            ).run()
+        for bucket in self.buckets:
+            bucket.finish(carried=carried)
+        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=True):
+            tensor.copy_(value)
+        self._broadcast_other_buffers(participation)
+        self._begin_next_block(participation, carried=carried)
+        self.steps = 0
+        if carried:
+            self._blocks = 0
+        norms = Norms(participation.squares / participation.healthy)
+        for bucket in self.buckets:
+            norms.add(*bucket.take_squares())
+        return norms
 
-    def begin(self, participation: Participation) -> None:
-        """Wait for the mean in flight that :meth:`synchronise` applies."""
-        self._averaged = Norms(participation.squares / participation.healthy)
-        self._applied = self._averaged
-        if self._delay is not None:
-            # Buffers use the same process groups.
-            self._delay.wait(everything=self._shard.has_buffers)
-            self._applied, self._delay.norms = self._delay.norms, self._averaged
+    def write_global(self, participation: Participation) -> Iterator[Stages]:
+        """Write W, and the mean of the buffers, into the tensors, in place.
 
-    def synchronise(self, chunk: Chunk, participation: Participation) -> Stages:
-        """Average a chunk, take the outer step, and write the start model of the next block.
-
-        Tensors and averaged optimizer state are written in place. Collectives of the world.
-        """
-        values, place = self._shard.values, chunk.parameters
-        if self._delay is None:
-            yield from self._exchange.chunk(chunk, participation, keep=True)
-            self._advance_carried_(chunk.carried)
-        else:
-            yield from self._exchange.exact(chunk.buffers, participation)
-        with profiler_range("hier/block/outer_step"):
-            if self._delay is None:
-                mean, update = self._outer.apply_(values[place], place)
-            else:
-                mean, update = self._delay.apply_(
-                    values[place], place, takes_part=participation.takes_part
-                )
-        self._applied.mean += mean
-        self._applied.update += update
-        self._averaged.mean += sum_of_squares(values[chunk.buffers])
-        yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk)
-
-    def finish(self, participation: Participation) -> Norms:
-        """Start the delayed mean, if there is one. Returns norms of the mean that was applied."""
-        self._shard.write_scattered()
-        if self._delay is not None:
-            exchange, in_flight = self._exchange, self._delay.in_flight
-            places = [chunk.parameters for chunk in self.chunks]
-            means = (
-                exchange.parameters(in_flight[place], place, participation, keep=True)
-                for place in places
-            )
-            self._delay.start(means, exchange.due * len(places))
-        return self._applied
-
-    def _advance_carried_(self, place: slice) -> None:
-        first = self._shard.carried.start
-        for tensor, inside in self._shard.carried_pieces(place):
-            mean = self._shard.values[inside]
-            previous = None
-            if self._previous is not None:
-                previous = self._previous[inside.start - first : inside.stop - first]
-            with profiler_range("hier/block/optimizer_state"):
-                self._local_state.advance_(tensor, mean, previous)
-            if previous is not None:
-                previous.copy_(mean)
-
-    def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
-        """Write W, and the mean of the buffers, of a chunk into the tensors.
-
-        Collectives of the world, after all work in flight. The state of the fragment does not
-        change. :meth:`finish_global` must follow.
+        :meth:`finish_global` must follow. The outer step is unchanged.
 
         Args:
-            chunk: one of :attr:`chunks`.
-            participation: groups that take part.
-            pending: whether to write the W that would result if the block ended now.
+            participation: as in :meth:`synchronise`.
+
+        Returns:
+            The stages of each chunk.
 
         """
-        place = chunk.parameters
-        if pending:
-            yield from self._exchange.chunk(chunk, participation, keep=False, carried=False)
-        else:
-            yield from self._exchange.exact(chunk.buffers, participation)
-        values = self._shard.values[place]
-        earlier = None if self._delay is None else self._delay.arrived(place)
-        values.copy_(self._outer.global_after(place, values if pending else None, earlier))
-        yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk, carried=False)
+        # Without steps since the last synchronisation, a mean would apply momentum once more.
+        # Buffers are always averaged, because they may change in validation.
+        return (
+            bucket.write_global(chunk, participation, pending=self.has_pending)
+            for bucket in self.buckets
+            for chunk in bucket.chunks
+        )
 
-    def finish_global(self) -> None:
-        """Write the tensors that are not contiguous."""
-        self._shard.write_scattered(carried=False)
+    @property
+    def has_pending(self) -> bool:
+        """Whether a synchronisation now would have a local update to send."""
+        return self.steps > 0
 
-    def keep_local_update_(self) -> None:
-        """Keep the update of the local model in the module until :meth:`write_`."""
-        if self._delay is None:
-            return
-        update = torch.empty_like(self._delay.block_start)
-        for piece, parameters, _, _ in self._shard.read_in_pieces(into_buffer=False):
-            self._delay.prepare_(parameters, piece.parameters)
-            update[piece.parameters].copy_(parameters)
-        self._delay.block_start = update
+    def finish_global(self, participation: Participation) -> None:
+        """Write the other buffers, and the tensors that are not contiguous."""
+        for bucket in self.buckets:
+            bucket.finish(carried=False)
+        self._broadcast_other_buffers(participation)
 
-    def write_(self) -> None:
-        """Write the result of :meth:`synchronise` into the tensors of another local model."""
-        if self._delay is not None:
-            self._shard.values[self._shard.parameters].copy_(self._delay.block_start)
-        self._shard.write()
+    def _first_buffers(self) -> list[Tensor]:
+        """Copies of the other buffers of the first local model."""
+        for _ in self._models.each():
+            return [tensor.clone() for tensor in self.members.other_buffers]
+        return []
 
-    def _vectors(self) -> dict[str, Tensor]:
-        """State with a value for each parameter of the shard."""
-        return {**self._outer.vectors, **(self._delay.vectors if self._delay else {})}
+    def _begin_next_block(self, participation: Participation, *, carried: bool) -> None:
+        """Write the result into all local models of this rank, and their optimizer state."""
+        result = self._models.current
+        equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
+        for model in self._models.each():
+            if model != result:
+                for bucket in self.buckets:
+                    bucket.write(carried=carried)
+                for tensor, value in equal:
+                    tensor.copy_(value)
+            if not participation.takes_part:
+                self._forget_optimizer_state(carried=not carried)
+            self.local_state.finish()
+
+    def reset_local_model(self) -> None:
+        """Continue from the start model of the last synchronisation, with new optimizer state.
+
+        A collective of the group.
+        """
+        for bucket in self.buckets:
+            bucket.reset_local_model()
+        self._forget_optimizer_state(carried=True)
+        self.local_state.finish()
+
+    def _forget_optimizer_state(self, *, carried: bool) -> None:
+        """Reset the optimizer's state; that which is averaged too, if ``carried``."""
+        averaged = self.local_state.carried
+        forget_state_(self._context.optimizer, self.members.parameters, averaged)
+        for tensor in averaged if carried else ():
+            tensor.zero_()
+
+    def _broadcast_other_buffers(self, participation: Participation) -> None:
+        """Copy the other buffers of the first participating group's first rank to all ranks."""
+        communicators = self._context.communicators
+        source = participation.first * communicators.layout.sizes[0]
+        own = self.members.other_buffers
+        broadcast_tensors_(own, communicators.world, "buffers", source=source)
 
     def continue_(self, older: Fragment) -> None:
-        """Copy the state of a fragment with fewer tensors. A collective of the group.
-
-        Values of new tensors do not change. Error feedback is discarded.
-        """
-        own, old = self._shard, older._shard
-        for name, vector in older._vectors().items():
-            own.fill_(self._vectors()[name], own.parameters, old.whole(vector, old.parameters))
-        self._outer.load(older._outer.settings())
-        if self._previous is not None and older._previous is not None:
-            own.fill_(self._previous, own.carried, old.whole(older._previous, old.carried))
-        if self._delay is not None and older._delay is not None:
-            self._delay.has_update = older._delay.has_update
-            self._delay.norms = older._delay.norms
+        """Copy the state of a fragment with fewer tensors. A collective of the group."""
+        self.steps, self._blocks = older.steps, older._blocks
+        self.local_state.set_counts(older.local_state.counts())
+        before = {bucket.dtype: bucket for bucket in older.buckets}
+        for bucket in self.buckets:
+            if bucket.dtype in before:
+                bucket.continue_(before[bucket.dtype])
 
     def state(self) -> dict[str, Any]:
-        """This rank's shard of the state and its position, without copying tensors."""
+        """This rank's shard of the state, without copying tensors. Does not communicate."""
         return {
-            "dtype": str(self.dtype),
-            "elements": self._shard.elements,
-            "start": min(self._shard.start, self._shard.elements),
-            "carried_start": self._shard.carried_start,
-            **self._outer.state(),
-            "previous": self._previous,
-            "error_feedback": self._exchange.state(),
-            **(self._delay.state() if self._delay else {}),
+            "steps": self.steps,
+            "blocks": self._blocks,
+            "buckets": [bucket.state() for bucket in self.buckets],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a fragment with the same shard."""
-        self._outer.load(state)
-        if self._previous is not None and state["previous"] is not None:
-            self._previous.copy_(state["previous"])
-        self._exchange.load(state["error_feedback"])
-        if self._delay is not None:
-            self._delay.load(state)
+        """Continue from the state of the same shards. Does not communicate."""
+        self.steps, self._blocks = state["steps"], state["blocks"]
+        for bucket, own in zip(self.buckets, state["buckets"], strict=True):
+            bucket.load(own)
 
     def load_local(self, state: Mapping[str, Any]) -> None:
-        """Load the state of the local model in the module, if a rank has several."""
-        if self._delay is not None:
-            self._delay.load_local(state)
-
-    def restart(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> None:
-        """Start a block after a run with other shards or settings.
-
-        Parameters get the start model. Buffers get the values of the rank whose shard contains
-        them. A collective of the group. Arguments are those of
-        :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
-        """
-        values, start = self._shard.read(), self._shard.start
-        elements = self._outer.vectors["global_model"].numel()
-        state = self._outer.adopt(saved, model, pending=pending)
-        self._outer.begin(state, slice(start, start + elements))
-        values[self._shard.parameters].copy_(self._outer.start_model(slice(None)))
-        if self._delay is not None:
-            self._delay.restart()
-        self._shard.distribute_all()
-        self._shard.write(carried=False)
+        """Load the state of another local model of this rank, which is in the module."""

@@ -25,7 +25,7 @@ class Joining:
         communicators: channels of this rank.
         worker: step counts of this rank.
         health: exchange of health reports.
-        synchronise: function that ends the block of an optimizer. A collective of the world.
+        after_step: counts a step of an optimizer, and applies and sends the fragments that are due.
 
     """
 
@@ -34,12 +34,12 @@ class Joining:
         communicators: Communicators,
         worker: Worker,
         health: HealthExchange,
-        synchronise: Callable[[int], None],
+        after_step: Callable[[int], None],
     ) -> None:
         self._communicators = communicators
         self._worker = worker
         self._health = health
-        self._synchronise = synchronise
+        self._after_step = after_step
 
     def run(self) -> bool:
         """Join until no rank has batches left. Every rank must call it at the end of its batches.
@@ -61,8 +61,7 @@ class Joining:
                 if others is None:
                     self._adopt_highest_counts()
                     return True
-                self._worker.steps[others.optimizer].total = others.steps
-                self._synchronise(others.optimizer)
+                self._count_steps(others.optimizer, others.steps)
         return False
 
     def _adopt_highest_counts(self) -> None:
@@ -82,6 +81,10 @@ class Joining:
                 f"others up to {max(batches)}: every rank needs at least one batch, also with "
                 "uneven_batches='join'"
             )
-        for count, total in zip(counts, map(max, totals), strict=True):
-            count.in_block += total - count.total
-            count.total = total
+        for optimizer, total in enumerate(map(max, totals)):
+            self._count_steps(optimizer, total)
+
+    def _count_steps(self, optimizer: int, total: int) -> None:
+        """Count steps without gradients up to ``total``."""
+        for _ in range(total - self._worker.steps[optimizer].total):
+            self._after_step(optimizer)

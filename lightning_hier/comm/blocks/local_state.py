@@ -11,7 +11,6 @@ from torch.nn import Parameter
 from torch.optim import Adagrad, Optimizer, RMSprop
 
 from lightning_hier.comm.blocks.health import Participation
-from lightning_hier.comm.blocks.trained import optimizer_parameters
 
 
 class LocalState:
@@ -39,11 +38,12 @@ class LocalState:
 
         """
 
-    def collect(self, participation: Participation) -> None:
+    def collect(self, participation: Participation, *, exchanged: bool = True) -> None:
         """Prepare before the model is sent. May start collectives of tier ``across``.
 
         Args:
             participation: groups whose models and states are averaged.
+            exchanged: whether the carried tensors are averaged at this synchronisation.
 
         """
 
@@ -74,12 +74,13 @@ class LocalState:
 class ResetMomentum(LocalState):
     """Resets the momentum of the local SGD at the start of each block (bmuf eq. 8)."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
         self._optimizer = optimizer
+        self._parameters = parameters
 
     def finish(self) -> None:
-        """Set the momentum of all parameters to zero, in place."""
-        for parameter in optimizer_parameters(self._optimizer):
+        """Set the momentum of the parameters to zero, in place."""
+        for parameter in self._parameters:
             momentum = self._optimizer.state.get(parameter, {}).get("momentum_buffer")
             if momentum is not None:
                 momentum.zero_()

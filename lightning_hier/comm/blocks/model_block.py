@@ -1,36 +1,32 @@
-"""Block synchronisation of the tensors of one optimizer."""
+"""Block synchronisation of the tensors of one optimizer, fragment by fragment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.comm.blocks.block_report import BlockReport
+from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.delay import Delay
-from lightning_hier.comm.blocks.exchange import Exchange, make_codec
-from lightning_hier.comm.blocks.fragment import Fragment
+from lightning_hier.comm.blocks.bucket import Bucket
+from lightning_hier.comm.blocks.delayed_fragment import DelayedFragment
+from lightning_hier.comm.blocks.fragment import BlockContext, Counts, Fragment
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
-from lightning_hier.comm.blocks.local_state import LocalState, forget_state_
-from lightning_hier.comm.blocks.shard import Shard
+from lightning_hier.comm.blocks.restart import restart_buckets
+from lightning_hier.comm.blocks.schedule import Due
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
-from lightning_hier.comm.blocks.trained import Members
-from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.blocks.trained import Members, divide_parameters
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline
-
-Counts = Mapping[Parameter, list[float]]
 
 
 class ModelBlock:
-    """Global model and update of one optimizer's tensors.
+    """Global model of one optimizer's tensors, in fragments.
 
     Every rank of a group must hold all parameters. Unless stated otherwise, methods are collectives
     of the world: every rank must call them at the same step.
@@ -47,8 +43,6 @@ class ModelBlock:
     Attributes:
         members: see above.
         stepping: creates the context of each step of the optimizer. Does not communicate.
-        local_state: state of the optimizer, which is averaged with the model if the settings say
-            so.
 
     """
 
@@ -62,149 +56,120 @@ class ModelBlock:
         communicators: Communicators,
         models: LocalModels,
     ) -> None:
-        self._models = models
         self.members = members
-        self._optimizer = optimizer
-        self._config = config
-        self._placement = placement
-        self._communicators = communicators
-        number = communicators.models
-        self.stepping = config.stepping(optimizer, number)
-        # A single model is not averaged: its optimizer is not changed and nothing is quantised.
-        self.local_state = (
-            config.local_state(optimizer, members.parameters, communicators.across, number)
-            if number > 1
-            else LocalState()
-        )
-        parameters, buffers = by_dtype(members.parameters), by_dtype(members.float_buffers)
-        carried = by_dtype(self.local_state.carried)
-        self._fragments = [
-            self._fragment(parameters.get(own, []), buffers.get(own, []), carried.get(own, []))
-            for own in sorted({*parameters, *buffers, *carried}, key=str)
-        ]
+        self._context = BlockContext(optimizer, config, placement, communicators, models)
+        self.stepping = config.stepping(optimizer, communicators.models)
+        own = divide_parameters(members.parameters, config.fragments)
+        buffers = replace(members, parameters=[])
+        self._buffers: Fragment | None = None
+        if self._context.delays:
+            # Buffers are averaged without delay, when the last fragment is sent.
+            self._buffers = Fragment(buffers, self._context)
+            self._delayed = [DelayedFragment(Members(part), self._context) for part in own]
+            self._fragments: list[Fragment] = [*self._delayed]
+        else:
+            last = replace(buffers, parameters=own.pop())
+            parts = [*(Members(part) for part in own), last]
+            self._fragments = [Fragment(part, self._context) for part in parts]
+        self._all = [*self._fragments, *([self._buffers] if self._buffers is not None else [])]
 
-    def _fragment(
-        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
-    ) -> Fragment:
-        """Create the fragment of all tensors of one dtype."""
-        config, route, number = self._config, self._communicators.route, self._communicators.models
-        dtype = [*parameters, *buffers, *carried][0].dtype
-        codec = make_codec(config.across_dtype, dtype) if number > 1 else None
-        delayed = config.overlap and number > 1
-        shard = Shard(parameters, buffers, carried, self._placement, quantised=codec is not None)
-        outer = config.outer_step(
-            shard.read()[shard.parameters].clone(),
-            num_models=number,
-            from_updates=delayed or codec is not None,
-        )
-        exchange = Exchange(shard, codec, route, delayed=delayed)
-        delay = Delay(outer, self._models, route.in_flight, config.steps) if delayed else None
-        return Fragment(shard, exchange, outer, self.local_state, delay)
+    @property
+    def carried(self) -> list[Tensor]:
+        """State of the local optimizer that is averaged with the model."""
+        return [own for fragment in self._all for own in fragment.local_state.carried]
 
-    def state(self) -> list[dict[str, Any]]:
-        """This rank's shard of each fragment, without copying tensors."""
-        return [fragment.state() for fragment in self._fragments]
+    def counts(self) -> Counts:
+        """Counts of the local optimizer's state of each parameter, the same on all ranks."""
+        found = [fragment.local_state.counts() for fragment in self._all]
+        return {parameter: values for own in found for parameter, values in own.items()}
 
-    def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
-        """Continue in the middle of a block of the same groups."""
-        for fragment, state in zip(self._fragments, states, strict=True):
-            fragment.load(state)
-        self.local_state.set_counts(counts)
+    def count_step(self) -> None:
+        """Count a step of the optimizer. Does not communicate."""
+        for fragment in self._all:
+            fragment.steps += 1
 
-    def load_local(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Load the state of another local model of this rank, which is in the module."""
-        for fragment, state in zip(self._fragments, states, strict=True):
-            fragment.load_local(state)
-
-    @torch.no_grad()
-    def restart(
-        self, saved: Sequence[tuple[Mapping[str, Any], Tensor]], counts: Counts, *, pending: bool
-    ) -> None:
-        """Start a block from a run of other groups.
-
-        A collective of the group.
-
-        Args:
-            saved: for each fragment, in the order of :meth:`state`, state and model as in
-                :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
-            counts: counts of the local state.
-            pending: as in :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
-
-        """
-        for fragment, (state, model) in zip(self._fragments, saved, strict=True):
-            fragment.restart(state, model, pending=pending)
-        self.local_state.go_on(counts)
-
-    def read(self) -> ModelHealth:
-        """Copy this rank's shard into the transfer buffers. Returns the health of the whole model.
+    def read(self, fragment: int | None = None) -> ModelHealth:
+        """Copy this rank's shard of a fragment, or of all, into the transfer buffers.
 
         A collective of the group. All ranks exchange their health before one of the next methods.
+
+        Args:
+            fragment: number of the fragment that is sent. None: all fragments.
+
+        Returns:
+            The health of what was read.
+
         """
-        # As DDP does before every forward pass.
-        broadcast_tensors_(self.members.float_buffers, self._communicators.group, "buffers")
         health = ModelHealth()
-        for turn, _ in enumerate(self._models.each()):
-            for fragment in self._fragments:
-                health += fragment.read(add=turn > 0)
-            self.local_state.note(first=turn == 0)
-        if not all(fragment.is_all for fragment in self._fragments):
-            # Other shards will be overwritten, but not the values that this rank computed from
-            # them.
-            own = self.members
-            carried = self.local_state.carried
-            health += ModelHealth.of_tensors(own.parameters, own.float_buffers, carried)
+        for own in self._all if fragment is None else self._sent_with(fragment):
+            health += own.read()
         return health
 
-    def synchronise(self, participation: Participation) -> BlockReport:
-        """Average the models of all groups and start the next block from the result, in place.
+    def synchronise(self, due: Due, participation: Participation | None) -> BlockReport | None:
+        """Apply and send the fragments that are due, in place.
 
-        Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
-        first participating group. An excluded group gets the same, and new optimizer state.
+        The local model of an excluded group becomes the start model, in all fragments.
 
         Args:
-            participation: groups whose models are averaged, after :meth:`read`.
+            due: fragments that are due.
+            participation: groups whose models are averaged, after :meth:`read` of ``due.sends``;
+                None if nothing is sent.
+
+        Returns:
+            Norms of the mean that was applied, or None.
 
         """
-        first_buffers = self._keep_local_updates()
-        with profiler_range("hier/block/optimizer_state"):
-            self.local_state.collect(participation)
-        with profiler_range("hier/block/models"):
-            for fragment in self._fragments:
-                fragment.begin(participation)
-            Pipeline(
-                fragment.synchronise(chunk, participation)
-                for fragment in self._fragments
-                for chunk in fragment.chunks
-            ).run()
-        norms = [fragment.finish(participation) for fragment in self._fragments]
-        # With one local model, first_buffers is empty: its buffers are in the module already.
-        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
-            tensor.copy_(value)
-        self._broadcast_other_buffers(participation)
-        self._begin_next_block(participation)
-        return BlockReport.of(norms, participation, self._communicators)
+        if self._context.delays:
+            norms = self._apply_and_send(due, participation)
+        else:
+            assert due.sends is not None and participation is not None
+            norms = self._fragments[due.sends].synchronise(participation)
+        if participation is not None and not participation.takes_part:
+            # NaN in another fragment would return with the next step.
+            done = None if self._context.delays else due.sends
+            for number, fragment in enumerate(self._fragments):
+                if number != done:
+                    fragment.reset_local_model()
+        return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
-    def write_global_model(self, participation: Participation, *, pending: bool) -> None:
+    def _apply_and_send(self, due: Due, participation: Participation | None) -> Norms | None:
+        norms = None if due.applies is None else self._delayed[due.applies].apply()
+        if due.sends is None or participation is None:
+            return norms
+        fragment, applied = self._delayed[due.sends], due.sends == due.applies
+        if fragment.has_update:  # blocks have become longer since it was sent
+            norms, applied = fragment.apply(), True
+        if applied:
+            fragment.read()  # the local update is what the merge has kept
+        sent = Norms(participation.squares / participation.healthy)
+        for buffers in self._sent_with(due.sends)[1:]:
+            if buffers.members.float_buffers:
+                self._context.communicators.route.in_flight.finish()  # the same process groups
+            sent.mean += buffers.synchronise(participation).mean
+        fragment.send(participation, sent)
+        return norms
+
+    def _sent_with(self, fragment: int) -> list[Fragment]:
+        """The fragment, and the buffers if they are averaged when it is sent."""
+        found = [self._fragments[fragment]]
+        if self._buffers is not None and found[0] is self._fragments[-1]:
+            found.append(self._buffers)
+        return found
+
+    def write_global_model(self, participation: Participation) -> None:
         """Write the global model W into the tensors, in place. The outer step is unchanged.
 
-        A collective of the world, after all work in flight.
+        W is the model that would result if all blocks ended now. A collective of the world, after
+        all work in flight.
 
         Args:
-            participation: as in :meth:`synchronise`.
-            pending: whether steps were made since the last synchronisation. W is then the model
-                that would result if the block ended now. Buffers are always averaged, because they
-                may change in validation.
+            participation: groups whose models are averaged, after :meth:`read` of all fragments.
 
         """
-        self._communicators.route.in_flight.finish()
-        Pipeline(
-            fragment.write_global(chunk, participation, pending=pending)
-            for fragment in self._fragments
-            for chunk in fragment.chunks
-        ).run()
-        for fragment in self._fragments:
-            fragment.finish_global()
-        self._broadcast_other_buffers(participation)
+        self._context.communicators.route.in_flight.finish()
+        Pipeline(chunk for own in self._all for chunk in own.write_global(participation)).run()
+        for own in self._all:
+            own.finish_global(participation)
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -213,59 +178,62 @@ class ModelBlock:
         Error feedback is discarded. A collective of the group.
 
         Raises:
-            ValueError: this rank has several local models.
+            ValueError: this rank has several local models, or there are several fragments.
 
         """
-        if self._models.number > 1:
-            raise ValueError(
-                f"virtual_workers={self._models.number} can't be combined with unfreezing "
-                "parameters during training: make them trainable from the start, or start one rank "
-                "per worker"
-            )
-        self._communicators.route.in_flight.finish()
+        context, fragments = self._context, self._context.config.fragments
+        for name, number in (
+            ("virtual_workers", context.models.number),
+            ("fragments", fragments),
+        ):
+            if number > 1:
+                raise ValueError(
+                    f"{name}={number} can't be combined with unfreezing parameters during "
+                    f"training: make them trainable from the start, or pass {name}=1"
+                )
+        context.communicators.route.in_flight.finish()
         block = ModelBlock(
             members,
-            self._optimizer,
-            config=self._config,
-            placement=self._placement,
-            communicators=self._communicators,
-            models=self._models,
+            context.optimizer,
+            config=context.config,
+            placement=context.placement,
+            communicators=context.communicators,
+            models=context.models,
         )
-        block.local_state.set_counts(self.local_state.counts())
-        older = {fragment.dtype: fragment for fragment in self._fragments}
-        for fragment in block._fragments:
-            if fragment.dtype in older:
-                fragment.continue_(older[fragment.dtype])
+        for own, older in zip(block._all, self._all, strict=True):
+            own.continue_(older)
         return block
 
-    def _keep_local_updates(self) -> list[Tensor]:
-        """Keep the update of each local model, and the other buffers of the first model."""
-        first: list[Tensor] = []
-        if self._models.number == 1:
-            return first
-        for turn, _ in enumerate(self._models.each()):
-            if turn == 0:
-                first = [tensor.clone() for tensor in self.members.other_buffers]
-            for fragment in self._fragments:
-                fragment.keep_local_update_()
-        return first
+    def state(self) -> list[dict[str, Any]]:
+        """This rank's shard of each fragment, without copying tensors. Does not communicate."""
+        return [fragment.state() for fragment in self._all]
 
-    def _begin_next_block(self, participation: Participation) -> None:
-        """Write the result into all local models of this rank, and their optimizer state."""
-        result = self._models.current
-        equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
-        for model in self._models.each():
-            if model != result:
-                for fragment in self._fragments:
-                    fragment.write_()
-                for tensor, value in equal:
-                    tensor.copy_(value)
-            if not participation.takes_part:
-                forget_state_(self._optimizer, self.members.parameters, self.local_state.carried)
-            self.local_state.finish()
+    def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
+        """Continue in the middle of a block of the same groups. Does not communicate."""
+        for fragment, state in zip(self._all, states, strict=True):
+            fragment.load(state)
+            fragment.local_state.set_counts(counts)
 
-    def _broadcast_other_buffers(self, participation: Participation) -> None:
-        """Copy the other buffers of the first participating group's first rank to all ranks."""
-        world, layout = self._communicators.world, self._communicators.layout
-        source = participation.first * layout.sizes[0]
-        broadcast_tensors_(self.members.other_buffers, world, "buffers", source=source)
+    def load_local(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load the state of another local model of this rank, which is in the module."""
+        for fragment, state in zip(self._all, states, strict=True):
+            fragment.load_local(state)
+
+    @torch.no_grad()
+    def restart(self, saved: Sequence[Mapping[str, Any]], counts: Counts) -> None:
+        """Start a block from a run of other groups or settings. A collective of the group.
+
+        The module must contain the global model of that run.
+
+        Args:
+            saved: :meth:`state` of that run, with whole vectors.
+            counts: counts of the local state.
+
+        Raises:
+            ValueError: the state belongs to another model.
+
+        """
+        buckets: list[Bucket] = [bucket for own in self._all for bucket in own.buckets]
+        restart_buckets(buckets, self.members, saved)
+        for fragment in self._all:
+            fragment.local_state.go_on(counts)

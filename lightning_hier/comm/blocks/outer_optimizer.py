@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from typing_extensions import Self
 
 from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.comm.blocks.outer_step import OuterStep
@@ -73,22 +74,12 @@ class OptimizerStep(OuterStep):
         mean.copy_(model)
         return squares, kernels.sum_of_squares(before.sub_(model))
 
-    def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
+    def preview(self, place: slice) -> Self:
         """See :class:`OuterStep`."""
-        kept = {name: vector[place].clone() for name, vector in self.vectors.items()}
-        scalars = deepcopy(self._scalars.get(place.start))
-        for update in (earlier, mean):
-            if update is not None:
-                self.apply_(update.clone(), place)
-        model = self.start_model(place).clone()
-        for name, values in kept.items():
-            self.vectors[name][place].copy_(values)
-        # The next step starts from the vectors and these scalars again.
-        self._optimizers.pop(place.start, None)
-        self._scalars.pop(place.start, None)
-        if scalars is not None:
-            self._scalars[place.start] = scalars
-        return model
+        ahead = super().preview(place)
+        ahead._optimizers, ahead._scalars = {}, {}
+        ahead._loaded = self._scalars.get(place.start, self._loaded)
+        return ahead
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
         """See :class:`OuterStep`. State of another optimizer is dropped."""

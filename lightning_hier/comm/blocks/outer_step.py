@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.kernels import sum_of_squares
@@ -56,16 +58,11 @@ class OuterStep:
         """
         raise NotImplementedError
 
-    def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
-        """W as :meth:`apply_` would compute it, without changing anything.
-
-        Args:
-            place: range of the result.
-            mean: as in :meth:`apply_`. None applies no mean.
-            earlier: mean update that is applied before ``mean``. None applies no update.
-
-        """
-        raise NotImplementedError
+    def preview(self, place: slice) -> Self:
+        """A copy of this outer step for a range of elements. Its steps do not change this one."""
+        ahead = copy(self)
+        ahead.vectors = {name: vector[place].clone() for name, vector in self.vectors.items()}
+        return ahead
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
         """State that begins a block after a run with other shards or settings.
@@ -73,13 +70,13 @@ class OuterStep:
         Vectors that the other run has are taken over as of its last synchronisation.
 
         Args:
-            saved: :meth:`state` of that run, with whole vectors, and its update in flight, if there
-                is one, as ``"in_flight"``.
-            model: global model in the checkpoint, whole and flat.
+            saved: :meth:`state` of a fragment of that run, with whole vectors, and its update in
+                flight, if there is one, as ``"in_flight"``.
+            model: global model of the fragment in the checkpoint, flat.
             pending: whether steps since the last synchronisation are part of ``model``.
 
         Returns:
-            As ``saved``, for :meth:`begin`.
+            Vectors and settings for :meth:`begin`.
 
         """
         vectors = {name: saved.get(name) for name in self.vectors}
@@ -87,7 +84,7 @@ class OuterStep:
         return {**state, "global_model": model}
 
     def begin(self, state: Mapping[str, Any], place: slice) -> None:
-        """Begin a block from a state with whole vectors, of which ``place`` is this shard."""
+        """Begin a block from a state with longer vectors, of which ``place`` is this shard."""
         own = {n: v[place] if isinstance(v, Tensor) else v for n, v in state.items()}
         self.load(own)
 
@@ -141,18 +138,6 @@ class BlockMomentumStep(OuterStep):
         if self.from_updates:
             return self._filter.advance_by_(mean, *self._at(place))
         return self._filter.advance_(mean, *self._at(place))
-
-    def global_after(self, place: slice, mean: Tensor | None, earlier: Tensor | None) -> Tensor:
-        """See :class:`OuterStep`."""
-        model, update = self._at(place)
-        if earlier is not None:
-            model, update = model.clone(), None if update is None else update.clone()
-            self._filter.advance_by_(earlier.clone(), model, update)
-        if mean is None:
-            return model
-        if self.from_updates:
-            return self._filter.global_after(mean, model, update)
-        return self._filter.next_global(mean, model, update)
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
         """See :class:`OuterStep`. Delta is the update that has led to ``model``."""

@@ -65,7 +65,6 @@ class Shard:
         buffers: range of the buffers.
         carried: range of the optimizer state.
         carried_start: position of this rank's optimizer state in the whole state.
-        has_buffers: whether the fragment has buffers, on any rank.
 
     """
 
@@ -98,7 +97,6 @@ class Shard:
             for pair in zip(edges, edges[1:], strict=False)
         )
         self.carried_start = max(self.start - len(self._model), 0)
-        self.has_buffers = len(self._model) > self.elements
         self._starts = placement.starts(numel)
         self._longest = placement.longest(numel)
         self.chunks = self._ranges(self._longest, self.chunk)
@@ -109,6 +107,13 @@ class Shard:
         """Copy this rank's shard of the tensors into the transfer buffer, and return it."""
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
+
+    def read_range(self, chunk: Chunk) -> Tensor:
+        """Copy the parameters of a chunk into the transfer buffer, and return them."""
+        place = chunk.parameters
+        own = self.values[place]
+        self._view.read_(self.start + place.start, self.start + place.stop, own)
+        return own
 
     def read_in_pieces(
         self, *, into_buffer: bool = True

@@ -79,6 +79,21 @@ def divide(
     return members
 
 
+def divide_parameters(parameters: Sequence[Parameter], fragments: int) -> list[list[Parameter]]:
+    """Divide parameters into consecutive parts of about equal bytes, some of them perhaps empty.
+
+    A parameter belongs to the part in which the middle of its bytes lies.
+    """
+    sizes = [own.numel() * own.element_size() for own in parameters]
+    parts: list[list[Parameter]] = [[] for _ in range(fragments)]
+    before, total = 0, sum(sizes)
+    for own, size in zip(parameters, sizes, strict=True):
+        middle = before + size / 2
+        parts[min(int(fragments * middle / max(total, 1)), fragments - 1)].append(own)
+        before += size
+    return parts
+
+
 def optimizer_parameters(optimizer: Optimizer) -> list[Parameter]:
     """Parameters of all groups of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

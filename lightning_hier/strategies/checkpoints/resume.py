@@ -8,20 +8,16 @@ are redistributed such that their mean gradient is kept: with N ranks before and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
-from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.broadcast import by_dtype
-from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import RankLayout
 from lightning_hier.strategies.checkpoints.run_state import RunState
-from lightning_hier.strategies.checkpoints.saved_run import SavedRun, joined
+from lightning_hier.strategies.checkpoints.saved_run import SavedRun, whole_blocks
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -128,44 +124,10 @@ def _resume_elsewhere(
 
 
 def _open_blocks(saved: SavedRun, state: RunState) -> None:
-    shares = saved.blocks_of(0)
-    pending = [steps["in_block"] > 0 for steps in saved.section["steps"]]
-    for index, block in enumerate(state.open_blocks(saved.section)):
-        parts = [[blocks[index][i] for blocks in shares] for i in range(len(shares[0][index]))]
-        counts = state.by_parameter(saved.section["counts"][index])
-        block.restart(_outer_states(block, parts), counts, pending=pending[index])
-
-
-def _outer_states(
-    block: ModelBlock, parts: Sequence[Sequence[Mapping[str, Any]]]
-) -> list[tuple[dict[str, Any], Tensor]]:
-    """For each fragment the saved state of its outer step, whole, and the present model."""
-    before = {shares[0]["dtype"]: shares for shares in parts}
-    found: list[tuple[dict[str, Any], Tensor]] = []
-    for own in block.state():
-        now, shares = _present(block, own["dtype"]), before.get(own["dtype"])
-        if own["elements"] == 0:
-            found.append(({}, now))
-            continue
-        if shares is None or shares[0]["elements"] != now.numel():
-            raise ValueError(
-                f"the checkpoint's global update does not match the {now.numel()} trainable "
-                f"elements of {own['dtype']} of this model: resume with the model that was saved"
-            )
-        whole = {
-            name: joined(shares, name) if isinstance(value, Tensor) else value
-            for name, value in shares[0].items()
-        }
-        found.append((whole, now))
-    return found
-
-
-def _present(block: ModelBlock, dtype: str) -> Tensor:
-    same = [own for kind, own in by_dtype(block.members.parameters).items() if str(kind) == dtype]
-    view = FlatView(same[0] if same else [])
-    flat = torch.empty(len(view), dtype=view.tensors[0].dtype if same else torch.float32)
-    view.read_(0, len(view), flat)
-    return flat
+    blocks = state.open_blocks(saved.section)
+    states = whole_blocks(saved.blocks_of(0))
+    for block, own, counts in zip(blocks, states, saved.section["counts"], strict=True):
+        block.restart(own, state.by_parameter(counts))
 
 
 def _take_residuals(saved: SavedRun, session: FitSession) -> None:

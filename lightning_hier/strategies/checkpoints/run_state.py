@@ -56,7 +56,9 @@ class RunState:
         return {
             "gradient_sync": type(settings.gradient_sync).__name__,
             "block_sync": type(sync).__name__,
+            "fragments": None if sync is None else sync.fragments,
             "overlap": None if sync is None else sync.overlap,
+            "merge": None if sync is None else sync.merge,
             "across_dtype": None if sync is None else sync.across_dtype,
             # The ranks that exchange between hosts hold the error feedback of quantisation.
             "inter_host_ranks": communicators.route.inter_host_ranks if quantised else None,
@@ -78,9 +80,7 @@ class RunState:
             "frozen_at_first": self._frozen_at_first,
             "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
-            "counts": None
-            if blocks is None
-            else [self._named(block.local_state.counts()) for block in blocks],
+            "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
             "kinds": self.kinds(),
             "numbers": numbers(
                 int(settings.warmup_steps), settings.gradient_sync, settings.block_sync

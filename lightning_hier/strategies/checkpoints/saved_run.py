@@ -135,33 +135,46 @@ class SavedRun:
         return state
 
 
-def joined(shares: Sequence[Mapping[str, Any]], name: str) -> Tensor | None:
-    """Concatenate the shards of a tensor. None if there are none.
-
-    Args:
-        shares: shards of the ranks of a group, in order.
-        name: as in :meth:`Fragment.state`.
-
-    """
-    own = [share[name] for share in shares if share.get(name) is not None]
-    return torch.cat(own) if own else None
+def whole_blocks(shares: Shares) -> list[list[dict[str, Any]]]:
+    """State of each fragment of each block, with the shards of every tensor joined."""
+    return [
+        [_whole(shards) for shards in zip(*fragments, strict=True)]
+        for fragments in zip(*shares, strict=True)
+    ]
 
 
 def cut_for(blocks: Sequence[ModelBlock], shares: Shares) -> list[list[dict[str, Any]]]:
     """Block states of this rank, for the current division of the model in its group."""
-    return [
-        [_cut([rank[index][i] for rank in shares], own) for i, own in enumerate(block.state())]
-        for index, block in enumerate(blocks)
-    ]
+    found = whole_blocks(shares)
+    for block, fragments in zip(blocks, found, strict=True):
+        for own, fragment in zip(block.state(), fragments, strict=True):
+            buckets = zip(fragment["buckets"], own["buckets"], strict=True)
+            fragment["buckets"] = [_cut(whole, present) for whole, present in buckets]
+    return found
 
 
-def _cut(shares: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(shares[0])
+def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """State of a fragment from those of the ranks of a group, in order."""
+    buckets = zip(*(shard["buckets"] for shard in shards), strict=True)
+    return {**shards[0], "buckets": [_joined(own) for own in buckets]}
+
+
+def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """State of a bucket whose vectors are those of all ranks of a group, in order."""
+    found = dict(shards[0])
+    for name in found:
+        own = [shard[name] for shard in shards]
+        if any(isinstance(value, Tensor) for value in own):
+            found[name] = torch.cat([value for value in own if value is not None])
+    return found
+
+
+def _cut(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(whole)
     for name, present in own.items():
-        whole = joined(shares, name) if isinstance(present, Tensor) else None
-        if whole is not None:
+        if isinstance(present, Tensor) and whole.get(name) is not None:
             start = own["carried_start" if name == "previous" else "start"]
-            found[name] = whole[start : start + present.numel()]
+            found[name] = whole[name][start : start + present.numel()]
     return found
 
 

@@ -1,0 +1,52 @@
+"""When the fragments of a model are sent and applied in a block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Due(NamedTuple):
+    """Fragments that are due after a step, at most one of each kind.
+
+    Attributes:
+        applies: fragment whose mean is applied, or None.
+        sends: fragment whose local update or model is sent, or None.
+
+    """
+
+    applies: int | None
+    sends: int | None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Schedule of a block of tau steps, which repeats.
+
+    Fragment i of n is applied at step ``tau (i + 1) / n``, rounded down, and sent ``delay`` steps
+    before, which may be in the block before. With a delay of tau, an update is sent at the step at
+    which the previous one of its fragment is applied.
+
+    Attributes:
+        block_size: tau.
+        fragments: n, at most tau.
+        delay: steps between sending and applying, at most tau.
+
+    """
+
+    block_size: int
+    fragments: int = 1
+    delay: int = 0
+
+    def due(self, step: int) -> Due:
+        """Fragments that are due after step ``step`` of a block, counted from 1.
+
+        A step above ``block_size`` is the last one of the block.
+        """
+        step = min(step, self.block_size)
+        ends = [self.block_size * (i + 1) // self.fragments for i in range(self.fragments)]
+        # A send in the block before is at a step of 0 or less.
+        sends = [(end - self.delay - 1) % self.block_size + 1 for end in ends]
+        return Due(
+            ends.index(step) if step in ends else None, sends.index(step) if step in sends else None
+        )

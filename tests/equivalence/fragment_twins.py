@@ -1,0 +1,244 @@
+"""Float64 twins of runs whose models are synchronised in fragments, at once or with a delay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_hier import BMUF, DiLoCo, HierarchicalStrategy, ModelAveraging
+from tests.equivalence.cases import Case
+from tests.equivalence.twins import Recipe, Sgd, Twin, Values
+
+Outer = Callable[[Values, Sequence[Values]], tuple[Values, Values]]
+"""W and W_g after the mean local updates, from the first W."""
+
+
+def outer_sgd(w: Values, updates: Sequence[Values], *, nu: float, mu: float) -> Any:
+    """DiLoCo, algorithm 1, with Nesterov's momentum."""
+    w = {name: value.clone() for name, value in w.items()}
+    for name, value in w.items():
+        m = torch.zeros_like(value)
+        for g in updates:
+            m = mu * m + g[name]
+            value += nu * (g[name] + mu * m)
+    return w, w
+
+
+def block_momentum(w: Values, updates: Sequence[Values], *, eta: float, zeta: float) -> Any:
+    """BMUF, eq. 3, 4 and 6."""
+    w, start = {name: value.clone() for name, value in w.items()}, {}
+    for name, value in w.items():
+        delta = torch.zeros_like(value)
+        for g in updates:
+            delta = eta * delta + zeta * g[name]
+            value += delta
+        start[name] = value + eta * delta
+    return w, start
+
+
+@dataclass
+class Part:
+    """A fragment: its first W, all mean updates so far, and what each worker starts from."""
+
+    names: tuple[str, ...]
+    first: Values
+    start: Values
+    begun: list[Values]
+    updates: list[Values] = field(default_factory=list)
+    travelling: Values | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """n fragments of blocks of ``tau`` steps, sent ``delay`` steps before, and what becomes of the
+    steps meanwhile."""
+
+    tau: int
+    n: int = 1
+    delay: int = 0
+    merge: Any = "progress"
+
+
+def divided(sizes: Mapping[str, int], n: int) -> list[tuple[str, ...]]:
+    """Consecutive names; one is where the middle of its elements lies."""
+    found: list[list[str]] = [[] for _ in range(n)]
+    before, total = 0, sum(sizes.values())
+    for name, size in sizes.items():
+        found[int(n * (2 * before + size) / (2 * total))].append(name)
+        before += size
+    return [tuple(own) for own in found]
+
+
+class FragmentTwin(Twin):
+    """Workers whose models meet fragment by fragment; one optimizer."""
+
+    timing: Timing
+    outer: Outer
+    resets: bool
+    parts: list[Part]
+    faults: Mapping[int, int]
+
+    def begin(self, timing: Timing, outer: Outer, *, resets: bool) -> None:
+        """Divide the parameters; a parameter is where the middle of its elements lies."""
+        self.timing, self.outer, self.resets, self.faults = timing, outer, resets, {}
+        values = self.workers[0].values()
+        self.parts = []
+        for own in divided({name: value.numel() for name, value in values.items()}, timing.n):
+            first = {name: values[name].clone() for name in own}
+            self.parts.append(Part(own, first, first, [first] * len(self.workers)))
+
+    def strike(self, rank: int) -> None:
+        """Make a worker's gradient NaN."""
+        for gradient in self.workers[rank].gradients.values():
+            gradient.fill_(float("nan"))
+
+    def step(self, index: int = 0) -> None:
+        """A step of every worker, and what is due after it."""
+        if self.faults.get(self.blocks[0].steps) is not None:
+            self.strike(self.faults[self.blocks[0].steps])
+        super().step(index)
+        t, now = self.timing, self.blocks[0].steps
+        for number, part in enumerate(self.parts):
+            part.steps += 1
+            end = t.tau * (number + 1) // t.n
+            applied = now % t.tau == end % t.tau
+            sent = (now - end + t.delay) % t.tau == 0
+            if applied and t.delay:
+                self._apply(part)
+            if sent:
+                self._send(part)
+            if sent and not t.delay:
+                self._apply(part)
+            if sent and number == t.n - 1:
+                self._average_buffers()
+
+    def _send(self, part: Part) -> None:
+        """A group that is not finite is left out, and continues from the start of everything."""
+        sick = [worker for worker in range(len(self.workers)) if not self._finite(part, worker)]
+        part.travelling, part.steps = self._mean_of(part, sick), 0
+        if self.timing.merge == "progress":
+            part.begun = [self._own(part, worker) for worker in range(len(self.workers))]
+        for number in sick:
+            self.workers[number].momenta.clear()
+            for own in self.parts:
+                own.begun = [*own.begun[:number], own.start, *own.begun[number + 1 :]]
+                for name in own.names:
+                    self.workers[number].values()[name].copy_(own.start[name])
+
+    def _finite(self, part: Part, worker: int) -> bool:
+        return all(bool(own.isfinite().all()) for own in self._own(part, worker).values())
+
+    def _apply(self, part: Part) -> None:
+        if part.travelling is not None:
+            part.updates.append(part.travelling)
+            part.travelling = None
+            _, start = self.outer(part.first, part.updates)
+            kept = [self._kept(part, worker, start) for worker in range(len(self.workers))]
+            for worker, update in zip(self.workers, kept, strict=True):
+                for name in part.names:
+                    worker.values()[name].copy_(start[name] + update[name])
+            part.start, part.begun = start, [start] * len(self.workers)
+            if self.timing.merge == 0.0:
+                part.steps = 0
+        if self.resets:
+            for worker in self.workers:
+                for name in part.names:
+                    worker.momenta.pop(name, None)
+
+    def _own(self, part: Part, worker: int) -> Values:
+        values = self.workers[worker].values()
+        return {name: values[name].clone() for name in part.names}
+
+    def _kept(self, part: Part, worker: int, start: Values) -> Values:
+        own, alpha = self._own(part, worker), self.timing.merge
+        if not self.timing.delay:
+            return {name: torch.zeros_like(own[name]) for name in own}
+        if alpha == "progress":
+            return {name: own[name] - part.begun[worker][name] for name in own}
+        return {name: alpha * (own[name] - start[name]) for name in own}
+
+    def _mean_of(self, part: Part, sick: Sequence[int] = ()) -> Values:
+        made = [
+            {name: value - part.begun[worker][name] for name, value in own.items()}
+            for worker in range(0, len(self.workers), self.recipe.group)
+            for own in [self._own(part, worker)]
+            if worker not in sick
+        ]
+        return {name: torch.stack([own[name] for own in made]).mean(0) for name in part.names}
+
+    def _average_buffers(self) -> None:
+        mean = deepcopy(self.workers[0].model)
+        for name, buffer in mean.named_buffers():
+            buffer.copy_(self._mean_buffer(name))
+        self._spread_buffers(mean)
+
+    def global_model(self) -> Values:
+        """What is in flight arrives, and what has not been sent follows it."""
+        found = super().global_model()
+        for part in self.parts:
+            updates, pending = list(part.updates), part.steps > 0
+            rest = self._mean_of(part)
+            if part.travelling is not None:
+                updates.append(part.travelling)
+                _, start = self.outer(part.first, updates)
+                kept = [
+                    self._kept(part, worker, start)
+                    for worker in range(0, len(self.workers), self.recipe.group)
+                ]
+                rest = {n: torch.stack([own[n] for own in kept]).mean(0) for n in part.names}
+                pending = pending and self.timing.merge != 0.0
+            w, _ = self.outer(part.first, [*updates, rest] if pending else updates)
+            found.update(w)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class FragmentCase(Case):
+    """A run in fragments."""
+
+    timing: Timing
+    outer: Outer
+    resets: bool
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        """Its twin."""
+        [own] = names
+        twin = FragmentTwin(net, self.recipe, [Sgd(names=own, lr=self.lr, momentum=self.momentum)])
+        twin.begin(self.timing, self.outer, resets=self.resets)
+        twin.faults = {fault.batch: fault.rank for fault in self.faults}
+        return twin
+
+
+def fragment_case(
+    name: str, sync: Any = DiLoCo, *, group: int = 1, run: Any = None, **own: Any
+) -> Any:
+    """Of a block synchronisation with these settings."""
+    made = sync(**{"block_size": 4, **own})
+    delay = made.delay if group < 4 else 0  # one model has nothing to wait for
+    timing = Timing(tau=made.steps, n=made.fragments, delay=delay, merge=made.merge)
+    outer: Any = partial(block_momentum, eta=0.0, zeta=1.0)
+    if isinstance(made, BMUF):
+        outer = partial(block_momentum, eta=made.eta(4 // group), zeta=made.block_lr)
+    elif isinstance(made, DiLoCo):
+        outer = partial(outer_sgd, nu=made.outer_lr, mu=made.outer_momentum)
+    strategy = partial(
+        HierarchicalStrategy,
+        group_size=group,
+        block_sync=made,
+        warmup_steps=0,
+        on_nonfinite="exclude",
+        uneven_batches="join" if run and "counts" in run else "error",
+    )
+    resets = isinstance(made, (BMUF, ModelAveraging)) and made.local_momentum == "reset"
+    settings = {"momentum": 0.8, "lr": 0.05, "batches": 11, **(run or {})}
+    return FragmentCase(
+        name=name, strategy=strategy, recipe=Recipe(group=group, tau=None, local_momentum="keep"),
+        timing=timing, outer=outer, resets=resets, **settings,
+    )  # fmt: skip

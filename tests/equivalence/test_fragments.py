@@ -1,0 +1,172 @@
+"""Fragments, delays and merges on four ranks under a Trainer end where float64 twins do."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from lightning_hier import BMUF, ModelAveraging
+from lightning_hier.comm.blocks import shard
+from lightning_hier.comm.blocks.schedule import Schedule
+from tests.equivalence.cases import (
+    difference,
+    fit_all,
+    identical,
+    make_module,
+    make_trainer,
+    make_twin,
+    run_twin,
+    state_of,
+)
+from tests.equivalence.faults import Fault
+from tests.equivalence.fragment_twins import fragment_case
+from tests.equivalence.tasks import batch_of, loss_on, rank_number
+from tests.equivalence.twins import Values
+from tests.equivalence.uneven import batches_of
+from tests.ranks import run_ranks
+
+_SEEN = {"trainer": {"val_check_interval": 1}}
+
+CASES: list[Any] = [
+    fragment_case("two fragments", fragments=2),
+    fragment_case("a fragment each step", fragments=4),
+    fragment_case("a block that they don't divide", block_size=5, fragments=3),
+    fragment_case("more fragments than tensors", block_size=7, fragments=7),
+    fragment_case("of BMUF", BMUF, fragments=2),
+    fragment_case("of averages, sharded", ModelAveraging, group=2, fragments=2, across="sharded"),
+    fragment_case("seen at every batch", fragments=3, run=_SEEN),
+    fragment_case("BatchNorm", BMUF, group=2, fragments=2, run={"net": "batch_norm"}),
+    fragment_case("a delay of a step", overlap=1),
+    fragment_case("half a block", BMUF, overlap=2, run=_SEEN),
+    fragment_case("a block", overlap=4, run=_SEEN),
+    fragment_case("a block, which is True", BMUF, overlap=True),
+    fragment_case("half a block, groups, leaders", group=2, overlap=2, across="leader"),
+    fragment_case("fragments and a step", fragments=2, overlap=1, run=_SEEN),
+    fragment_case("fragments and half a block", BMUF, fragments=2, overlap=2, run=_SEEN),
+    fragment_case("one group, which is not averaged", group=4, fragments=2, overlap=3),
+    fragment_case("fragments and more", group=2, fragments=4, overlap=3, across="sharded"),
+    fragment_case("fragments and a block", fragments=2, overlap=True, run=_SEEN),
+    fragment_case("BatchNorm and a delay", BMUF, fragments=2, overlap=3, run={"net": "batch_norm"}),
+    *(
+        fragment_case(f"merge {merge}, delay {delay}", overlap=delay, merge=merge, run=_SEEN)
+        for merge in (0.0, 0.5, 1.0)
+        for delay in (1, 2, 4)
+    ),
+    fragment_case("Streaming DiLoCo", block_size=5, fragments=2, overlap=2, merge=0.5),
+    fragment_case("merge with look-ahead", BMUF, fragments=2, overlap=3, merge=0.3, run=_SEEN),
+    fragment_case("blocks across epochs", fragments=2, overlap=3, run={"batches": 5, "epochs": 3}),
+    *(
+        fragment_case(
+            f"a group is left out, {n} fragments, delay {delay}",
+            fragments=n,
+            overlap=delay,
+            merge=merge,
+            run={"faults": (Fault(batch=5, rank=2),), "batches": 17},
+        )
+        for n, delay, merge in (
+            (1, 2, "progress"),
+            (2, 0, "progress"),
+            (3, 3, "progress"),
+            (2, 2, 0.5),
+            (2, 4, "progress"),
+        )
+    ),
+    fragment_case("accumulation", fragments=2, overlap=1, run={"accumulate": 2, "batches": 22}),
+]
+
+
+def _in_small_chunks(cases: list[Any]) -> dict[str, Values]:
+    with mock.patch.object(shard, "CHUNK", 7):
+        return fit_all(cases)
+
+
+@pytest.fixture(scope="module")
+def states() -> list[dict[str, Values]]:
+    """Final states, rank by rank."""
+    return run_ranks(_in_small_chunks, 4, CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+    expected = run_twin(case).global_model()
+    assert difference(states[0][case.name], expected) < 1e-10
+    for rank in (1, 2, 3):
+        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+
+
+UNEVEN: list[Any] = [
+    fragment_case(
+        f"a rank joins, {n} fragments, delay {delay}",
+        fragments=n,
+        overlap=delay,
+        run={"counts": (7, 3, 9, 6), "batches": 9},
+    )
+    for n, delay in ((1, 2), (2, 0), (2, 3), (4, 4))
+]
+
+
+def _fit_joined(cases: list[Any]) -> dict[str, Values]:
+    found = {}
+    for case in cases:
+        module = make_module(case)
+        make_trainer(case).fit(module, batches_of(case, rank_number()))
+        found[case.name] = state_of(module.net)
+    return found
+
+
+@pytest.fixture(scope="module")
+def joined() -> list[dict[str, Values]]:
+    """Final states of runs in which ranks have different numbers of batches."""
+    return run_ranks(_fit_joined, 4, UNEVEN)
+
+
+@pytest.mark.parametrize("case", UNEVEN, ids=lambda case: case.name)
+def test_ranks_without_batches_join(case: Any, joined: list[dict[str, Values]]) -> None:
+    twin: Any = make_twin(case)
+    for number in range(case.batches):
+        for rank, worker in enumerate(twin.workers):
+            if number < case.counts[rank]:
+                worker.add_gradient(loss_on(batch_of(rank, number)), 1.0)
+        twin.step()
+    for state in joined:
+        assert difference(state[case.name], twin.global_model()) < 1e-10
+
+
+@pytest.mark.parametrize("merge", [0.0, 0.5, 1.0, "progress"])
+def test_merge_matters(merge: Any) -> None:
+    """The twins of the cases above differ."""
+    own = run_twin(fragment_case("", overlap=2, merge=merge)).global_model()
+    for other in {0.0, 0.5, 1.0, "progress"} - {merge}:
+        there = run_twin(fragment_case("", overlap=2, merge=other)).global_model()
+        assert difference(own, there) > 1e-6
+
+
+def test_schedule_of_a_block() -> None:
+    """At the steps that the documentation names, and sent before them, around the block's end."""
+    at = [tuple(Schedule(10, fragments=3, delay=4).due(step)) for step in range(1, 11)]
+    assert at == [
+        (None, None), (None, 1), (0, None), (None, None), (None, None),
+        (1, 2), (None, None), (None, None), (None, 0), (2, None),
+    ]  # fmt: skip
+    for delay in (0, 10):
+        own = [Schedule(10, fragments=3, delay=delay).due(step) for step in range(1, 11)]
+        assert [due.applies for due in own] == [due.sends for due in own]
+    assert Schedule(10).due(13) == (0, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 10])
+@pytest.mark.parametrize("delay", [0, 1, 5, 10])
+def test_every_fragment_is_sent_and_applied_once_in_a_block(n: int, delay: int) -> None:
+    due = [Schedule(10, fragments=n, delay=delay).due(step) for step in range(1, 11)]
+    for kind in ("applies", "sends"):
+        found = [getattr(own, kind) for own in due]
+        assert sorted(own for own in found if own is not None) == list(range(n))
+
+
+def test_twins_of_the_two_ways_to_delay_a_block_agree() -> None:
+    """Of ``overlap=True`` and of as many steps as a block has."""
+    one, other = (run_twin(fragment_case("", overlap=own)).global_model() for own in (True, 4))
+    assert all(torch.equal(one[name], other[name]) for name in one)
