@@ -11,20 +11,17 @@ ranks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.message import Kind, Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
-from lightning_hier.parameter_server.server_loop import Replies, send_again
-
-# Results that a leader keeps, because ranks are at most one collective apart.
-_KEPT = 2
+from lightning_hier.parameter_server.rendezvous import Rendezvous
+from lightning_hier.parameter_server.server_loop import Replies
 
 
 @dataclass(frozen=True)
@@ -33,15 +30,6 @@ class Contribution:
 
     value: Any
     payload: Tensor | None
-
-
-@dataclass
-class _Collective:
-    """A collective that has not ended."""
-
-    contributions: dict[int, Contribution] = field(default_factory=dict)
-    addresses: dict[int, bytes] = field(default_factory=dict)
-    due: float = 0.0
 
 
 class CollectiveLeader:
@@ -58,59 +46,39 @@ class CollectiveLeader:
 
     def __init__(self, world_size: int, replies: Replies, *, limit_s: float) -> None:
         self._live = set(range(world_size))
-        self._replies = replies
-        self._limit_s = limit_s
-        self._open: dict[int, _Collective] = {}
-        self._results: dict[int, Message] = {}
+        self._rendezvous = Rendezvous(replies, limit_s)
 
     def handle(self, received: Received, now: float) -> None:
         """Store a contribution, or a result of a lost leader."""
         message, number = received.message, received.message.timestamp
-        if message.kind == Kind.RESULT:
-            self._end(number, copy_message(message))
-            return
-        if number in self._results:
-            send_again(self._replies, received.address, self._results[number])
-            return
-        collective = self._open.setdefault(number, _Collective(due=now + self._limit_s))
-        if received.sender not in collective.contributions:
-            payload = None if message.payload is None else message.payload.clone()
-            contribution = Contribution(message.facts.get("value"), payload)
-            collective.contributions[received.sender] = contribution
-        collective.addresses[received.sender] = received.address
-        self._end_complete()
+        if message.kind == Kind.CONTRIBUTION:
+            self._rendezvous.arrive(received, number, now)
+            self._end_if_complete()
+        elif number > self._rendezvous.number:
+            self._rendezvous.end(number, message)
 
     def deadline(self) -> float:
-        """Time at which the first collective reaches its time limit."""
-        # Collectives reach their limits in the order of their start.
-        return next(iter(self._open.values())).due if self._open else math.inf
+        """Time at which the current collective reaches its time limit."""
+        return self._rendezvous.deadline()
 
     def tick(self, now: float) -> None:
-        """Send the list of missing ranks of collectives that have reached the time limit."""
-        for number, one in list(self._open.items()):
-            if one.due <= now:
-                missing = self._live - one.contributions.keys()
-                waiting = f"in collective {number} of all ranks"
-                self._end(number, missing_report(0, number, missing, waiting))
+        """Send the list of missing ranks if the time limit has passed."""
+        if self._rendezvous.deadline() <= now:
+            waiting = f"in collective {self._rendezvous.latest} of all ranks"
+            self._rendezvous.report_missing(self._live, waiting, now)
 
     def peer_gone(self, rank: int, now: float) -> None:
         """Stop waiting for a rank. Its contribution still counts if it has been received."""
         self._live.discard(rank)
-        self._end_complete()
+        self._end_if_complete()
 
-    def _end_complete(self) -> None:
-        for number, one in list(self._open.items()):
-            if self._live <= one.contributions.keys():
-                self._end(number, write_result(number, one.contributions))
-
-    def _end(self, number: int, result: Message) -> None:
-        self._results[number] = result
-        for old in sorted(self._results)[:-_KEPT]:
-            del self._results[old]
-        ended = self._open.pop(number, _Collective())
-        for address in ended.addresses.values():
-            # Not repeated: a rank that does not get the result repeats its contribution.
-            self._replies.send(address, result)
+    def _end_if_complete(self) -> None:
+        arrived, number = self._rendezvous.arrived, self._rendezvous.latest
+        if arrived and not self._rendezvous.missing(self._live):
+            contributions = {
+                rank: one.request.message for rank, one in arrived.items() if one.number == number
+            }
+            self._rendezvous.end(number, write_result(number, contributions))
 
 
 class WaitingRanks:
@@ -145,14 +113,14 @@ class WaitingRanks:
         return {rank for rank, number in self._waits_in.items() if number > self._done}
 
 
-def write_result(number: int, contributions: Mapping[int, Contribution]) -> Message:
+def write_result(number: int, contributions: Mapping[int, Message]) -> Message:
     """All contributions to a collective as one message, in order of rank."""
     ranks = sorted(contributions)
     payloads = [contributions[rank].payload for rank in ranks]
     tensors = [payload for payload in payloads if payload is not None]
     facts = {
         "ranks": ranks,
-        "values": [contributions[rank].value for rank in ranks],
+        "values": [contributions[rank].facts["value"] for rank in ranks],
         "counts": [None if payload is None else payload.numel() for payload in payloads],
     }
     return Message(Kind.RESULT, 0, number, facts, torch.cat(tensors) if tensors else None)
@@ -169,9 +137,3 @@ def read_result(message: Message) -> dict[int, Contribution]:
             first += count
         contributions[int(rank)] = Contribution(value, payload)
     return contributions
-
-
-def copy_message(message: Message) -> Message:
-    """Copy a message with its payload. A received payload is a view of a frame."""
-    payload = None if message.payload is None else message.payload.clone()
-    return Message(message.kind, message.block, message.timestamp, message.facts, payload)

@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.collective_leader import (
-    Contribution,
-    copy_message,
-    read_result,
-)
+from lightning_hier.parameter_server.collective_leader import Contribution, read_result
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
@@ -163,7 +159,7 @@ class LiveCollectives:
 
     def _take_result(self, received: Received, now: float) -> None:
         if received.message.timestamp == self._number and self._request.message is not None:
-            self._latest = copy_message(received.message)
+            self._latest = received.message
             self._request.acknowledge(now)
 
     def _forward_result(self, now: float) -> None:

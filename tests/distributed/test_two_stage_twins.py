@@ -62,7 +62,7 @@ def _train(
         master = world.engine._master
         return {
             "ends": ends,
-            "order": master.parts[0].order if master else None,
+            "order": master.parts[0].order.order if master else None,
             "metrics": world.engine.metrics(),
         }
 

@@ -76,7 +76,7 @@ def test_a_successor_hears_from_those_that_went_on_that_a_rendezvous_has_ended(h
         assert (1, 0) in served.push(0, 0, final=1)
     else:
         assert served.arrive(0, 0, 2) == [(1, 0)]
-    assert served.shard.final_number == 1
+    assert served.shard.rendezvous.number == 1
 
 
 def test_an_abandoned_number_does_not_end_a_rendezvous() -> None:

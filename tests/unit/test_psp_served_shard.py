@@ -164,7 +164,7 @@ def test_any_messages_in_any_order(script: list[tuple[str, int, int]], c: Any) -
     served, pushed, before = Served(3, c=c), 0, 0
     for what, worker, timestamp in script:
         if what == "arrive":
-            served.arrive(worker, timestamp, served.shard.final_number + 1)
+            served.arrive(worker, timestamp, served.shard.rendezvous.number + 1)
         else:
             pushed += what == "push"
             getattr(served, what)(worker, timestamp)

@@ -15,8 +15,9 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
+from lightning_hier.parameter_server.rendezvous import Rendezvous
 from lightning_hier.parameter_server.served_values import ServedValues
-from lightning_hier.parameter_server.server_loop import RETRY_S, Replies, send_again
+from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
 
 _log = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ class _Worker:
     pull: int | None = None  # the worker waits for a version newer than this one
     sent: int = -1  # newest version that was sent to the worker
     pushed: int = -1  # newest timestamp that the worker has pushed
-    rendezvous: int = 0  # number of the last rendezvous at which the worker has arrived
-    resumes: int = 0  # timestamp of its next push after that rendezvous
 
 
 class ServedShard:
@@ -54,7 +53,7 @@ class ServedShard:
         counts: counts for logging.
 
     Attributes:
-        final_number: number of the last rendezvous that has ended, or 0.
+        rendezvous: rendezvous of all workers. The timestamp of an arrival is that of the next push.
 
     """
 
@@ -73,7 +72,7 @@ class ServedShard:
         self.shard = shard
         self.values = values
         self.timestamp = timestamp
-        self.final_number = 0
+        self.rendezvous = Rendezvous(replies, settings.limit_s)
         self._settings = settings
         self._live = live
         self._waiting_ranks = waiting_ranks
@@ -81,12 +80,9 @@ class ServedShard:
         self._counts = counts
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
-        # Live workers that wait at a rendezvous.
-        self._arrived: dict[int, _Worker] = {}
         self._most_advanced: PushFacts | None = None
-        self._final: Message | None = None
         self._updated = False
-        self._retry_at = self._rendezvous_since = math.inf
+        self._retry_at = math.inf
 
     def respond(self, received: Received, now: float) -> None:
         """Handle a PUSH or an ABSTAIN, which also request a newer version.
@@ -102,8 +98,9 @@ class ServedShard:
                 self._take(received.sender, message)
             worker.pushed = max(worker.pushed, timestamp)
         # A message that precedes the worker's arrival at a rendezvous needs no answer.
-        if received.sender not in self._arrived or timestamp >= worker.resumes:
-            self._arrived.pop(received.sender, None)
+        arrival = self.rendezvous.arrived.get(received.sender)
+        if arrival is None or timestamp >= arrival.request.message.timestamp:
+            self.rendezvous.arrived.pop(received.sender, None)
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
         if isinstance(final, int):
@@ -121,16 +118,10 @@ class ServedShard:
         number = received.message.facts.get("number")
         if not isinstance(number, int):
             return
-        if self._final is not None and number <= self.final_number:
-            send_again(self._replies, received.address, self._final)
-            return
         self.end_rendezvous(number - 1)
-        if not self._arrived:
-            self._rendezvous_since = now
-        worker = self._arrived[received.sender] = self._workers[received.sender]
-        worker.address, worker.pull = received.address, None
-        worker.rendezvous, worker.resumes = number, received.message.timestamp
-        self.end_if_complete(now)
+        if self.rendezvous.arrive(received, number, now):
+            self._workers[received.sender].pull = None
+            self.end_if_complete(now)
 
     def end_rendezvous(self, number: int) -> None:
         """End a rendezvous with the current values, if it has not ended yet.
@@ -138,15 +129,10 @@ class ServedShard:
         It may have ended on an earlier server of the shard. Messages of workers that have continued
         contain its number.
         """
-        if number <= self.final_number:
-            return
-        self.final_number = number
-        facts, flat = {"number": number}, self.values.flat()
-        self._final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
-        for rank, worker in sorted(self._arrived.items()):
-            if worker.rendezvous <= number:
-                del self._arrived[rank]
-                self._replies.send(worker.address, self._final)
+        if number > self.rendezvous.number:
+            facts, flat = {"number": number}, self.values.flat()
+            final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
+            self.rendezvous.end(number, final)
 
     def take_late_copy(self, copy: Message, now: float) -> None:
         """Handle a worker's copy (HOLD) that arrives after the shard was taken over.
@@ -163,25 +149,26 @@ class ServedShard:
     def leave(self, worker: int, now: float) -> None:
         """Stop waiting for a worker. Its gradient in this round counts."""
         self._workers.pop(worker, None)
-        self._arrived.pop(worker, None)
+        self.rendezvous.arrived.pop(worker, None)
         self.end_if_complete(now)
 
     def end_if_complete(self, now: float) -> None:
         """End the round or the rendezvous if it does not wait for any worker."""
-        if self._arrived and not self._absent():
+        arrived = self.rendezvous.arrived.values()
+        if arrived and not self.rendezvous.missing(self._live):
             # The gradients of the current round are part of the model of the rendezvous.
             if self._round.responded:
                 self._update()
-            resumes = max(one.resumes for one in self._arrived.values())
-            self.timestamp = max(self.timestamp, resumes)
-            self.end_rendezvous(max(one.rendezvous for one in self._arrived.values()))
+            resumed = max(arrival.request.message.timestamp for arrival in arrived)
+            self.timestamp = max(self.timestamp, resumed)
+            self.end_rendezvous(self.rendezvous.latest)
         elif self._round.responded and self._round_is_over(now):
             self._update()
             self._answer(now)
 
     def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
-        due = min(self._report_at(), self._retry_at)
+        due = min(self._report_at(), self.rendezvous.deadline(), self._retry_at)
         if self._round.countdown.since is not None:
             due = min(due, self._round.countdown.since + self._settings.rule.timeout_s)
         return due
@@ -192,16 +179,12 @@ class ServedShard:
         self._answer(now)
         if self._report_at() <= now:
             self._report_missing(now)
-
-    def _absent(self) -> set[int]:
-        """Live workers that have not arrived at the current rendezvous."""
-        latest = max(one.rendezvous for one in self._arrived.values())
-        here = {rank for rank, one in self._arrived.items() if one.rendezvous == latest}
-        return {*self._live} - here
+        if self.rendezvous.deadline() <= now:
+            self.rendezvous.report_missing(self._live, "at a rendezvous of all ranks", now)
 
     def _active(self) -> Set[int]:
         """Workers that may push now, which are not at a rendezvous or in a collective."""
-        return self._live - self._arrived.keys() - self._waiting_ranks.ranks()
+        return self._live - self.rendezvous.arrived.keys() - self._waiting_ranks.ranks()
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
@@ -269,9 +252,8 @@ class ServedShard:
         return self._replies.is_sending(address, Kind.BLOCK, self.shard.number)
 
     def _report_at(self) -> float:
-        """Time at which the wait of workers in the round or at a rendezvous reaches the limit."""
-        since = self._rendezvous_since if self._arrived else math.inf
-        return min(self._round.began, since) + self._settings.limit_s
+        """Time at which the wait of workers in the round reaches the limit."""
+        return self._round.began + self._settings.limit_s
 
     def _report_missing(self, now: float) -> None:
         number, silent = self.shard.number, self._active() - self._round.responded
@@ -279,10 +261,4 @@ class ServedShard:
             if worker.pull is not None and worker.pull >= self.timestamp:
                 report = missing_report(number, worker.pull, silent, "for gradients")
                 self._replies.send(worker.address, report)
-        for worker in self._arrived.values():
-            waiting = "at a rendezvous of all ranks"
-            report = missing_report(number, worker.resumes, self._absent(), waiting)
-            self._replies.send(worker.address, report)
-        if self._round.responded:
-            self._round.began = now
-        self._rendezvous_since = now
+        self._round.began = now

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.rendezvous import Rendezvous
 from lightning_hier.parameter_server.server_loop import Replies, send_again
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
@@ -32,13 +33,6 @@ class MasterCounts:
     staleness_max: int = 0
 
 
-@dataclass(frozen=True)
-class _Arrival:
-    address: bytes
-    timestamp: int
-    due: float
-
-
 class MasterPart:
     """Applies pushes in order, answers with W, and ends an epoch when all nodes have arrived.
 
@@ -49,6 +43,10 @@ class MasterPart:
         replies: port of the rank.
         idle_nodes: returns the nodes whose ranks wait in a live-rank collective.
         settings: settings of the run.
+
+    Attributes:
+        order: decides which node pushes next.
+        counts: counts for logging.
 
     """
 
@@ -64,22 +62,14 @@ class MasterPart:
         self._block = block
         self._model = model
         self._live = set(nodes)
-        self._order = OrderLock(self._live)
+        self.order = OrderLock(self._live)
         self._replies = replies
         self._idle_nodes = idle_nodes
         self._settings = settings
         self._pending: dict[int, Push] = {}
         self._applied = dict.fromkeys(self._live, 0)
-        self._arrived: dict[int, _Arrival] = {}
-        self._finals = 0
-        self._final: Message | None = None
-        self._without_final: set[int] = set()
+        self._epochs = Rendezvous(replies, settings.timeout_s)
         self.counts = MasterCounts()
-
-    @property
-    def order(self) -> list[int]:
-        """Locked order of the nodes that have pushed."""
-        return self._order.order
 
     def push(self, received: Received, now: float) -> None:
         """Apply a push when it is the turn of its node."""
@@ -93,7 +83,7 @@ class MasterPart:
             # The push was applied, but the answer was lost.
             send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
-        self._acknowledge_final(node)
+        self._epochs.confirm(node)
         earlier = self._pending.get(node)
         # The time limit of a repeated push starts with the first one.
         self._pending[node] = push if earlier is None else replace(push, due=earlier.due)
@@ -102,65 +92,49 @@ class MasterPart:
     def arrive(self, received: Received, now: float) -> None:
         """Record that a node has ended its epoch and has nothing left to push."""
         node, number = received.sender, received.message.timestamp
-        if self._final is not None and number == self._finals:
-            send_again(self._replies, received.address, self._final)  # the first answer was lost
-        if node not in self._live or number != self._finals + 1:
-            return
-        earlier = self._arrived.get(node)
-        due = now + self._settings.timeout_s if earlier is None else earlier.due
-        self._arrived[node] = _Arrival(received.address, number, due)
-        self._end_turns(node)
+        if node in self._live and self._epochs.arrive(received, number, now):
+            self._end_turns(node)
 
     def gone(self, node: int) -> None:
         """Continue without a node. A push that has not been applied is lost."""
         if node not in self._live:
             return
         self._live.discard(node)
-        self._acknowledge_final(node)
-        self._arrived.pop(node, None)
+        self._epochs.confirm(node)
+        self._epochs.arrived.pop(node, None)
         self._pending.pop(node, None)
         self._end_turns(node)
 
     def due(self) -> float:
         """Time at which the first waiting node reaches its limit, or infinity."""
-        return min((one.due for one in self._waiters().values()), default=math.inf)
+        return min([self._epochs.deadline(), *(push.due for push in self._pending.values())])
 
     def give_up(self, now: float) -> None:
         """Report missing nodes to those that have reached their limit."""
-        for node, waiter in self._waiters().items():
-            if waiter.due <= now:
-                if node in self._pending:
-                    missing, waiting = self._absent_from_turn(), "for the push of a node"
-                else:
-                    missing, waiting = self._live - self._arrived.keys(), "at the end of an epoch"
-                self._pending.pop(node, None)
-                self._arrived.pop(node, None)
-                report = missing_report(self._block, waiter.timestamp, missing, waiting)
-                self._replies.send(waiter.address, report)
+        if self._epochs.deadline() <= now:
+            self._epochs.report_missing(self._live, "at the end of an epoch", now)
+        for node, push in list(self._pending.items()):
+            if push.due <= now:
+                missing = self._absent_from_turn()
+                del self._pending[node]
+                waiting = "for the push of a node"
+                report = missing_report(self._block, push.timestamp, missing, waiting)
+                self._replies.send(push.address, report)
 
     def _fits(self, push: Push) -> bool:
         if push.total is None:
             return push.count == 0
         return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
 
-    def _acknowledge_final(self, node: int) -> None:
-        """Free the last model of an epoch when every node has pushed since, or is lost."""
-        self._without_final.discard(node)
-        if not self._without_final:
-            self._final = None
-
-    def _waiters(self) -> dict[int, Push | _Arrival]:
-        return {**self._pending, **self._arrived}
-
     def _absent_from_turn(self) -> Collection[int]:
         if any(push.together for push in self._pending.values()):
-            return self._order.active - self._pending.keys()
-        return self._order.waited_for()
+            return self.order.active - self._pending.keys()
+        return self.order.waited_for()
 
     def _end_turns(self, node: int) -> None:
-        self._order.leave(node)
+        self.order.leave(node)
         self.apply_pending()
-        if self._live and self._live == self._arrived.keys():
+        if self._epochs.arrived and not self._epochs.missing(self._live):
             self._end_epoch()
 
     def apply_pending(self) -> None:
@@ -172,14 +146,14 @@ class MasterPart:
         """Nodes whose pushes are applied now: one, or all in a step of the warm-up."""
         # A node whose ranks wait in a collective does not push until the others reach it. A push
         # that it has already sent keeps its turn.
-        self._order.skip(self._idle_nodes() - self._pending.keys())
+        self.order.skip(self._idle_nodes() - self._pending.keys())
         together = {node for node, push in self._pending.items() if push.together}
-        if together and self._order.active <= together:
+        if together and self.order.active <= together:
             return sorted(together)
         for node in self._pending:
             if node in together:
                 continue
-            if not self._settings.order_locking or self._order.may_push(node):
+            if not self._settings.order_locking or self.order.may_push(node):
                 return [node]
         return []
 
@@ -194,7 +168,7 @@ class MasterPart:
                 self.counts.staleness_sum += staleness
                 self.counts.staleness_max = max(self.counts.staleness_max, staleness)
             if self._settings.order_locking and not push.together:
-                self._order.pushed(node)
+                self.order.pushed(node)
             self._applied[node] = push.number
             self._replies.send(push.address, self._answer(push, staleness=staleness))
 
@@ -219,15 +193,11 @@ class MasterPart:
         return Message(Kind.BLOCK, self._block, self._model.version, facts, self._model.flat())
 
     def _end_epoch(self) -> None:
-        self._finals += 1
-        facts = {"number": self._finals}
-        weights = self._model.flat()
-        self._final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
-        self._without_final = set(self._live)
-        for arrival in self._arrived.values():
-            self._replies.send(arrival.address, self._final)
-        self._arrived.clear()
-        self._order.reopen(self._live)
+        number = self._epochs.latest
+        facts, weights = {"number": number}, self._model.flat()
+        final = Message(Kind.FINAL, self._block, self._model.version, facts, weights)
+        self._epochs.end(number, final)
+        self.order.reopen(self._live)
 
 
 class Master:

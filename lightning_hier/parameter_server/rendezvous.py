@@ -1,0 +1,95 @@
+"""Rendezvous of ranks at a server: all live ranks arrive, and all get the same answer.
+
+A shard of PSP-SGD, the master of two-stage ASGD and the leader of live-rank collectives use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from typing import NamedTuple
+
+from lightning_hier.parameter_server.message import Message, missing_report
+from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.server_loop import Replies, send_again
+
+
+class Arrival(NamedTuple):
+    """The request of a rank that waits at a rendezvous, and the number of the rendezvous."""
+
+    number: int
+    request: Received
+
+
+class Rendezvous:
+    """Numbered rendezvous at one server, one after the other.
+
+    Ranks repeat their requests until they are answered, so the last answer is kept.
+
+    Args:
+        replies: port of the rank.
+        limit_s: seconds after which waiting ranks get the list of missing ranks.
+
+    Attributes:
+        number: number of the last rendezvous that has ended, or 0.
+        arrived: ranks that wait.
+
+    """
+
+    def __init__(self, replies: Replies, limit_s: float) -> None:
+        self._replies = replies
+        self._limit_s = limit_s
+        self._since = 0.0
+        self._answer: Message | None = None
+        self._unconfirmed: set[int] = set()
+        self.number = 0
+        self.arrived: dict[int, Arrival] = {}
+
+    def arrive(self, request: Received, number: int, now: float) -> bool:
+        """Record an arrival, or repeat the answer and return False if the rendezvous has ended."""
+        if number <= self.number:
+            if self._answer is not None:
+                send_again(self._replies, request.address, self._answer)
+            return False
+        if not self.arrived:
+            self._since = now
+        self.arrived[request.sender] = Arrival(number, request)
+        return True
+
+    @property
+    def latest(self) -> int:
+        """Number of the latest rendezvous at which a rank has arrived."""
+        return max((arrival.number for arrival in self.arrived.values()), default=self.number)
+
+    def missing(self, live: Set[int]) -> Set[int]:
+        """Live ranks that have not arrived at the latest rendezvous."""
+        latest = self.latest
+        return live - {rank for rank, one in self.arrived.items() if one.number == latest}
+
+    def end(self, number: int, answer: Message) -> None:
+        """End a rendezvous and all earlier ones, and send the answer to the ranks that wait."""
+        self.number, self._answer = number, answer
+        ended = [rank for rank, arrival in sorted(self.arrived.items()) if arrival.number <= number]
+        self._unconfirmed = set(ended)
+        for rank in ended:
+            # A lost answer is sent again when its rank repeats the request.
+            self._replies.send(self.arrived.pop(rank).request.address, answer)
+
+    def confirm(self, rank: int) -> None:
+        """Free the answer when all its receivers have continued, or are lost."""
+        self._unconfirmed.discard(rank)
+        if not self._unconfirmed:
+            self._answer = None
+
+    def deadline(self) -> float:
+        """Time at which the waiting ranks reach the limit, or infinity."""
+        return self._since + self._limit_s if self.arrived else math.inf
+
+    def report_missing(self, live: Set[int], waiting: str, now: float) -> None:
+        """Send the list of missing ranks, and the purpose of the wait, to the waiting ranks."""
+        missing = self.missing(live)
+        for _, request in self.arrived.values():
+            asked = request.message
+            report = missing_report(asked.block, asked.timestamp, missing, waiting)
+            self._replies.send(request.address, report)
+        self._since = now
