@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import dedent
 from typing import NoReturn
 
 from lightning_hier.cli.commands import PROGRAM
-from lightning_hier.cli.wording import plain
 
 TRACEBACK_VARIABLE = "LIGHTNING_HIER_TRACEBACK"
 _MOST_LINES = 20
+# Lines about types that the parser tried in turn.
+_NOISE = re.compile(
+    r"does not validate against any|subtypes: \[|errors:$|given value( type)?: |"
+    r"expected a <class '(str|NoneType)'>\.?( got value: Namespace.*)?$|"
+    r"expected a path but .* either not accessible or invalid$",
+    re.IGNORECASE,
+)
 
 
 @contextmanager
@@ -64,3 +73,27 @@ def _on_rank() -> str:
         return f" on rank {told['LOCAL_RANK']} of host {told['NODE_RANK']}"
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
     return next((f" on rank {told[name]}" for name in names if name in told), "")
+
+
+def plain(message: str) -> str:
+    """The message without lines that do not help the author of a config, if others remain."""
+    lines = message.strip().splitlines()
+    kept = [line for line in lines if line.strip() and not _NOISE.match(line.strip(" -"))]
+    return dedent("\n".join(kept)).removeprefix("- ") or message
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser of a command that does not train, which reports errors in one line."""
+
+    def __init__(self, command: str, description: str, epilog: str | None = None) -> None:
+        """Create the parser of ``command``. The help shows both texts without reformatting."""
+        super().__init__(
+            prog=f"{PROGRAM} {command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2."""
+        end_with(f"{message}; '{self.prog} --help' lists the arguments")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from importlib.util import find_spec
 
 from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import end_with, mistakes_in_one_screen
-from lightning_hier.cli.quiet import silence_libraries
-from lightning_hier.cli.strategy_help import preset_asked_for, strategy_help
 from lightning_hier.cli.strategy_names import with_classes
-from lightning_hier.cli.training_help import short_help
+from lightning_hier.cli.training_help import preset_asked_for, short_help, strategy_help
 
 NEEDED = ("jsonargparse", "docstring_parser", "typeshed_client")
+# Prefixes of module names. They match the module that the warning points to (stacklevel).
+_LIBRARIES = r"(lightning|lightning_utilities|lightning_fabric|torch|torchmetrics|jsonargparse)\."
 
 
 def run(args: list[str]) -> None:
@@ -53,3 +55,21 @@ def run(args: list[str]) -> None:
         cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.has_begun):
         cli.run()
+
+
+def silence_libraries(command: str = "fit") -> None:
+    """Suppress deprecation warnings between libraries, and Lightning's tips.
+
+    This affects only the process of a command. Warnings about the user's code are still shown.
+    Commands that do not train save no checkpoints, so warnings about their directory are omitted.
+    """
+    if command != "fit":
+        warnings.filterwarnings("ignore", message="The dirpath has changed")
+    for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=category, module=_LIBRARIES)
+    for package in ("pytorch", "fabric"):
+        logging.getLogger(f"lightning.{package}.utilities.rank_zero").addFilter(_is_no_tip)
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    return "Tip:" not in record.getMessage()[:10]

@@ -15,12 +15,10 @@ from lightning_hier.parameter_server.addresses import Offer, make_offer
 from lightning_hier.parameter_server.authentication import Contact, Register
 from lightning_hier.parameter_server.connection import BufferPool, ConnectionContext
 from lightning_hier.parameter_server.message import Limits
-from lightning_hier.parameter_server.ports import ClientPort, Received, ServerPort
+from lightning_hier.parameter_server.ports import ClientPort, ServerPort
 from lightning_hier.parameter_server.refusals import Refusals
 from lightning_hier.parameter_server.transport import Transport
 from lightning_hier.parameter_server.watch import Watch
-
-__all__ = ["ClientPort", "Ports", "Received", "ServerPort", "Watch", "open_ports"]
 
 _WATCH_NAME = "watch"
 

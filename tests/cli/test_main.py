@@ -9,7 +9,7 @@ import pytest
 from lightning_hier.cli import commands, mistakes
 from lightning_hier.cli.commands import COMMANDS, Command
 from lightning_hier.cli.main import main
-from lightning_hier.cli.wording import plain
+from lightning_hier.cli.mistakes import plain
 from lightning_hier.version import __version__
 from tests.cli.shell import run_python
 

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning_hier.callbacks.progress_lines import ProgressLines
 from lightning_hier.cli.lightning_cli import TrainingCLI
 from lightning_hier.cli.main import main
-from lightning_hier.cli.quiet import silence_libraries
+from lightning_hier.cli.training import silence_libraries
 from tests.conftest import REPOSITORY
 
 CONFIG = REPOSITORY / "examples" / "image" / "configs" / "digits.yaml"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from lightning_hier.cli.measure.job import job
 from lightning_hier.cli.measure.module_step import workload_of
-from lightning_hier.cli.parsing import CommandParser
+from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
 from lightning_hier.planning import Link, Measurement, Workload
 from lightning_hier.planning.links import link_of, pairs_of, processor_of

@@ -11,7 +11,7 @@ import yaml
 from torch.nn import Module
 
 from lightning_hier.cli.commands import INSTALL
-from lightning_hier.cli.parsing import CommandParser
+from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.planning import Link, Measurement, Network, Processor, Workload, size_of
 from lightning_hier.planning.workload import OptimizerName

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_hier.cli.parsing import CommandParser
+from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.cli.report.chosen_metrics import choose_metrics, single_values
 from lightning_hier.cli.report.page import page
 from lightning_hier.cli.report.reading import read_runs
