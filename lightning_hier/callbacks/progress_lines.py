@@ -57,7 +57,7 @@ class ProgressLines(ProgressBar):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write that training starts."""
-        self._say(f"{self.train_description}: {self.total_train_batches} batches in an epoch")
+        self._emit(f"{self.train_description}: {self.total_train_batches} batches in an epoch")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the number of batches."""
@@ -72,20 +72,20 @@ class ProgressLines(ProgressBar):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Write a line, if it is time."""
-        self._say_if_due(f"{self._epoch()}, {_batch(batch_idx, self._epoch_batches)}")
+        """Write a line if one is due."""
+        self._emit_if_due(f"{self._epoch()}, {_batch(batch_idx, self._epoch_batches)}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write a line, if it is time. Values of the whole epoch are available now."""
-        self._say_if_due(f"{self._epoch()} done")
+        """Write a line if one is due. Values of the whole epoch are available now."""
+        self._emit_if_due(f"{self._epoch()} done")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the last line."""
-        self._say(f"{self.train_description}: {trainer.global_step} steps done{self._values()}")
+        self._emit(f"{self.train_description}: {trainer.global_step} steps done{self._values()}")
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write that the test starts."""
-        self._say(self.test_description)
+        self._emit(self.test_description)
 
     def on_validation_batch_end(
         self,
@@ -96,7 +96,7 @@ class ProgressLines(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write a line, if it is time."""
+        """Write a line if one is due."""
         self._evaluated("val", self.validation_description, batch_idx, dataloader_idx)
 
     def on_test_batch_end(
@@ -108,7 +108,7 @@ class ProgressLines(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write a line, if it is time."""
+        """Write a line if one is due."""
         self._evaluated("test", self.test_description, batch_idx, dataloader_idx)
 
     def on_predict_batch_end(
@@ -120,15 +120,14 @@ class ProgressLines(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Write a line, if it is time."""
+        """Write a line if one is due."""
         self._evaluated("predict", self.predict_description, batch_idx, dataloader_idx)
 
     def _evaluated(self, kind: str, description: str, batch_idx: int, dataloader_idx: int) -> None:
-        self.has_dataloader_changed(
-            dataloader_idx
-        )  # updates the data loader to which the total below belongs
+        # Updates the data loader to which the total below belongs.
+        self.has_dataloader_changed(dataloader_idx)
         total = getattr(self, f"total_{kind}_batches_current_dataloader")
-        self._say_if_due(f"{description}: {_batch(batch_idx, total)}")
+        self._emit_if_due(f"{description}: {_batch(batch_idx, total)}")
 
     def _epoch(self) -> str:
         trainer = self.trainer
@@ -144,11 +143,11 @@ class ProgressLines(ProgressBar):
             for name, value in values.items()
         )
 
-    def _say_if_due(self, line: str) -> None:
+    def _emit_if_due(self, line: str) -> None:
         if self._is_enabled and self._clock() >= self._next_s:
-            self._say(line + self._values())
+            self._emit(line + self._values())
 
-    def _say(self, line: str) -> None:
+    def _emit(self, line: str) -> None:
         if self._is_enabled:
             self._write(line)
             self._next_s = self._clock() + self._every_s

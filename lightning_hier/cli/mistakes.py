@@ -67,12 +67,12 @@ def _on_rank() -> str:
 
     SLURM is last, because its batch script also has a rank, which all its processes inherit.
     """
-    told = os.environ
-    if "RANK" not in told and "LOCAL_RANK" in told and told.get("NODE_RANK", "0") != "0":
+    known = os.environ
+    if "RANK" not in known and "LOCAL_RANK" in known and known.get("NODE_RANK", "0") != "0":
         # The number of ranks on other hosts is unknown, so the global rank is unknown too.
-        return f" on rank {told['LOCAL_RANK']} of host {told['NODE_RANK']}"
+        return f" on rank {known['LOCAL_RANK']} of host {known['NODE_RANK']}"
     names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-    return next((f" on rank {told[name]}" for name in names if name in told), "")
+    return next((f" on rank {known[name]}" for name in names if name in known), "")
 
 
 def plain(message: str) -> str:

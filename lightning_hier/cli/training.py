@@ -47,7 +47,9 @@ def run(args: list[str]) -> None:
     from lightning_hier.strategies.registry import register
 
     silence_libraries(name)
-    register()  # importing the package does not register the names in this process
+    # In the process of a command, the package imports its public names, which register the
+    # strategies, only when they are used.
+    register()
 
     # --help_all is the help of LightningCLI.
     asked = ["--help" if each == "--help_all" else each for each in given]

@@ -108,8 +108,6 @@ class WaitingRanks:
 
     def ranks(self) -> set[int]:
         """Ranks that wait in a collective."""
-        if not self._waits_in:
-            return set()
         return {rank for rank, number in self._waits_in.items() if number > self._done}
 
 

@@ -124,7 +124,7 @@ class LiveCollectives:
         flat = tensor.detach().reshape(-1).cpu()
         if flat.dtype == torch.bool:
             flat = flat.to(torch.uint8)  # messages do not support booleans
-        gathered = self.all_gather([str(tensor.dtype), *tensor.shape], flat)
+        gathered = self.all_gather(list(tensor.shape), flat)
         return [_shaped(one, tensor) for _, one in sorted(gathered.items())]
 
     def reduce(self, tensor: Tensor, operation: object) -> Tensor:
@@ -169,6 +169,5 @@ class LiveCollectives:
 
 
 def _shaped(one: Contribution, like: Tensor) -> Tensor:
-    _, *shape = one.value
     values = torch.empty(0) if one.payload is None else one.payload
-    return values.to(like.dtype).reshape(shape).to(like.device, copy=True)
+    return values.to(like.dtype).reshape(one.value).to(like.device, copy=True)

@@ -18,20 +18,20 @@ class MalformedMessage(ValueError):
 class Kind(IntEnum):
     """Purpose of a message. The values are sent as one byte."""
 
-    PUSH = 1
-    ABSTAIN = 2
-    BLOCK = 3
-    ARRIVE = 4
-    FINAL = 5
-    HOLD = 6
-    EXPELLED = 7
-    CONTRIBUTION = 8
-    RESULT = 9
-    STATE_REQUEST = 10
-    STATE = 11
-    BYE = 12
-    MISSING = 13
-    WAITING = 14
+    PUSH = 1  # to a server: gradients; it answers with newer values
+    ABSTAIN = 2  # to a server: as PUSH, without gradients
+    BLOCK = 3  # from a server: the current values
+    ARRIVE = 4  # to a server: the sender waits at a rendezvous
+    FINAL = 5  # from a server: the values at the end of a rendezvous
+    HOLD = 6  # to the successor of a lost server: the sender's copy of the values
+    EXPELLED = 7  # from a server: the receiver counts as lost
+    CONTRIBUTION = 8  # to the leader of a live-rank collective
+    RESULT = 9  # from the leader; ranks that have it forward it to the next leader
+    STATE_REQUEST = 10  # to a server, from the rank that saves a checkpoint
+    STATE = 11  # from a server: the values and the state of their optimizer
+    BYE = 12  # to all servers: the sender leaves at the end of training
+    MISSING = 13  # from a server that cannot answer within the time limit
+    WAITING = 14  # to all servers: the sender waits in a live-rank collective
 
 
 # Kinds of traffic in metric names, which are public. Four of them differ from the member names.

@@ -169,6 +169,7 @@ class ServerLoop(BackgroundThread):
 
     def _note_gone(self, rank: int, now: float) -> None:
         left_at_the_end = self._shutting_down and rank in self._watch.left()
+        # Only the leader of collectives needs to know at the end: the last barrier may wait for it.
         for handler in self._handlers:
             if not left_at_the_end or Kind.CONTRIBUTION in handler.kinds:
                 handler.peer_gone(rank, now)

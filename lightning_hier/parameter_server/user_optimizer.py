@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 # Hyperparameters of every parameter group, by name; values that JSON can represent.
 Hyperparameters = Sequence[Mapping[str, Any]]
 
-# What a group of Optimizer.param_groups holds besides hyperparameters.
+# Entries of Optimizer.param_groups that are not hyperparameters.
 NOT_HYPERPARAMETERS = ("params", "param_names")
 
 

@@ -23,7 +23,7 @@ _ENDED = "its process has ended: connections to it are refused"
 
 
 class Watch:
-    """The ranks that have been lost, and those that have left. Neither come back.
+    """The ranks that have been lost, and those that have left. They do not return.
 
     A rank is lost when its connection breaks, because it has died or does not answer heartbeats,
     and either its host refuses new connections, which means that the process has ended, or it has
@@ -60,7 +60,7 @@ class Watch:
             return dict(self._lost)
 
     def left(self) -> set[int]:
-        """Ranks that have left. From any thread."""
+        """Ranks that have left. Thread-safe."""
         with self._lock:
             return set(self._left)
 
@@ -70,7 +70,7 @@ class Watch:
             return self._left | self._lost.keys()
 
     def note_left(self, rank: int) -> None:
-        """Note that a rank has left. From the thread that polls."""
+        """Record that a rank has left. From the thread that polls."""
         if rank not in self._peers:  # lost before, left before, or this rank itself
             return
         self._peers.pop(rank).close()
@@ -113,14 +113,14 @@ class _Peer:
         self._events = context.socket(zmq.PAIR)
         self._events.linger = 0
         endpoint = f"inproc://watch-{rank}"
-        # Before it connects, so that no handshake is missed.
+        # Monitored before it connects, so that no handshake is missed.
         self._socket.monitor(endpoint, _EVENTS)
         self._events.connect(endpoint)
         unconnected.connect()
         self._endpoint = unconnected.endpoint
         self._probe: socket.socket | None = None
-        self._reached = False
-        self._connected = False
+        self._reached = False  # the kernel of the peer's host has accepted the connection
+        self._connected = False  # and the process of the peer has completed the handshake
         self._was_connected = False
         self.unreachable_s = 0.0
 

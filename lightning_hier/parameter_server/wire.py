@@ -26,7 +26,7 @@ from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessa
 
 MAGIC = 0x4C485053  # "LHPS"
 VERSION = 1
-# magic, version, kind, dtype, nothing, block, timestamp, sequence, elements, offset in bytes
+# magic, version, kind, dtype, padding, block, timestamp, sequence, elements, offset in bytes
 HEADER = struct.Struct("=IBBBxIqQQQ")
 FRAMES = 3
 # Measured: with parts of 1 to 4 MiB a push of 90 MB is twice as fast as in one part.
@@ -110,7 +110,7 @@ def encode(
         code, count, raw = _NO_PAYLOAD, 0, memoryview(b"")
     else:
         _require_sendable(payload, limits)
-        code, count, raw = _CODES[payload.dtype], payload.numel(), memoryview(b"")
+        code, count = _CODES[payload.dtype], payload.numel()
         # Through uint8, since NumPy has no bfloat16.
         raw = payload.detach().view(torch.uint8).numpy().data
     fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)

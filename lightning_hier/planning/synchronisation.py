@@ -19,7 +19,7 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Settings
 from lightning_hier.planning.workload import Workload
 
-# Elements of a chunk, of a quantised chunk and of a quantisation group: comm/blocks/share.py and
+# Elements of a chunk, of a quantised chunk and of a quantisation group: comm/blocks/shard.py and
 # algorithms/quantisation.py.
 _CHUNK, _QUANTISED_CHUNK, _GROUP = 1 << 19, 1 << 20, 512
 # Chunks in flight, one for each of gloo's threads.
@@ -92,7 +92,7 @@ def synchronise(workload: Workload, network: Network, settings: Settings) -> Syn
 def synchronisation_memory_bytes(workload: Workload, network: Network, settings: Settings) -> float:
     """Transfer buffer, global model, block momentum, and what the settings add.
 
-    The table is in docs/architecture.md, "Across groups".
+    The table is in docs/architecture.md, "The life of one step".
     """
     layout = _layout(network, settings)
     if layout.models == 1:

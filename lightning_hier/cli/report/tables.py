@@ -25,7 +25,7 @@ def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
     for number, run in enumerate(runs):
         cells = [
             f'<th scope="row">{chip(number)}{escape(run.name)}</th>',
-            f"<td>{escape(str(run.settings.get('strategy', '-')))}</td>",
+            f"<td>{escape(str(run.settings.get('strategy', _ABSENT)))}</td>",
             f"<td>{escape(_ranks(run))}</td>",
             _number("steps", "", max(series.steps[-1] for series in run.series.values())),
             *(_final(name, "", run.series.get(name)) for name in metrics),
@@ -43,7 +43,7 @@ def settings(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for own in both for name in own))
     if not names:
         return ""
-    rows = [(name, [_said(own.get(name, _ABSENT)) for own in both]) for name in names]
+    rows = [(name, [_text(own.get(name, _ABSENT)) for own in both]) for name in names]
     rows.sort(key=lambda row: not _differ(row[1]))
     body = []
     for name, values in rows:
@@ -66,7 +66,7 @@ def _table(inside: str) -> str:
 def _ranks(run: Run) -> str:
     own = run.settings
     if "ranks" not in own:
-        return "-"
+        return _ABSENT
     groups, size = own.get("groups"), own.get("ranks_per_group")
     return f"{groups} x {size}" if groups and size else str(own["ranks"])
 
@@ -90,5 +90,5 @@ def _waited(run: Run) -> str:
     return f'<td data-name="waited" data-value="{share!r}">{share:.1%}</td>'
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
