@@ -16,10 +16,10 @@ from lightning_hier.parameter_server.two_stage.replica import Replica, Shape, fi
 
 
 def memory_id() -> str:
-    """The same on two ranks if, and only if, they see one and the same shared memory.
+    """Text that is equal only on ranks that can share memory.
 
-    The boot of the kernel and the file system in it: hosts may have equal names, and containers on
-    one host need not share memory.
+    It contains the boot of the kernel and the number of the file system, because hosts may have
+    equal names, and containers on one host may have separate shared memory.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{shared_memory.FOLDER.stat().st_dev}"
@@ -29,14 +29,14 @@ def memory_id() -> str:
 def open_replicas(
     parts: Sequence[Sequence[Tensor]], *, group_size: int, rank: int, exchange: AllGather
 ) -> list[Replica]:
-    """Map a replica of each part's tensors, with their current values, shared by each group.
+    """Create the replicas of this rank's group, with the current values of the tensors.
 
-    The files have no name when this returns, so nothing is left behind however the ranks end. Every
-    rank of the world must call it.
+    Every rank of the world must call it. The files are removed before it returns, so that nothing
+    is left behind when ranks are killed.
 
     Args:
-        parts: for each optimizer its tensors.
-        group_size: ranks of a group: consecutive ones.
+        parts: tensors of each optimizer.
+        group_size: number of consecutive ranks that share memory.
         rank: this rank.
         exchange: all-gather over the world.
 

@@ -19,18 +19,18 @@ from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
 @dataclass(frozen=True)
 class Push:
-    """A node's sum.
+    """A push of a node: the sum of its gradients.
 
     Attributes:
         address: address of the node.
-        number: number of the push, from 1 for each node; the answer repeats it.
-        timestamp: version of the master's model that the node had at the first gradient of the sum.
-        count: gradients in the sum; 0: none was finite.
+        number: number of the push, from 1 for each node. The answer contains it.
+        timestamp: version of the master's model with which the first gradient was computed.
+        count: number of gradients in the sum; 0 if none was finite.
         together: whether it belongs to a step of the warm-up, which all nodes make together.
         hyperparameters: hyperparameters of the node's optimizer.
         absent: positions of the parameters without a gradient in the sum.
         total: the sum, 1-D.
-        due: time until which it may wait for its turn.
+        due: time limit of the wait for its turn.
 
     """
 
@@ -68,10 +68,10 @@ def read_push(message: Message, address: bytes, *, due: float) -> Push | None:
 
 
 class OrderLock:
-    """Decides which node pushes next. It depends on no time and sends nothing.
+    """Decides which node pushes next. It has no clock and sends nothing.
 
     Args:
-        nodes: numbers of all nodes.
+        nodes: first ranks of all nodes.
 
     """
 
@@ -94,13 +94,13 @@ class OrderLock:
     def may_push(self, node: int) -> bool:
         """Whether to apply a push of ``node`` now.
 
-        A first push is applied at once. A second one waits for the first pushes of all active
-        nodes, so that the order is complete; from then on each node has one turn in a round.
+        The first push of a node is applied immediately. The second one waits for the first pushes
+        of all active nodes, so that the order is complete. Then each node has one turn in a round.
         """
         return node in self.waited_for()
 
     def waited_for(self) -> list[int]:
-        """The nodes of which one must push next; empty if all are inactive or skipped."""
+        """Nodes of which one must push next. Empty if all are inactive or skipped."""
         awaited = self._active - self._skipped
         newcomers = sorted(awaited - set(self._order))
         if newcomers:
@@ -110,7 +110,7 @@ class OrderLock:
         return next(([node] for node in cycle if node in awaited), [])
 
     def pushed(self, node: int) -> None:
-        """Note that a push of ``node`` has been applied.
+        """Record that a push of ``node`` has been applied.
 
         Raises:
             ValueError: it is not its turn.
@@ -128,10 +128,10 @@ class OrderLock:
         self._skipped = set(nodes)
 
     def leave(self, node: int) -> None:
-        """Remove ``node`` from this epoch: it has ended the epoch, or has died."""
+        """Remove a node that has ended this epoch, or is lost."""
         self._active.discard(node)
 
     def reopen(self, nodes: Iterable[int]) -> None:
-        """Start another epoch with ``nodes``, in the same order, from the first one."""
+        """Start the next epoch with ``nodes``, in the same order, from the first node."""
         self._active = set(nodes)
         self._turn = 0

@@ -34,7 +34,7 @@ class Taken:
 
 
 class Accumulator:
-    """One device's sum, in shared memory.
+    """Sum of the gradients of one device, in shared memory.
 
     A lock makes :meth:`add` and :meth:`take` exclude each other for a pass or two over memory. No
     thread waits for the network while it holds the lock. There is one sum for each device, and not
@@ -42,12 +42,12 @@ class Accumulator:
     A second sum for each device would cost the size of the model, to avoid a short wait once a
     push.
 
-    A device that dies during an addition leaves ``adding`` set. The sum then holds a part of its
-    last gradient, so the whole sum is dropped.
+    A device that dies during an addition leaves ``adding`` set. The sum then contains a part of
+    its last gradient, so the whole sum is dropped.
 
     Args:
         total: the sum, 1-D.
-        present: for each parameter a byte, 1 if the sum has a gradient of it.
+        present: a byte for each parameter, 1 if the sum contains a gradient of it.
         counters: counters of the device.
         lock: shared by device and node.
 
@@ -71,7 +71,7 @@ class Accumulator:
 
         Args:
             gradient: 1-D, zero if a parameter has none.
-            present: mark of each parameter with a gradient.
+            present: as in the constructor, for this gradient.
             limit_s: limit of the wait for the lock, in seconds.
 
         Returns:
@@ -83,7 +83,7 @@ class Accumulator:
                 counters = self._counters
                 counters.adding = 1
                 if counters.added == counters.taken:
-                    self._total.copy_(gradient)  # the sum that the node has taken is still there
+                    self._total.copy_(gradient)  # replaces the sum that the node has taken
                     self._present.copy_(present)
                 else:
                     self._total.add_(gradient)
@@ -120,7 +120,7 @@ _MAX_FAILURE_BYTES = 2048
 
 
 def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
-    """Dtype of replica, sums and master: float32, or one that holds all tensors exactly."""
+    """Dtype of replica, sums and master: float32, or one that represents all tensors exactly."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -135,7 +135,7 @@ def shaped(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Number of parameters and of their elements in a replica, and their dtype."""
+    """Number of parameters in a replica, number of their elements, and their dtype."""
 
     parameters: int
     numel: int
@@ -147,31 +147,31 @@ class Shape:
         return cls(len(tensors), sum(one.numel() for one in tensors), shared_dtype(tensors))
 
     @property
-    def room(self) -> int:
+    def values_bytes(self) -> int:
         """Bytes of the elements, in whole pages."""
         return _rounded_up(self.numel * self.dtype.itemsize)
 
     @property
-    def marks(self) -> int:
-        """Bytes of a mark for each parameter, in whole pages."""
-        return _rounded_up(self.parameters)
+    def accumulator_bytes(self) -> int:
+        """Bytes of an accumulator: its sum and its ``present``, each in whole pages."""
+        return self.values_bytes + _rounded_up(self.parameters)
 
 
 def file_size(devices: int, shape: Shape) -> int:
-    """Bytes of the file of a group: a replica, and an accumulator for each device."""
-    return _head(devices) + shape.room + devices * (shape.room + shape.marks)
+    """Bytes of the file of a group: counters, a replica, and an accumulator for each device."""
+    return _head(devices) + shape.values_bytes + devices * shape.accumulator_bytes
 
 
 class Replica:
-    """One process's map of its node's replica of one optimizer's parameters.
+    """The replica of one optimizer's parameters on a node, as mapped by one process.
 
     Devices update ``weights`` without a lock (Hogwild, eq. 2). A float is written whole, but two
     devices may overwrite each other's update of an element, and an update in progress while the
     node installs new weights may leave a few elements at their old values. Accumulators are exact.
 
     Args:
-        path: a file of `file_size` bytes.
-        devices: devices of the node.
+        path: file of :func:`file_size` bytes.
+        devices: number of devices of the node.
         shape: shape of the parameters.
 
     Attributes:
@@ -191,8 +191,10 @@ class Replica:
         self.weights = file.tensor(shape.dtype, shape.numel, head)
         self.node = NodeCounters(counters, 0)
         self.devices = [DeviceCounters(counters, 1 + device) for device in range(devices)]
+        first = head + shape.values_bytes
         self.accumulators = [
-            self._accumulator(i, own, head + shape.room) for i, own in enumerate(self.devices)
+            self._accumulator(device, first + device * shape.accumulator_bytes)
+            for device in range(devices)
         ]
 
     @property
@@ -202,7 +204,7 @@ class Replica:
 
     @property
     def pending(self) -> int:
-        """Gradients of all devices that belong to no push yet."""
+        """Number of gradients of all devices that are not in a push yet."""
         return sum(accumulator.pending for accumulator in self.accumulators)
 
     @property
@@ -231,12 +233,11 @@ class Replica:
         """Close the file."""
         self._file.close()
 
-    def _accumulator(self, device: int, own: DeviceCounters, offset: int) -> Accumulator:
+    def _accumulator(self, device: int, offset: int) -> Accumulator:
         shape = self._shape
-        begin = offset + device * (shape.room + shape.marks)
-        total = self._file.tensor(shape.dtype, shape.numel, begin)
-        present = self._file.tensor(torch.uint8, shape.parameters, begin + shape.room)
-        return Accumulator(total, present, own, self._file.lock(device))
+        total = self._file.tensor(shape.dtype, shape.numel, offset)
+        present = self._file.tensor(torch.uint8, shape.parameters, offset + shape.values_bytes)
+        return Accumulator(total, present, self.devices[device], self._file.lock(device))
 
 
 def _head(devices: int) -> int:

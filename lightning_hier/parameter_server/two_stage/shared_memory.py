@@ -24,11 +24,11 @@ _LONGEST_PAUSE_S = 1e-3
 def create_file(size: int, folder: Path = FOLDER) -> Path:
     """Create a file of ``size`` zero bytes in a new folder that only this user may open.
 
-    Its pages are allocated at once: a file that grows later ends a process by a signal when the
-    memory is used up.
+    Its pages are allocated now, because a process is killed by a signal if it writes to a page for
+    which no memory is left.
 
     Raises:
-        OSError: there is no room; the message says how much is needed.
+        OSError: there is not enough memory. The message contains the required size.
 
     """
     private = Path(tempfile.mkdtemp(prefix="lightning-hier-", dir=folder))
@@ -51,7 +51,7 @@ def create_file(size: int, folder: Path = FOLDER) -> Path:
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file of `create_file` and its folder. Maps of it stay."""
+    """Remove a file of :func:`create_file` and its folder. Existing maps stay valid."""
     path.unlink(missing_ok=True)
     path.parent.rmdir()
 
@@ -63,7 +63,7 @@ class SharedFile:
     descriptor of that file is closed.
 
     Args:
-        path: path of an existing file; it may be removed once it is mapped.
+        path: path of an existing file, which may be removed afterwards.
 
     """
 
@@ -78,7 +78,7 @@ class SharedFile:
             self._handle = -1
 
     def tensor(self, dtype: torch.dtype, numel: int, offset: int) -> Tensor:
-        """Elements that begin at byte ``offset``, 1-D; all processes see one memory."""
+        """A 1-D tensor in the file, which starts at byte ``offset``."""
         if numel == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
@@ -97,11 +97,11 @@ class SharedFile:
 
 
 class ByteLock:
-    """Excludes other processes and other threads.
+    """A lock on a byte of a file, against other processes and other threads.
 
-    A record lock of the kernel is released when its process dies, however it dies. Unlike a lock of
-    ``flock``, it is not held by forked processes (DataLoader's workers) too. Record locks do not
-    exclude threads of one process: a mutex does.
+    The kernel releases a record lock when its process ends, even if it is killed. Unlike a lock of
+    ``flock``, it is not inherited by forked processes (DataLoader's workers). Record locks do not
+    exclude threads of the same process, so there is also a mutex.
     """
 
     def __init__(self, handle: int, byte: int) -> None:
@@ -111,7 +111,7 @@ class ByteLock:
 
     @contextmanager
     def locked(self, limit_s: float) -> Iterator[bool]:
-        """Hold the lock in the body of ``with``; False if that took longer than ``limit_s``."""
+        """Hold the lock in the body of ``with``. False if it was not free for ``limit_s``."""
         until = time.monotonic() + limit_s
         if not self._mutex.acquire(timeout=limit_s):
             yield False
