@@ -90,6 +90,6 @@ def _options() -> Iterator[str]:
 
 
 def _arguments(kind: type) -> Iterator[str]:
-    for each in inspect.signature(kind).parameters.values():
-        if each.kind != each.VAR_KEYWORD:
-            yield each.name
+    for parameter in inspect.signature(kind).parameters.values():
+        if parameter.kind != parameter.VAR_KEYWORD:
+            yield parameter.name

@@ -63,7 +63,7 @@ class TrainingCLI(LightningCLI):
         """Create the Trainer. Without a terminal, progress is written as lines."""
         named = config.get("callbacks") or []
         given = named if isinstance(named, list) else [named]
-        bars = [each for each in [*callbacks, *given] if isinstance(each, ProgressBar)]
+        bars = [callback for callback in [*callbacks, *given] if isinstance(callback, ProgressBar)]
         wanted = config.get("enable_progress_bar") is not False and not config.get("barebones")
         if wanted and not bars and not sys.stdout.isatty():
             callbacks = [*callbacks, ProgressLines()]

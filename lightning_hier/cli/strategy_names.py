@@ -24,10 +24,10 @@ def class_path_of(name: str) -> str | None:
 def with_classes(args: list[str]) -> list[str]:
     """Arguments of a command, with names replaced by classes."""
     found: list[str] = []
-    for each in args:
+    for argument in args:
         if found and found[-1] in _OPTIONS:
-            each = f"{found.pop()}={each}"
-        option, _, value = each.partition("=")
+            argument = f"{found.pop()}={argument}"
+        option, _, value = argument.partition("=")
         class_path = class_path_of(value) if option in _OPTIONS else None
-        found.append(each if class_path is None else f"{_OPTIONS[option]}={class_path}")
+        found.append(argument if class_path is None else f"{_OPTIONS[option]}={class_path}")
     return found

@@ -52,7 +52,7 @@ def run(args: list[str]) -> None:
     register()
 
     # --help_all is the help of LightningCLI.
-    asked = ["--help" if each == "--help_all" else each for each in given]
+    asked = ["--help" if argument == "--help_all" else argument for argument in given]
     with mistakes_in_one_screen():
         cli = TrainingCLI([name, *asked])
     with mistakes_in_one_screen(lambda: not cli.has_begun):

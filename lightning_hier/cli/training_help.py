@@ -59,14 +59,16 @@ more:
 def short_help(name: str) -> str:
     """Help of ``fit``, ``validate``, ``test`` or ``predict``."""
     width = max(map(len, PRESETS))
-    strategies = "\n".join(f"  {key:<{width}}  {summary(each)}" for key, each in PRESETS.items())
+    strategies = "\n".join(
+        f"  {key:<{width}}  {summary(preset)}" for key, preset in PRESETS.items()
+    )
     does = COMMANDS[name].summary.capitalize()
     return _TEXT.format(program=PROGRAM, name=name, summary=does, strategies=strategies)
 
 
 def preset_asked_for(args: list[str]) -> str | None:
     """Name of the preset whose help is requested, or None."""
-    asked = [each.removeprefix(_OPTION) for each in args if each.startswith(_OPTION)]
+    asked = [argument.removeprefix(_OPTION) for argument in args if argument.startswith(_OPTION)]
     classes = {f"lightning_hier.{preset.__name__}": name for name, preset in PRESETS.items()}
     return classes.get(asked[-1]) if asked else None
 
@@ -75,12 +77,11 @@ def strategy_help(command: str, name: str) -> str:
     """Help of the strategy with this name."""
     preset = PRESETS[name]
     hints = get_type_hints(preset.__init__)
-    parameters = inspect.signature(preset).parameters.values()
     arguments = [
-        f"  --trainer.strategy.{own.name}={own.default}   ({_type(hints[own.name])})\n"
-        + fill(_explained(preset, own.name), 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
-        for own in parameters
-        if own.kind != own.VAR_KEYWORD
+        f"  --trainer.strategy.{key}={parameter.default}   ({_type(hints[key])})\n"
+        + fill(_explained(preset, key), 88, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        for key, parameter in inspect.signature(preset).parameters.items()
+        if parameter.kind != parameter.VAR_KEYWORD
     ]
     usage = f"usage: {PROGRAM} {command} --trainer.strategy={name} {_MORE}"
     return "\n".join([usage, "", summary(preset), "", *arguments, "", _OF_DDP, ""])
@@ -90,8 +91,8 @@ def _explained(preset: Preset, name: str) -> str:
     """First sentence of the description of an argument."""
     parameters = inspect.signature(preset).parameters.keys()
     # The component that the preset creates has most arguments in common with it.
-    own = max(_COMPONENTS, key=lambda kind: len(parameters & _names(kind)))
-    for kind in (*preset.__mro__, *own.__mro__, *_COMPONENTS):
+    component = max(_COMPONENTS, key=lambda kind: len(parameters & _names(kind)))
+    for kind in (*preset.__mro__, *component.__mro__, *_COMPONENTS):
         text = _arguments(inspect.getdoc(kind) or "").get(name, "as in")
         if not text.startswith("as in"):
             return re.split(r"\. (?=[A-Z])", text)[0].rstrip(".")
@@ -106,7 +107,7 @@ def _arguments(doc: str) -> dict[str, str]:
     """Descriptions of arguments and attributes in a docstring."""
     from docstring_parser import parse
 
-    found = {own.arg_name: own.description or "" for own in parse(doc).params}
+    found = {parameter.arg_name: parameter.description or "" for parameter in parse(doc).params}
     return {name: re.sub(r"\s+", " ", _plain(text)) for name, text in found.items()}
 
 

@@ -76,7 +76,9 @@ class CollectiveLeader:
         arrived, number = self._rendezvous.arrived, self._rendezvous.latest
         if arrived and not self._rendezvous.missing(self._live):
             contributions = {
-                rank: one.request.message for rank, one in arrived.items() if one.number == number
+                rank: arrival.request.message
+                for rank, arrival in arrived.items()
+                if arrival.number == number
             }
             self._rendezvous.end(number, write_result(number, contributions))
 

@@ -25,7 +25,7 @@ class HostCopy:
         self._parameters = list(parameters)
         self._dtype = dtype
         self._sizes = [parameter.numel() for parameter in parameters]
-        self._device = next((one.device for one in parameters if one.is_cuda), None)
+        self._device = next((p.device for p in parameters if p.is_cuda), None)
 
     def empty(self) -> Tensor:
         """A new, uninitialised buffer."""

@@ -113,7 +113,7 @@ class LiveCollectives:
 
     def decide(self, decision: bool, *, all_agree: bool) -> bool:
         """Whether ``decision`` is true on all (or any) of the ranks."""
-        votes = [bool(one.value) for one in self.all_gather(bool(decision)).values()]
+        votes = [vote.value for vote in self.all_gather(bool(decision)).values()]
         return all(votes) if all_agree else any(votes)
 
     def gather(self, tensor: Tensor, group: object = None) -> list[Tensor]:
@@ -125,7 +125,7 @@ class LiveCollectives:
         if flat.dtype == torch.bool:
             flat = flat.to(torch.uint8)  # messages do not support booleans
         gathered = self.all_gather(list(tensor.shape), flat)
-        return [_shaped(one, tensor) for _, one in sorted(gathered.items())]
+        return [_shaped(contribution, tensor) for _, contribution in sorted(gathered.items())]
 
     def reduce(self, tensor: Tensor, operation: object) -> Tensor:
         """Reduce tensors of the same shape over the ranks, in order of rank.
@@ -168,6 +168,6 @@ class LiveCollectives:
             self._channel.send(self._request.rank, self._latest)
 
 
-def _shaped(one: Contribution, like: Tensor) -> Tensor:
-    values = torch.empty(0) if one.payload is None else one.payload
-    return values.to(like.dtype).reshape(one.value).to(like.device, copy=True)
+def _shaped(contribution: Contribution, like: Tensor) -> Tensor:
+    values = torch.empty(0) if contribution.payload is None else contribution.payload
+    return values.to(like.dtype).reshape(contribution.value).to(like.device, copy=True)

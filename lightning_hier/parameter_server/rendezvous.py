@@ -64,7 +64,7 @@ class Rendezvous:
     def missing(self, live: Set[int]) -> Set[int]:
         """Live ranks that have not arrived at the latest rendezvous."""
         latest = self.latest
-        return live - {rank for rank, one in self.arrived.items() if one.number == latest}
+        return live - {rank for rank, arrival in self.arrived.items() if arrival.number == latest}
 
     def end(self, number: int, answer: Message) -> None:
         """End a rendezvous and all earlier ones, and send the answer to the ranks that wait."""
@@ -89,7 +89,7 @@ class Rendezvous:
         """Send the list of missing ranks, and the purpose of the wait, to the waiting ranks."""
         missing = self.missing(live)
         for _, request in self.arrived.values():
-            asked = request.message
-            report = missing_report(asked.block, asked.timestamp, missing, waiting)
+            message = request.message
+            report = missing_report(message.block, message.timestamp, missing, waiting)
             self._replies.send(request.address, report)
         self._since = now

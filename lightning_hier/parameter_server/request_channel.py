@@ -149,9 +149,9 @@ class RequestChannel:
 
     def _raise_missing(self, received: Received, now: float) -> None:
         report = received.message
-        for one in self.requests:
-            asked = one.message
-            if asked is not None and (one.rank, asked.block, asked.timestamp) == (
+        for request in self.requests:
+            message = request.message
+            if message is not None and (request.rank, message.block, message.timestamp) == (
                 (received.sender, report.block, report.timestamp)
             ):
                 named = ", ".join(map(str, report.facts.get("missing", ())))

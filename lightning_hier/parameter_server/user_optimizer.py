@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 def trainable(optimizer: Optimizer) -> list[Parameter]:
     """The trainable parameters of an optimizer, in its order."""
-    return [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 class ServedParameterCheck:
@@ -56,7 +56,7 @@ class ServedParameterCheck:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._served: Collection[Parameter] = {
-            one for optimizer in optimizers for one in trainable(optimizer)
+            p for optimizer in optimizers for p in trainable(optimizer)
         }
         self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
 
@@ -72,9 +72,9 @@ class ServedParameterCheck:
         if len(optimizer.param_groups) != self._groups[index]:
             what = f"parameter group {self._groups[index]} of {type(optimizer).__name__}"
         for group in optimizer.param_groups:
-            for one in group["params"]:
-                if one.grad is not None and one.requires_grad and one not in self._served:
-                    what = f"a parameter of shape {tuple(one.shape)}"
+            for p in group["params"]:
+                if p.grad is not None and p.requires_grad and p not in self._served:
+                    what = f"a parameter of shape {tuple(p.shape)}"
         if what is None:
             return
         raise RuntimeError(

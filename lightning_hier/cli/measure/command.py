@@ -119,12 +119,12 @@ def _workload(configs: Sequence[str], steps: int, device: torch.device) -> Workl
         return None
     with raise_everywhere(device):
         try:
-            own = asdict(workload_of(configs, steps, device))
+            measured = asdict(workload_of(configs, steps, device))
         except Exception as error:  # Of any type: the other ranks must not wait for this one.
             raise ValueError(
                 f"the step cannot be measured: {type(error).__name__}: {error}"
             ) from error
-    return Workload(**max(gather_json(own, device), key=lambda values: values["step_s"]))
+    return Workload(**max(gather_json(measured, device), key=lambda values: values["step_s"]))
 
 
 def _print(found: Measurement, readings: Sequence[LinkReading]) -> None:
@@ -145,11 +145,11 @@ def link_lines(name: str, link: Link | None, pairs: Mapping[tuple[int, ...], Lin
         return []
     lines = [f"{name}: {_described(link)} while all send"]
     speeds = sorted(pair.bytes_per_second for pair in pairs.values())
-    for (one, other), pair in pairs.items():
+    for (first, second), pair in pairs.items():
         if pair.bytes_per_second < speeds[len(speeds) // 2] / 2:
             lines.append(
-                f"  ranks {one} and {other}: {_described(pair)}, less than half of the median of "
-                "all pairs: every synchronisation waits for this link"
+                f"  ranks {first} and {second}: {_described(pair)}, less than half of the median "
+                "of all pairs: every synchronisation waits for this link"
             )
     return lines
 

@@ -44,12 +44,12 @@ _NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
 
 def parser() -> argparse.ArgumentParser:
     """Create the parser."""
-    made = CommandParser("plan", _TEXT)
-    add = made.add_argument
+    command = CommandParser("plan", _TEXT)
+    add = command.add_argument
     add("--network", type=Path, metavar="FILE", help="file written by `measure`")
     add("--yaml", type=Path, metavar="FILE", help="write the recommended Trainer settings")
     add("--json", type=Path, metavar="FILE", help="write all predictions")
-    add = made.add_argument_group("the cluster").add_argument
+    add = command.add_argument_group("the cluster").add_argument
     add("--hosts", **_COUNT, help="number of hosts")
     add("--devices", **_COUNT, help="ranks of one host")
     add("--between-mbit-s", **_NUMBER, help="payload of the link between hosts, each way")
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
     add("--copy-gbyte-s", **_NUMBER, help="rate of a copy by one rank on the model's device (7)")
     add("--socket-gbyte-s", **_NUMBER, help="rate of one core through the kernel (no limit)")
     add("--cores", **_COUNT, help="cores of a host (one for each rank)")
-    add = made.add_argument_group("the training of one rank").add_argument
+    add = command.add_argument_group("the training of one rank").add_argument
     add(
         "--parameters",
         type=_whole,
@@ -71,14 +71,14 @@ def parser() -> argparse.ArgumentParser:
     add("--optimizer", choices=get_args(OptimizerName), help="(sgd_momentum)")
     add("--element-bytes", **_COUNT, help="bytes of a parameter (4)")
     add("--on-cores", **_FLAG, help="steps run on the cores that send messages")
-    add = made.add_argument_group("settings; the others are recommended").add_argument
+    add = command.add_argument_group("settings; the others are recommended").add_argument
     add("--block-size", **_COUNT, help="steps of a block")
     add("--group-size", **_COUNT, help="ranks that train one model")
     add("--density", **_NUMBER, help="fraction of the elements that GTC sends")
     add("--push-period", **_COUNT, help="push period of two-stage ASGD")
     add("--across-dtype", choices=get_args(AcrossDtype), help="dtype of models between hosts")
     add("--overlap", **_FLAG, help="exchange models during the next block")
-    return made
+    return command
 
 
 def _whole(text: str) -> int:

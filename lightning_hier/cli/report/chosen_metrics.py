@@ -28,26 +28,26 @@ def choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str
         ValueError: no run has a requested metric. The error lists the available ones.
 
     """
-    there = {name for run in runs for name in run.metrics}
+    logged = {name for run in runs for name in run.metrics}
     if asked is not None:
-        unknown = [name for name in asked if name not in there]
+        unknown = [name for name in asked if name not in logged]
         if unknown:
-            listed = ", ".join(sorted(there)) or "none"
+            listed = ", ".join(sorted(logged)) or "none"
             raise ValueError(
                 f"no run has logged {', '.join(map(repr, unknown))}; there is {listed}"
             )
         return list(dict.fromkeys(asked))
-    single = {name for name in there if name.endswith("_epoch")}
-    single = {name for name in single if name.removesuffix("_epoch") + _TWIN in there}
-    curves = {name for name in there - single if _is_curve(runs, name)}
+    single = {name for name in logged if name.endswith("_epoch")}
+    single = {name for name in single if name.removesuffix("_epoch") + _TWIN in logged}
+    curves = {name for name in logged - single if _is_curve(runs, name)}
     telling = {name for name in curves if _TELLING.search(name.lower())}
     return sorted(telling or curves, key=lambda name: _rank(runs, name))[:_MOST]
 
 
 def single_values(runs: Sequence[Run]) -> list[str]:
     """Metrics that were logged once, as by ``trainer.test``. They appear only in the table."""
-    there = {name for run in runs for name in run.metrics}
-    single = {name for name in there if not _is_curve(runs, name)}
+    logged = {name for run in runs for name in run.metrics}
+    single = {name for name in logged if not _is_curve(runs, name)}
     telling = {name for name in single if _TELLING.search(name.lower())}
     return sorted(telling, key=lambda name: _rank(runs, name))[:_MOST]
 

@@ -84,7 +84,7 @@ def _read_csv(file: Path) -> dict[str, Series]:
                 raise ValueError(
                     f"{file}, line {number}: not in the format of CSVLogger ({error!r})"
                 ) from error
-    return {name: Series.of(own) for name, own in points.items()}
+    return {name: Series.of(values) for name, values in points.items()}
 
 
 def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
@@ -98,9 +98,9 @@ def _read_events(folder: Path) -> tuple[dict[str, Series], Series]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    series = {tag: Series.of((e.step, e.value) for e in own) for tag, own in found.items()}
+    series = {tag: Series.of((e.step, e.value) for e in scalars) for tag, scalars in found.items()}
     # Values that are logged after training have a separate step.
-    times = sorted((e.step, e.wall_time) for own in found.values() for e in own)
+    times = sorted((e.step, e.wall_time) for scalars in found.values() for e in scalars)
     begun = min((time for _, time in times), default=0.0)
     return series, Series.of((step, time - begun) for step, time in reversed(times))
 

@@ -119,13 +119,13 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
     shortest = min(map(len, parts))
     head = _shared(parts, range(shortest - 1))
     tail = _shared(parts, range(-1, head - shortest, -1))
-    return ["/".join(own[head : len(own) - tail]) or own[-1] for own in parts]
+    return ["/".join(path[head : len(path) - tail]) or path[-1] for path in parts]
 
 
 def _shared(parts: Sequence[Sequence[str]], places: Iterable[int]) -> int:
     number = 0
     for place in places:
-        if len({own[place] for own in parts}) > 1:
+        if len({path[place] for path in parts}) > 1:
             break
         number += 1
     return number

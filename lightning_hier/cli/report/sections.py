@@ -79,8 +79,8 @@ def waited_share(run: Run) -> list[Point]:
     """Waiting time in percent of the time since the previous value, over steps."""
     waited, elapsed = run.total("hier/waited_seconds"), run.total("hier/elapsed_seconds")
     points = []
-    both = [(step, waited.at(step), elapsed.at(step)) for step in waited.steps]
-    known = [(step, w, e) for step, w, e in both if w is not None and e is not None]
+    samples = [(step, waited.at(step), elapsed.at(step)) for step in waited.steps]
+    known = [(step, w, e) for step, w, e in samples if w is not None and e is not None]
     for (_, w0, e0), (step, w1, e1) in zip(known, known[1:], strict=False):
         if e1 > e0:
             points.append((step, 100 * (w1 - w0) / (e1 - e0)))
@@ -115,11 +115,11 @@ def _form_of_bytes(lines: Sequence[Line]) -> Form:
 
 def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[Point]:
     series = run.series.get(name, Series((), ()))
-    both = zip(series.steps, series.values, strict=True)
+    points = zip(series.steps, series.values, strict=True)
     if axis is None:
-        return list(both)
+        return list(points)
     along = axis(run)
-    placed = ((along.at(step), value) for step, value in both)
+    placed = ((along.at(step), value) for step, value in points)
     return [(x, value) for x, value in placed if x is not None]
 
 
@@ -129,7 +129,7 @@ def _present(runs: Sequence[Run], wanted: Sequence[tuple[str, tuple[str, ...], s
     for title, names, unit in wanted:
         lines = []
         for number, run in enumerate(runs):
-            name = next((own for own in names if own in run.series), None)
+            name = next((candidate for candidate in names if candidate in run.series), None)
             if name is None or not any(run.series[name].values):
                 continue
             series = run.total(name) if unit else run.series[name]

@@ -39,11 +39,11 @@ def results(runs: Sequence[Run], metrics: Sequence[str]) -> str:
 
 def settings(runs: Sequence[Run]) -> str:
     """Table of settings. Those in which the runs differ are first and highlighted."""
-    both = [{**run.hyperparameters, **run.settings} for run in runs]
-    names = list(dict.fromkeys(name for own in both for name in own))
+    by_run = [{**run.hyperparameters, **run.settings} for run in runs]
+    names = list(dict.fromkeys(name for values in by_run for name in values))
     if not names:
         return ""
-    rows = [(name, [_text(own.get(name, _ABSENT)) for own in both]) for name in names]
+    rows = [(name, [_text(values.get(name, _ABSENT)) for values in by_run]) for name in names]
     rows.sort(key=lambda row: not _differ(row[1]))
     body = []
     for name, values in rows:
@@ -64,11 +64,11 @@ def _table(inside: str) -> str:
 
 
 def _ranks(run: Run) -> str:
-    own = run.settings
-    if "ranks" not in own:
+    values = run.settings
+    if "ranks" not in values:
         return _ABSENT
-    groups, size = own.get("groups"), own.get("ranks_per_group")
-    return f"{groups} x {size}" if groups and size else str(own["ranks"])
+    groups, size = values.get("groups"), values.get("ranks_per_group")
+    return f"{groups} x {size}" if groups and size else str(values["ranks"])
 
 
 def _final(name: str, kind: str, series: Series | None) -> str:

@@ -32,7 +32,7 @@ def unit_of(kind: str, largest: float) -> Unit:
     if sizes is None:
         return Unit(1.0, "")
     # At least two of the larger unit: 90 s is easier to read than 1.5 min.
-    fitting = [own for own in sizes if largest >= 2 * own[0]]
+    fitting = [unit for unit in sizes if largest >= 2 * unit[0]]
     return Unit(*(fitting[0] if fitting else sizes[-1]))
 
 

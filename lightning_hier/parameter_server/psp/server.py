@@ -93,8 +93,8 @@ class ShardServer:
         self._waiting_ranks.note(received)
         kind, number = received.message.kind, received.message.block
         if kind == Kind.WAITING:
-            for one in self.served.values():
-                one.end_if_complete(now)
+            for served in self.served.values():
+                served.end_if_complete(now)
         elif number not in self._shards:
             return
         elif number not in self.served:

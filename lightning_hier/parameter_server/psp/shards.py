@@ -87,8 +87,16 @@ def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]
             rank = min(range(world_size), key=loads.__getitem__)
             loads[rank] += parameters[index].numel()
             held[rank].append(index)
-        for rank, indices in enumerate(held):
-            own = tuple(sorted(indices))
-            taken = tuple(parameters[index] for index in own)
-            shards.append(Shard(number * world_size + rank, rank, number, own, taken, world_size))
+        for rank, assigned in enumerate(held):
+            indices = tuple(sorted(assigned))
+            shards.append(
+                Shard(
+                    number=number * world_size + rank,
+                    home=rank,
+                    optimizer=number,
+                    indices=indices,
+                    parameters=tuple(parameters[index] for index in indices),
+                    world_size=world_size,
+                )
+            )
     return shards

@@ -148,11 +148,15 @@ class StateCollector:
     def states(self, optimizer: int) -> ParameterStates:
         """The entry ``state`` of the optimizer's ``state_dict()``."""
         return {
-            index: one
+            index: state
             for number, (_, states) in self._states.items()
             if self._shards[number].optimizer == optimizer
-            for index, one in sorted(states.items())
+            for index, state in sorted(states.items())
         }
 
     def _awaited(self) -> dict[int, Request]:
-        return {number: one for number, one in self._requests.items() if one.message is not None}
+        return {
+            number: request
+            for number, request in self._requests.items()
+            if request.message is not None
+        }

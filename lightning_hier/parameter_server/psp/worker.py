@@ -103,11 +103,11 @@ class OptimizerProgress:
         dropped, so a shard whose server is always slightly late would never be updated.
         """
         newest = self.timestamp
-        for one in self.shards:
-            if one.fresh is not None:
-                one.host.write_values(one.fresh)
-                one.timestamp, one.fresh = one.newest, None
-            newest = max(newest, one.timestamp)
+        for held in self.shards:
+            if held.fresh is not None:
+                held.host.write_values(held.fresh)
+                held.timestamp, held.fresh = held.newest, None
+            newest = max(newest, held.timestamp)
         self.behind += max(0, newest - self.timestamp - 1)
         self.timestamp = newest
 
@@ -145,11 +145,13 @@ class Worker:
         self.collectives_done = 0
         self._rule = pull_rule
         self._warming = warming
-        held = [WorkerShard(shard, channel, retry_s=retry_s) for shard in shards if shard.size]
-        self._shards = {one.shard.number: one for one in held}
+        worker_shards = [
+            WorkerShard(shard, channel, retry_s=retry_s) for shard in shards if shard.size
+        ]
+        self._shards = {held.shard.number: held for held in worker_shards}
         optimizers = 1 + max((shard.optimizer for shard in shards), default=-1)
         self._progress = [
-            OptimizerProgress([one for one in held if one.shard.optimizer == index])
+            OptimizerProgress([held for held in worker_shards if held.shard.optimizer == index])
             for index in range(optimizers)
         ]
         self._rendezvous = 0
@@ -163,7 +165,7 @@ class Worker:
     @property
     def unsent(self) -> int:
         """Number of gradients that could not be sent before the worker continued."""
-        return sum(one.request.dropped for one in self._shards.values())
+        return sum(held.request.dropped for held in self._shards.values())
 
     def timestamp(self, optimizer: int) -> int:
         """t of an optimizer: the timestamp of its next push."""
@@ -173,36 +175,36 @@ class Worker:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
         progress = self._progress[optimizer]
         read, finite = [], True
-        for one in progress.shards:
-            flat = one.host.empty()  # a new buffer, because the transport uses it until it is sent
-            gradients = one.host.read_gradients(flat)
-            read.append((one, flat, gradients))
+        for held in progress.shards:
+            flat = held.host.empty()  # a new buffer, because the transport uses it until it is sent
+            gradients = held.host.read_gradients(flat)
+            read.append((held, flat, gradients))
             finite = finite and all_finite(flat)
         if not finite:
             self.abstain(optimizer, now)
             return
-        for one, flat, gradients in read:
+        for held, flat, gradients in read:
             facts = PushFacts(
-                version=one.timestamp,
-                final=one.final,
+                version=held.timestamp,
+                final=held.final,
                 collectives_done=self.collectives_done,
                 steps=progress.steps,
                 hyperparameters=hyperparameters,
-                absent=[at for at, own in enumerate(gradients) if own is None],
+                absent=[at for at, gradient in enumerate(gradients) if gradient is None],
             )
-            push = Message(Kind.PUSH, one.shard.number, progress.timestamp, vars(facts), flat)
+            push = Message(Kind.PUSH, held.shard.number, progress.timestamp, vars(facts), flat)
             # Repeated without the gradient, because a server must not get it twice. A server that
             # has not received it ends its round without it.
-            repeat = self._abstention(one, progress.timestamp)
-            one.request.put(push, now, repeat=repeat)
+            repeat = self._abstention(held, progress.timestamp)
+            held.request.put(push, now, repeat=repeat)
         progress.steps += 1
         progress.countdown.since = None
 
     def abstain(self, optimizer: int, now: float) -> None:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
-        for one in progress.shards:
-            one.request.put(self._abstention(one, progress.timestamp), now)
+        for held in progress.shards:
+            held.request.put(self._abstention(held, progress.timestamp), now)
         progress.steps += 1
         progress.countdown.since = None
 
@@ -216,7 +218,7 @@ class Worker:
         """Whether enough shards have been received for the next gradient (line 15)."""
         progress = self._progress[optimizer]
         shards = len(progress.shards)
-        pulled = sum([one.newest > progress.timestamp for one in progress.shards])
+        pulled = sum([held.newest > progress.timestamp for held in progress.shards])
         warming = self._warming(optimizer, progress.timestamp)
         needed = shards if warming else self._rule.needed(shards)
         return progress.countdown.is_over(
@@ -236,13 +238,13 @@ class Worker:
         self._at_rendezvous = True
         facts = {"number": self._rendezvous}
         for progress in self._progress:
-            for one in progress.shards:
-                request = Message(Kind.ARRIVE, one.shard.number, progress.timestamp, facts)
-                one.request.put(request, now)
+            for held in progress.shards:
+                request = Message(Kind.ARRIVE, held.shard.number, progress.timestamp, facts)
+                held.request.put(request, now)
 
     def has_global_model(self) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
-        return all(one.final == self._rendezvous for one in self._shards.values())
+        return all(held.final == self._rendezvous for held in self._shards.values())
 
     def take_global(self) -> None:
         """Write the values of the rendezvous into the parameters, in place."""
@@ -254,19 +256,19 @@ class Worker:
     def missing(self, optimizer: int | None = None) -> str:
         """Names the servers of missing shards: of an optimizer, or at the rendezvous."""
         if optimizer is None:
-            awaited = [one for one in self._shards.values() if one.final != self._rendezvous]
+            awaited = [held for held in self._shards.values() if held.final != self._rendezvous]
             what = f"the values of rendezvous {self._rendezvous}"
         else:
             progress = self._progress[optimizer]
-            awaited = [one for one in progress.shards if one.newest <= progress.timestamp]
+            awaited = [held for held in progress.shards if held.newest <= progress.timestamp]
             what = f"shards newer than version {progress.timestamp}"
-        return unanswered(what, [one.request for one in awaited])
+        return unanswered(what, [held.request for held in awaited])
 
     def handle(self, received: Received, now: float) -> None:
         """Handle a BLOCK or FINAL of the rank that serves the shard."""
         message, flat = received.message, received.message.payload
-        one = self._shards.get(message.block)
-        if one is None or received.sender != one.request.rank:
+        held = self._shards.get(message.block)
+        if held is None or received.sender != held.request.rank:
             return
         final = message.kind == Kind.FINAL
         # Answers to requests of a training step and of a rendezvous must be distinguished.
@@ -274,13 +276,13 @@ class Worker:
             return
         if final and message.facts.get("number") != self._rendezvous:
             return
-        if flat is None or (flat.dtype, flat.numel()) != one.shard.form:
+        if flat is None or (flat.dtype, flat.numel()) != held.shard.form:
             return
         if final:
-            one.take_final(message, self._rendezvous)
+            held.take_final(message, self._rendezvous)
         else:
-            self.late += not one.take_values(message, now)
+            self.late += not held.take_values(message, now)
 
-    def _abstention(self, one: WorkerShard, timestamp: int) -> Message:
-        facts = {"final": one.final, "collectives_done": self.collectives_done}
-        return Message(Kind.ABSTAIN, one.shard.number, timestamp, facts)
+    def _abstention(self, held: WorkerShard, timestamp: int) -> Message:
+        facts = {"final": held.final, "collectives_done": self.collectives_done}
+        return Message(Kind.ABSTAIN, held.shard.number, timestamp, facts)

@@ -106,7 +106,7 @@ class Device:
         self._channel.poll()
         self._check_required_ranks()
         gradients = self._host.read_gradients(self._buffer)
-        present = torch.tensor([one is not None for one in gradients], dtype=torch.uint8)
+        present = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
         if not all_finite(self._buffer):
             self.counts.nonfinite += 1
             self._end_step()
@@ -227,7 +227,9 @@ class Device:
     def _unfinished(self, number: int) -> list[int]:
         gone = self._channel.gone()
         devices = zip(self._ranks, self._replica.devices, strict=True)
-        return [rank for rank, own in devices if own.finished < number and rank not in gone]
+        return [
+            rank for rank, counters in devices if counters.finished < number and rank not in gone
+        ]
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         def is_over(now: float) -> bool:

@@ -137,8 +137,8 @@ class TwoStageASGD(Engine):
         states = []
         for model, parameters in zip(self._master.models, self._parameters, strict=True):
             flat, state = model.snapshot()
-            for own, value in zip(parameters, shaped(flat, parameters), strict=True):
-                values[own] = value.to(own.dtype, copy=True)
+            for parameter, value in zip(parameters, shaped(flat, parameters), strict=True):
+                values[parameter] = value.to(parameter.dtype, copy=True)
             states.append(state)
         return Snapshot(values, states)
 
@@ -152,14 +152,14 @@ class TwoStageASGD(Engine):
         found: dict[str, float] = {}
         for index, device in enumerate(self._devices):
             prefix = f"hier/two_stage/{index}" if len(self._devices) > 1 else "hier/two_stage"
-            own = {"device": asdict(device.counts)}
+            roles = {"device": asdict(device.counts)}
             if self._node is not None:
-                own["node"] = asdict(self._node.exchanges[index].counts)
+                roles["node"] = asdict(self._node.exchanges[index].counts)
             if self._master is not None:
-                own["master"] = asdict(self._master.parts[index].counts)
-                own["master"]["version"] = self._master.models[index].version
-            for who, counts in own.items():
-                found |= {f"{prefix}/{who}/{name}": float(n) for name, n in counts.items()}
+                roles["master"] = asdict(self._master.parts[index].counts)
+                roles["master"]["version"] = self._master.models[index].version
+            for role, counts in roles.items():
+                found |= {f"{prefix}/{role}/{name}": float(n) for name, n in counts.items()}
         return found
 
     @override

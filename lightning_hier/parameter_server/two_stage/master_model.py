@@ -32,11 +32,11 @@ class MasterModel(ServedValues):
 
     def __init__(self, optimizer: Optimizer, parameters: Sequence[Parameter]) -> None:
         dtype = shared_dtype(parameters)
-        tensors = [one.detach().to("cpu", dtype, copy=True).contiguous() for one in parameters]
+        tensors = [p.detach().to("cpu", dtype, copy=True).contiguous() for p in parameters]
         updater = Updater(optimizer, dict(zip(parameters, tensors, strict=True)))
         super().__init__("the master's model", tensors, updater, dtype)
         self.version = 0
-        self.form = dtype, sum(one.numel() for one in parameters)
+        self.form = dtype, sum(parameter.numel() for parameter in parameters)
 
     @torch.no_grad()
     def apply(

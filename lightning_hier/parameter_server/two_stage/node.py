@@ -151,8 +151,8 @@ class Exchange:
         self.counts.seconds += self._request.waited_s(now)
 
     def _pending(self) -> int:
-        accumulators = self._replica.accumulators
-        return sum(own.pending for i, own in enumerate(accumulators) if i not in self._given_up)
+        accumulators = enumerate(self._replica.accumulators)
+        return sum(own.pending for device, own in accumulators if device not in self._given_up)
 
     @property
     def _warming_up(self) -> bool:
@@ -193,7 +193,7 @@ class Exchange:
             "count": count,
             "together": together,
             # Read after the sums, so that gradients after a collective are sent with its number.
-            "collectives_done": max(own.collectives_done for own in self._replica.devices),
+            "collectives_done": max(device.collectives_done for device in self._replica.devices),
             "hyperparameters": self.hyperparameters,
             "absent": (present == 0).nonzero().flatten().tolist(),
         }

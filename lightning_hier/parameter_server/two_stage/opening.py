@@ -77,8 +77,8 @@ def open_replicas(
 def _require_one_memory(rows: Sequence[dict[str, Any]], group_size: int) -> None:
     for first in range(0, len(rows), group_size):
         group = rows[first : first + group_size]
-        if len({one["memory"] for one in group}) > 1:
-            hosts = ", ".join(f"rank {first + i} on {one['host']}" for i, one in enumerate(group))
+        if len({row["memory"] for row in group}) > 1:
+            hosts = ", ".join(f"rank {first + i} on {row['host']}" for i, row in enumerate(group))
             raise RuntimeError(
                 f"the ranks of a group must share memory, but these do not: {hosts}; set "
                 "group_size='node', and let containers of one host share /dev/shm"

@@ -129,8 +129,8 @@ def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 
 def shaped(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Views of ``flat`` in the shapes of the tensors."""
-    pieces = flat.split([one.numel() for one in tensors])
-    return [piece.view(one.shape) for one, piece in zip(tensors, pieces, strict=True)]
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for tensor, piece in zip(tensors, pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Shape:
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> Shape:
         """Shape of a replica of some tensors."""
-        return cls(len(tensors), sum(one.numel() for one in tensors), shared_dtype(tensors))
+        return cls(len(tensors), sum(tensor.numel() for tensor in tensors), shared_dtype(tensors))
 
     @property
     def values_bytes(self) -> int:
