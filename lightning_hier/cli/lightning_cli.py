@@ -122,17 +122,17 @@ class FirstBatch(Callback):
         self.has_begun = False
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Note it."""
+        """Record that a batch has started."""
         self.has_begun = True
 
     def on_validation_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Note it."""
+        """Record that a batch has started."""
         self.has_begun = True
 
     def on_test_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Note it."""
+        """Record that a batch has started."""
         self.has_begun = True
 
     def on_predict_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        """Note it."""
+        """Record that a batch has started."""
         self.has_begun = True

@@ -172,7 +172,7 @@ class Authenticator:
             self._known.wait(_ADMISSION_LIMIT_S)
             rank = self._ranks.get(z85.encode(proof[0]).decode())
         if rank is None:
-            self._refusals.add("unknown_key", address.decode("latin-1"))
+            self._refusals.add(Refused("unknown_key", address.decode("latin-1")))
             status = [b"400", b"not a rank of this job", b"", b""]
         else:
             status = [b"200", b"OK", str(rank).encode(), b""]
@@ -181,4 +181,5 @@ class Authenticator:
     def _count(self, event: list[bytes]) -> None:
         number, value = struct.unpack("=HI", event[0])
         endpoint = event[1].decode("latin-1")
-        self._refusals.add("handshake", f"a peer of {endpoint}", f"event {number}, value {value}")
+        detail = f"event {number}, value {value}"
+        self._refusals.add(Refused("handshake", f"a peer of {endpoint}", detail))

@@ -170,7 +170,7 @@ class Connection:
             self._received = part.sequence
             cut = self._reassembler.cut_by(part)
             if cut is not None:
-                self._context.refusals.add("truncated", self._name, cut)
+                self._context.refusals.add(Refused("truncated", self._name, cut))
             return self._reassembler.add(part)
         except MalformedMessage as error:
             raise Refused("malformed", self._name, str(error)) from error

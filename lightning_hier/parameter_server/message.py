@@ -95,14 +95,3 @@ class Limits:
     facts_bytes: int = 2**20
     queued_bytes: int = 2**28
     queued_messages: int = 1000
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ValueError: a limit is below 1.
-
-        """
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")

@@ -124,13 +124,8 @@ def open_ports(
 
     Raises:
         RuntimeError: on every rank, if a rank cannot be reached by the others.
-        ValueError: a time is not positive.
 
     """
-    if heartbeat_s <= 0 or grace_s <= 0:
-        raise ValueError(
-            f"heartbeat_s and grace_s must be positive, got {heartbeat_s} and {grace_s}"
-        )
     limits = limits or Limits()
     memory = BufferPool(limits.queued_bytes)
     context = ConnectionContext(rank, limits, Refusals(), traffic, tier_of, memory)

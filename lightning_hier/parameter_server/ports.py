@@ -59,7 +59,7 @@ class ServerPort:
             try:
                 received = self._read()
             except Refused as refused:
-                self._context.refusals.note(refused)
+                self._context.refusals.add(refused)
                 if time.monotonic() >= deadline_s:
                     return None
             else:
@@ -166,7 +166,7 @@ class ClientPort:
         try:
             message = self._connections[rank].accept(socket.recv_multipart(zmq.NOBLOCK, copy=False))
         except Refused as refused:
-            self._refusals.note(refused)
+            self._refusals.add(refused)
         else:
             if message is not None:
                 self._inbox.append(Received(rank, b"", message))

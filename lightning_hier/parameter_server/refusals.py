@@ -17,7 +17,7 @@ _MOST_LOGGED = 1000
 
 
 class Refused(Exception):
-    """A received message was refused."""
+    """A received message or a connection was refused."""
 
     def __init__(self, reason: Reason, peer: str, detail: str = "") -> None:
         """Refuse a message of ``peer`` for ``reason``."""
@@ -42,18 +42,15 @@ class Refusals:
         self._counts: Counter[str] = Counter()
         self._logged: set[tuple[str, str]] = set()
 
-    def add(self, reason: Reason, peer: str, detail: str = "") -> None:
-        """Count the refusal of a message of ``peer``."""
+    def add(self, refused: Refused) -> None:
+        """Count a refusal, and log the first one of its reason and peer."""
+        reason, peer, detail = refused.reason, refused.peer, refused.detail
         with self._lock:
             self._counts[reason] += 1
             if (reason, peer) in self._logged or len(self._logged) >= _MOST_LOGGED:
                 return
             self._logged.add((reason, peer))
         _log.warning("refused from %s: %s%s", peer, reason, f" ({detail})" if detail else "")
-
-    def note(self, refused: Refused) -> None:
-        """Count a refused message."""
-        self.add(refused.reason, refused.peer, refused.detail)
 
     def counts(self) -> dict[str, int]:
         """Number of refusals by reason."""

@@ -290,10 +290,3 @@ def _cannot_bind(tcp: bool) -> None:
 def test_rank_that_cannot_be_reached_is_an_error_on_all() -> None:
     for error in run_ranks(_cannot_bind, 3, True, expect_failure=True):
         assert "rank 1: GLOO_SOCKET_IFNAME=none0 must be one of the interfaces" in error
-
-
-@pytest.mark.parametrize("name", ["heartbeat_s", "grace_s"])
-def test_times_must_be_positive(name: str) -> None:
-    with pytest.raises(ValueError, match="must be positive, got"):
-        with opened(1, **{name: 0.0}):
-            pass

@@ -222,12 +222,6 @@ def test_what_a_peer_would_refuse_is_not_sent(message: Message, fault: str) -> N
         encode(message, 1, LIMITS)
 
 
-@pytest.mark.parametrize("name", ["payload_bytes", "facts_bytes", "queued_bytes"])
-def test_limits_are_positive(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-        Limits(**{name: 0})
-
-
 def test_payload_of_more_than_4_gib_travels_in_parts(tmp_path: Path) -> None:
     """The queue of a socket has room for them, and takes them; the memory is never touched."""
     with (tmp_path / "sparse").open("wb") as file:
