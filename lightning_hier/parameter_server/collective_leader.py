@@ -26,10 +26,10 @@ from lightning_hier.parameter_server.server_loop import Replies
 
 @dataclass(frozen=True)
 class Contribution:
-    """Data of a rank: a value that JSON can represent, and an optional tensor."""
+    """Data of a rank: a value that JSON can represent, and a tensor, which may be empty."""
 
     value: Any
-    payload: Tensor | None
+    payload: Tensor
 
 
 class CollectiveLeader:
@@ -115,25 +115,19 @@ class WaitingRanks:
 
 def write_result(number: int, contributions: Mapping[int, Message]) -> Message:
     """All contributions to a collective as one message, in order of rank."""
-    ranks = sorted(contributions)
-    payloads = [contributions[rank].payload for rank in ranks]
-    tensors = [payload for payload in payloads if payload is not None]
+    messages = dict(sorted(contributions.items()))
     facts = {
-        "ranks": ranks,
-        "values": [contributions[rank].facts["value"] for rank in ranks],
-        "counts": [None if payload is None else payload.numel() for payload in payloads],
+        "ranks": list(messages),
+        "values": [message.facts["value"] for message in messages.values()],
+        "counts": [message.payload.numel() for message in messages.values()],
     }
-    return Message(Kind.RESULT, 0, number, facts, torch.cat(tensors) if tensors else None)
+    payload = torch.cat([message.payload for message in messages.values()])
+    return Message(Kind.RESULT, 0, number, facts, payload)
 
 
 def read_result(message: Message) -> dict[int, Contribution]:
     """The contributions by rank."""
     facts = message.facts
-    contributions, first = {}, 0
-    for rank, value, count in zip(facts["ranks"], facts["values"], facts["counts"], strict=True):
-        payload = None
-        if count is not None and message.payload is not None:
-            payload = message.payload[first : first + count]
-            first += count
-        contributions[int(rank)] = Contribution(value, payload)
-    return contributions
+    payloads = message.payload.split(facts["counts"])
+    contributions = map(Contribution, facts["values"], payloads)
+    return dict(zip(facts["ranks"], contributions, strict=True))

@@ -118,7 +118,7 @@ class Connection:
         # Inside a process, memory is passed by reference in one part.
         size = limits.payload_bytes if self._is_own else None
         parts = encode(message, self._sent + 1, limits, size)
-        nbytes = 0 if message.payload is None else message.payload.nbytes
+        nbytes = message.payload.nbytes
         copied = nbytes <= ZERO_COPY_BYTES
         tracked = not copied and not self._is_own
         if tracked and not self._has_room(nbytes):
@@ -232,8 +232,6 @@ class Reassembler:
 
 
 def _complete(part: Part, raw: memoryview) -> Message:
-    if part.dtype is None:
-        return part.message
     if not raw.nbytes:
         return replace(part.message, payload=torch.empty(0, dtype=part.dtype))
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.parameter_server.collective_leader import Contribution, read_result
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
@@ -70,7 +70,7 @@ class LiveCollectives:
         channel.on(Kind.RESULT, self._take_result)
 
     def all_gather(
-        self, value: Any = None, payload: Tensor | None = None
+        self, value: Any = None, payload: Tensor = NO_PAYLOAD
     ) -> dict[int, Contribution]:
         """Gather the contributions of all live ranks.
 
@@ -91,8 +91,7 @@ class LiveCollectives:
             self._is_done,
             lambda: unanswered(f"the results of collective {self._number}", [self._request]),
         )
-        if self._latest is None:
-            raise RuntimeError("a collective of the live ranks ended without a result")
+        assert self._latest is not None, "a request is acknowledged by a result"
         contributions = read_result(self._latest)
         self._on_done(self._number)
         return contributions
@@ -169,5 +168,5 @@ class LiveCollectives:
 
 
 def _shaped(contribution: Contribution, like: Tensor) -> Tensor:
-    values = torch.empty(0) if contribution.payload is None else contribution.payload
-    return values.to(like.dtype).reshape(contribution.value).to(like.device, copy=True)
+    values = contribution.payload.to(like.dtype)
+    return values.reshape(contribution.value).to(like.device, copy=True)

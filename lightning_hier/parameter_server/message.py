@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, unique
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -43,6 +44,9 @@ TRAFFIC_NAMES = {kind: kind.name.lower() for kind in Kind} | {
 }
 
 
+NO_PAYLOAD = torch.empty(0, dtype=torch.uint8)
+
+
 @dataclass(frozen=True, eq=False)
 class Message:
     """A message.
@@ -62,7 +66,7 @@ class Message:
     block: int = 0
     timestamp: int = 0
     facts: Mapping[str, Any] = field(default_factory=dict)
-    payload: Tensor | None = None
+    payload: Tensor = NO_PAYLOAD
 
 
 def missing_report(block: int, timestamp: int, missing: Iterable[int], waiting: str) -> Message:

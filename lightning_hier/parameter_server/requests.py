@@ -87,7 +87,7 @@ class Request:
 
         """
         if self.message is not None and not self.sent:
-            self.dropped += self.message.payload is not None
+            self.dropped += self.message.payload.numel() > 0
         self.message = message
         self._repeat = repeat or message
         self._put_at, self._due, self.sent = now, now, False

@@ -34,7 +34,6 @@ PART_BYTES = 2**21
 # Queues count parts, so a very large payload has larger parts and not more of them.
 MOST_PARTS = 2**11
 
-_NO_PAYLOAD = 0
 # No bool: a byte other than 0 and 1 would be undefined.
 _DTYPES = {
     1: torch.uint8,
@@ -63,7 +62,7 @@ class Part:
     Attributes:
         message: without its payload; the facts are those of the first part.
         sequence: number of the part on its connection.
-        dtype: dtype of the payload; None if the message has none.
+        dtype: dtype of the payload.
         nbytes: size of the whole payload.
         offset: where in it this part begins, in bytes.
         raw: a view of the received frame.
@@ -72,7 +71,7 @@ class Part:
 
     message: Message
     sequence: int
-    dtype: torch.dtype | None
+    dtype: torch.dtype
     nbytes: int
     offset: int
     raw: memoryview
@@ -106,19 +105,16 @@ def encode(
     if len(facts) > limits.facts_bytes:
         raise ValueError(f"facts must be at most {limits.facts_bytes} bytes, got {len(facts)}")
     payload = message.payload
-    if payload is None:
-        code, count, raw = _NO_PAYLOAD, 0, memoryview(b"")
-    else:
-        _require_sendable(payload, limits)
-        code, count = _CODES[payload.dtype], payload.numel()
-        # Through uint8, since NumPy has no bfloat16.
-        raw = payload.detach().view(torch.uint8).numpy().data
+    _require_sendable(payload, limits)
+    # Through uint8, since NumPy has no bfloat16.
+    raw = payload.detach().view(torch.uint8).numpy().data
+    code = _CODES[payload.dtype]
     fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)
     parts: list[Frames] = []
     size = part_bytes or bytes_of_part(raw.nbytes)
     for offset in range(0, max(1, raw.nbytes), size):
         try:
-            header = HEADER.pack(*fields, sequence + len(parts), count, offset)
+            header = HEADER.pack(*fields, sequence + len(parts), payload.numel(), offset)
         except struct.error as error:
             raise ValueError(
                 f"block {message.block} or timestamp {message.timestamp} does not fit: {error}"
@@ -174,11 +170,7 @@ def _require_sendable(payload: Tensor, limits: Limits) -> None:
         )
 
 
-def _whole_payload(code: int, count: int, limits: Limits) -> tuple[torch.dtype | None, int]:
-    if code == _NO_PAYLOAD:
-        if count:
-            raise MalformedMessage(f"{count} elements without a dtype")
-        return None, 0
+def _whole_payload(code: int, count: int, limits: Limits) -> tuple[torch.dtype, int]:
     dtype = _DTYPES.get(code)
     if dtype is None:
         raise MalformedMessage(f"unknown dtype {code}")

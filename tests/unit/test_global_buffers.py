@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_hier.parameter_server.collective_leader import Contribution
 from lightning_hier.parameter_server.live_collectives import LiveCollectives
-from lightning_hier.parameter_server.message import Kind, Limits, Message
+from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Limits, Message
 from lightning_hier.parameter_server.wire import encode
 from lightning_hier.strategies.global_buffers import GlobalBuffers
 from tests.unit.local_ports import LocalNetwork
@@ -55,7 +55,7 @@ class _Wired(LiveCollectives):
     def __init__(self) -> None: ...
 
     def all_gather(
-        self, value: Any = None, payload: Tensor | None = None
+        self, value: Any = None, payload: Tensor = NO_PAYLOAD
     ) -> dict[int, Contribution]:
         encode(Message(Kind.CONTRIBUTION, 0, 0, {"value": value}, payload), 1, Limits())
         return {0: Contribution(value, payload)}

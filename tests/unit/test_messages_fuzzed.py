@@ -29,7 +29,7 @@ def _accepts_or_refuses(*several: Sequence[bytes]) -> None:
             continue
         assert isinstance(part.message.kind, Kind) and isinstance(part.message.facts, dict)
         if message is not None:
-            size = 0 if message.payload is None else message.payload.nbytes
+            size = message.payload.nbytes
             assert size == part.nbytes
 
 

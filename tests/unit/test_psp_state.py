@@ -149,7 +149,7 @@ _M = ["m", "torch.float32"]
 @pytest.mark.parametrize(
     ("facts", "payload"),
     [
-        ({"plain": [], "tensors": []}, None),
+        ({"plain": [], "tensors": []}, torch.empty(0)),
         ({"plain": [], "tensors": []}, torch.ones(1)),
         ({}, torch.ones(2)),
         ({"plain": [[9, "step", 1]], "tensors": []}, torch.ones(2)),
@@ -159,8 +159,8 @@ _M = ["m", "torch.float32"]
         ({"plain": [], "tensors": [["m", "torch.load", [[0, [1]]]]]}, torch.ones(8)),
     ],
 )
-def test_what_is_no_state_is_refused(facts: dict[str, Any], payload: Tensor | None) -> None:
+def test_what_is_no_state_is_refused(facts: dict[str, Any], payload: Tensor) -> None:
     (block,) = plan_shards([optim.SGD([Parameter(torch.ones(2))], lr=0.1)], 1)
-    raw = None if payload is None else payload.view(torch.uint8)
+    raw = payload.view(torch.uint8)
     with pytest.raises(ValueError, match="not the state of shard 0"):
         read_state(Message(Kind.STATE, 0, 1, facts, raw), block)

@@ -41,7 +41,8 @@ class Server:
         block: int = 0,
         **facts: Any,
     ) -> list[tuple[int, Kind, int]]:
-        payload = None if value is None else torch.full((SIZE,), value, dtype=torch.float64)
+        size, value = (0, 0.0) if value is None else (SIZE, value)
+        payload = torch.full((size,), value, dtype=torch.float64)
         message = Message(kind, block, timestamp, facts, payload)
         self.sent.clear()
         self.handler.handle(Received(worker, bytes([worker]), message), now)

@@ -42,7 +42,7 @@ def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     [
         Message(Kind.BLOCK, 1, 5, {}, torch.ones(3)),
         Message(Kind.BLOCK, 1, 5, {}, torch.ones(2).double()),
-        Message(Kind.BLOCK, 1, 5, {}, None),
+        Message(Kind.BLOCK, 1, 5),
         Message(Kind.BLOCK, 17, 5, {}, torch.ones(2)),
         Message(Kind.FINAL, 1, 5, {}, torch.ones(2)),
         Message(Kind.FINAL, 1, 5, {"number": "1"}, torch.ones(2)),

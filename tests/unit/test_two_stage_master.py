@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones
 
 
@@ -60,7 +60,7 @@ def test_sum_that_is_not_finite_stays_out(bad: float) -> None:
     [
         (torch.zeros(2, dtype=torch.float64), {}),
         (torch.zeros(3), {}),
-        (None, {}),
+        (NO_PAYLOAD, {}),
         (torch.zeros(3, dtype=torch.float64), {"count": 0}),
         (torch.zeros(3, dtype=torch.float64), {"count": "many"}),
         (torch.zeros(3, dtype=torch.float64), {"number": None}),
@@ -69,7 +69,7 @@ def test_sum_that_is_not_finite_stays_out(bad: float) -> None:
         (torch.zeros(3, dtype=torch.float64), {"absent": ["first"]}),
     ],
 )
-def test_push_that_cannot_be_meant_is_dropped(total: Tensor | None, facts: dict[str, Any]) -> None:
+def test_push_that_cannot_be_meant_is_dropped(total: Tensor, facts: dict[str, Any]) -> None:
     talk = Talk((0,))
     assert talk.push(0, total, **{"count": 1} | facts) == []
     assert (talk.model.version, talk.counts.malformed) == (0, 1)

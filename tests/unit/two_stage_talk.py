@@ -57,7 +57,7 @@ class Talk:
         return list(self.sent)
 
     def push(
-        self, node: int, total: Tensor | None, count: int, *, now: float = 0.0, **facts: Any
+        self, node: int, total: Tensor, count: int, *, now: float = 0.0, **facts: Any
     ) -> list[tuple[int, Message]]:
         self._numbers[node] += 1
         told = self.facts(self._numbers[node], count)

@@ -140,7 +140,7 @@ class ServedShard:
         A newer copy is used unless there was a push, which may already be part of it.
         """
         unused = not self._updated and not self._round.responded
-        if copy.payload is not None and copy.timestamp > self.timestamp and unused:
+        if copy.timestamp > self.timestamp and unused:
             self.values.replace(copy.payload)
             self.timestamp = copy.timestamp
             self._answer(now)
@@ -204,8 +204,7 @@ class ServedShard:
         """Store a gradient for the update, unless it is malformed or not finite."""
         gradient = message.payload
         facts = PushFacts.read(message.facts)
-        fits = gradient is not None and (gradient.dtype, gradient.numel()) == self.shard.form
-        if gradient is None or facts is None or not fits:
+        if facts is None or (gradient.dtype, gradient.numel()) != self.shard.form:
             _log.warning("dropped a malformed push of rank %d", worker)
             self._counts.dropped += 1
             return

@@ -216,7 +216,7 @@ class Takeover:
         if message.kind != Kind.HOLD:
             self._kept.pop((worker, message.kind), None)
             self._kept[worker, message.kind] = received
-        elif is_copy(received, self.shard) and message.payload is not None:
+        elif is_copy(received, self.shard):
             # Cloned, because a received payload is a view of a frame.
             self._copies[worker] = message.timestamp, message.payload.clone()
             self.final = max(self.final, message.facts["final"])
@@ -252,8 +252,8 @@ class Takeover:
 def is_copy(received: Received, shard: Shard) -> bool:
     """Whether a HOLD contains a finite copy of the shard."""
     flat, final = received.message.payload, received.message.facts.get("final")
-    fits = flat is not None and (flat.dtype, flat.numel()) == shard.form
-    if flat is None or not fits or not isinstance(final, int) or not all_finite(flat):
+    fits = (flat.dtype, flat.numel()) == shard.form
+    valid = fits and isinstance(final, int) and all_finite(flat)
+    if not valid:
         _log.warning("rank %d sent no valid copy of shard %d", received.sender, shard.number)
-        return False
-    return True
+    return valid

@@ -84,10 +84,10 @@ def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]
     return values, states
 
 
-def _split(raw: Tensor | None, dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:
+def _split(raw: Tensor, dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:
     """A copy of the first ``numel`` elements of a payload, and the bytes of the other tensors."""
     nbytes = numel * dtype.itemsize
-    if raw is None or not 0 <= nbytes <= raw.numel():
+    if not 0 <= nbytes <= raw.numel():
         raise ValueError(f"the payload has fewer than {numel} elements of {dtype}")
     return raw[:nbytes].clone().view(dtype), raw[nbytes + -nbytes % _ALIGNMENT :]
 

@@ -276,7 +276,7 @@ class Worker:
             return
         if final and message.facts.get("number") != self._rendezvous:
             return
-        if flat is None or (flat.dtype, flat.numel()) != held.shard.form:
+        if (flat.dtype, flat.numel()) != held.shard.form:
             return
         if final:
             held.take_final(message, self._rendezvous)

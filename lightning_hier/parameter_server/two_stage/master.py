@@ -122,8 +122,8 @@ class MasterPart:
                 self._replies.send(push.address, report)
 
     def _fits(self, push: Push) -> bool:
-        if push.total is None:
-            return push.count == 0
+        if push.count == 0:
+            return not push.total.numel()
         return push.count > 0 and (push.total.dtype, push.total.numel()) == self._model.form
 
     def _absent_from_turn(self) -> Collection[int]:
@@ -173,7 +173,7 @@ class MasterPart:
             self._replies.send(push.address, self._answer(push, staleness=staleness))
 
     def _update(self, pushes: Sequence[Push]) -> bool:
-        totals = [push.total for push in pushes if push.total is not None]
+        totals = [push.total for push in pushes if push.count]
         if not totals:
             return False
         count = sum(push.count for push in pushes)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request
@@ -132,7 +132,7 @@ class Exchange:
     def handle(self, message: Message, now: float) -> None:
         """Handle the master's answer."""
         request = self._request.message
-        if request is None or message.payload is None:
+        if request is None:
             return
         expected = Kind.BLOCK if request.kind == Kind.PUSH else Kind.FINAL
         number = request.facts["number"]
@@ -183,7 +183,7 @@ class Exchange:
     def _push(self, now: float, *, together: bool) -> None:
         self._replica.node.begun += 1
         total, present, count = self._take_sums()
-        if not together and total is None:
+        if not together and not count:
             self._replica.node.installed = self._replica.node.begun
             return
         self._rounds += together
@@ -199,7 +199,7 @@ class Exchange:
         }
         self._request.put(Message(Kind.PUSH, self._block, self._version, facts, total), now)
 
-    def _take_sums(self) -> tuple[Tensor | None, Tensor, int]:
+    def _take_sums(self) -> tuple[Tensor, Tensor, int]:
         """The sum, a flag for each parameter that has a gradient, and the number of gradients."""
         total, count = torch.empty_like(self._replica.weights), 0
         present = torch.zeros(self._replica.parameters, dtype=torch.uint8)
@@ -217,7 +217,7 @@ class Exchange:
         if count and not all_finite(total):
             self.counts.overflowed += count
             count = 0
-        return (total if count else None), present, count
+        return (total if count else NO_PAYLOAD), present, count
 
 
 class Node(BackgroundThread):

@@ -29,7 +29,7 @@ class Push:
         together: whether it belongs to a step of the warm-up, which all nodes make together.
         hyperparameters: hyperparameters of the node's optimizer.
         absent: positions of the parameters without a gradient in the sum.
-        total: the sum, 1-D.
+        total: the sum, 1-D; empty if ``count`` is 0.
         due: time limit of the wait for its turn.
 
     """
@@ -41,7 +41,7 @@ class Push:
     together: bool
     hyperparameters: Hyperparameters
     absent: frozenset[int]
-    total: Tensor | None
+    total: Tensor
     due: float
 
 
