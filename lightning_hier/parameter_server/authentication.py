@@ -103,6 +103,7 @@ class Register:
         """
         token, _, rest = address.decode("latin-1").partition("/")
         number = rest.partition("/")[0]
+        # int() accepts other digits too, and refuses very long numbers by an exception.
         if not (number.isascii() and number.isdigit() and len(number) < 10):
             raise Refused("stranger", "somebody without a name")
         rank = int(number)

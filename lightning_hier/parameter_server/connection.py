@@ -120,6 +120,7 @@ class Connection:
         parts = encode(message, self._sent + 1, limits, size)
         nbytes = message.payload.nbytes
         copied = nbytes <= ZERO_COPY_BYTES
+        # Trackers measure the queue: ZeroMQ releases the memory of a part once it has been sent.
         tracked = not copied and not self._is_own
         if tracked and not self._has_room(nbytes):
             return False

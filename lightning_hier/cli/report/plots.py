@@ -155,6 +155,7 @@ def _style(run: int) -> tuple[str, tuple[str, str]]:
 def _axis(values: Sequence[float], kind: str, form: Form) -> tuple[Unit, dict[str, Any]]:
     low, high = min(values), max(values)
     log = form == "log" or (form == "free" and low > 0 and high > _LOGARITHMIC_FROM * low)
+    # On a logarithmic axis, the unit of the largest value would be too large for most ticks.
     unit = unit_of(kind, math.sqrt(low * high) if log else max(abs(low), abs(high)))
     return unit, {
         "type": "log" if log else "linear",

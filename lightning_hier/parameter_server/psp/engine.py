@@ -99,6 +99,7 @@ class PSPEngine(Engine):
 
     @override
     def wait_in_collective(self, number: int) -> None:
+        # Not acknowledged: the collective calls this method again while it waits.
         for rank in range(self._settings.world_size):
             self._channel.send(rank, Message(Kind.WAITING, 0, number))
 

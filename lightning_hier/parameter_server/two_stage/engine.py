@@ -109,6 +109,7 @@ class TwoStageASGD(Engine):
 
     @override
     def rendezvous(self) -> None:
+        # All arrive first, so that the exchanges of all optimizers overlap.
         for device in self._devices:
             device.arrive()
         for device in self._devices:

@@ -162,6 +162,7 @@ class MasterPart:
         pushes = [self._pending.pop(node) for node in nodes]
         done = self._update(pushes)
         for node, push in zip(nodes, pushes, strict=True):
+            # The model's version before this update, minus the version at the node.
             staleness = 0 if push.together else self._model.version - done - push.timestamp
             if done:
                 self.counts.pushes += 1

@@ -184,6 +184,7 @@ class Exchange:
         self._replica.node.begun += 1
         total, present, count = self._take_sums()
         if not together and not count:
+            # There is nothing to push, so no answer will replace the replica.
             self._replica.node.installed = self._replica.node.begun
             return
         self._rounds += together

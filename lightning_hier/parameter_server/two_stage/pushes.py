@@ -105,6 +105,7 @@ class OrderLock:
         newcomers = sorted(awaited - set(self._order))
         if newcomers:
             return newcomers
+        # The node whose turn it is, or the next one that is not skipped.
         places = range(self._turn, self._turn + len(self._order))
         cycle = (self._order[place % len(self._order)] for place in places)
         return next(([node] for node in cycle if node in awaited), [])

@@ -88,6 +88,7 @@ class Accumulator:
                 else:
                     self._total.add_(gradient)
                     self._present.bitwise_or_(present)
+                # In this order: if the device dies in between, the node drops the whole sum.
                 counters.added += 1
                 counters.adding = 0
             return locked
@@ -214,12 +215,14 @@ class Replica:
 
     def install(self, weights: Tensor) -> None:
         """Replace the replica by ``weights``. Only the node may call it."""
+        # Before the counter, at whose increase devices copy the weights.
         self.weights.copy_(weights)
         self.node.installed = self.node.begun
 
     def fail(self, reason: str) -> None:
         """Store the reason of the node's failure for its devices."""
         text = reason.encode()[:_MAX_FAILURE_BYTES]
+        # Before its length, which tells devices that there is a text.
         self._failure[: len(text)] = text
         self.node.failure_bytes = len(text)
 
