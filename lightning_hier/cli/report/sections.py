@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_hier.cli.report.plots import Form, Line, Plot, Point
@@ -20,39 +20,27 @@ class Section:
     plots: list[Plot]
 
 
-# Title, alternative names of the series, unit.
-_TRAFFIC = (
-    ("payload inside groups", ("hier/group/payload_bytes",), "bytes"),
-    ("payload between groups", ("hier/across/payload_bytes",), "bytes"),
-)
-_GTC = (
-    ("density of GTC", ("hier/gtc/density",), ""),
-    ("norm of GTC's residuals", ("hier/gtc/residual_norm",), ""),
-)
-_BLOCKS = (
-    ("norm of the global update", ("hier/block/update_norm", "hier/block/0/update_norm"), ""),
-    (
-        "distance between the groups' models",
-        ("hier/block/model_distance", "hier/block/0/model_distance"),
-        "",
-    ),
-    ("excluded groups", ("hier/block/excluded", "hier/block/0/excluded"), ""),
-)
-_SERVERS = (
-    ("staleness (PSP)", ("hier/psp/staleness",), ""),
-    ("gradients per update (PSP)", ("hier/psp/gradients_per_round",), ""),
-    ("gradients dropped (PSP)", ("hier/psp/dropped",), ""),
-    (
-        "staleness, sum over pushes (two-stage)",
-        ("hier/two_stage/master/staleness_sum", "hier/two_stage/0/master/staleness_sum"),
-        "",
-    ),
-    (
-        "seconds waited (two-stage)",
-        ("hier/two_stage/device/waiting_seconds", "hier/two_stage/0/device/waiting_seconds"),
-        "seconds",
-    ),
-)
+# Names of the series by title of the plot.
+_TRAFFIC = {
+    "payload inside groups": "hier/group/payload_bytes",
+    "payload between groups": "hier/across/payload_bytes",
+}
+_GTC = {
+    "density of GTC": "hier/gtc/density",
+    "norm of GTC's residuals": "hier/gtc/residual_norm",
+}
+_BLOCKS = {
+    "norm of the global update": "hier/block/update_norm",
+    "distance between the groups' models": "hier/block/model_distance",
+    "excluded groups": "hier/block/excluded",
+}
+_SERVERS = {
+    "staleness (PSP)": "hier/psp/staleness",
+    "gradients per update (PSP)": "hier/psp/gradients_per_round",
+    "gradients dropped (PSP)": "hier/psp/dropped",
+    "staleness, sum over pushes (two-stage)": "hier/two_stage/master/staleness_sum",
+    "seconds waited (two-stage)": "hier/two_stage/device/waiting_seconds",
+}
 
 
 def sections(runs: Sequence[Run], metrics: Sequence[str]) -> list[Section]:
@@ -123,19 +111,27 @@ def _points(run: Run, name: str, axis: Callable[[Run], Series] | None) -> list[P
     return [(x, value) for x, value in placed if x is not None]
 
 
-def _present(runs: Sequence[Run], wanted: Sequence[tuple[str, tuple[str, ...], str]]) -> list[Plot]:
+def _present(runs: Sequence[Run], wanted: Mapping[str, str]) -> list[Plot]:
     """Plots over steps of values that some run has logged and that are not always 0."""
     plots = []
-    for title, names, unit in wanted:
+    for title, name in wanted.items():
+        unit = next((unit for unit in ("bytes", "seconds") if name.endswith(unit)), "")
         lines = []
         for number, run in enumerate(runs):
-            name = next((candidate for candidate in names if candidate in run.series), None)
-            if name is None or not any(run.series[name].values):
+            logged = _logged_name(run, name)
+            if logged is None or not any(run.series[logged].values):
                 continue
-            series = run.total(name) if unit else run.series[name]
+            series = run.total(logged) if unit else run.series[logged]
             points = list(zip(series.steps, series.values, strict=True))
             lines.append(Line(number, run.name, points))
         if lines:
             form: Form = "zero" if unit else "free"
             plots.append(Plot(title, lines, "step", y_kind=unit, y_form=form))
     return plots
+
+
+def _logged_name(run: Run, name: str) -> str | None:
+    """The name in a run, which contains the index of the optimizer if there are several."""
+    _, family, rest = name.split("/", 2)
+    names = (name, f"hier/{family}/0/{rest}")
+    return next((candidate for candidate in names if candidate in run.series), None)
