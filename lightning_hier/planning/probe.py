@@ -145,15 +145,15 @@ def _time(
     busy_s = time.process_time() - busy_s
     if channel.position != first:
         return []
-    ways = 1 if pair is None else 2
+    messages = 1 if pair is None else 2  # a pair sends the message back
     return [
         LinkReading(
             where=where,
             operation="all_reduce" if pair is None else "send",
             ranks=tuple(channel.ranks[position] for position in pair or range(channel.size)),
             payload_bytes=tensor.nbytes,
-            seconds=median(times) / ways,
-            processor_s=busy_s / len(times) / ways,
+            seconds=median(times) / messages,
+            processor_s=busy_s / len(times) / messages,
         )
     ]
 
