@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_hier.cli.mistakes import CommandParser
@@ -30,28 +29,26 @@ def run(args: list[str]) -> None:
         OSError: a directory does not exist, or a file cannot be written.
 
     """
-    asked = _parser().parse_args(args)
-    if not asked.runs:
+    arguments = _parser().parse_args(args)
+    if not arguments.runs:
         raise ValueError("name the directory of at least one run; see --help")
-    _write_page(asked.runs, Path(asked.out), asked.metric, asked.names)
-
-
-def _write_page(
-    paths: Sequence[str], out: Path, metrics: Sequence[str] | None, names: Sequence[str] | None
-) -> None:
-    runs = read_runs(paths, names)
-    once = single_values(runs) if metrics is None else []
-    text = page(runs, choose_metrics(runs, metrics), once)
-    unfinished = out.with_name(out.name + ".part")
+    runs = read_runs(arguments.runs, arguments.names)
+    once = single_values(runs) if arguments.metric is None else []
+    text = page(runs, choose_metrics(runs, arguments.metric), once)
+    # Renamed when it is complete, so that a reader never opens a part of the page.
+    unfinished = arguments.out.with_name(arguments.out.name + ".part")
     unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, out)
-    print(f"wrote {out}: {len(runs)} run{'s' * (len(runs) > 1)}, {len(text) / 1e3:.0f} kB")
+    os.replace(unfinished, arguments.out)
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+    print(f"wrote {arguments.out}: {count}, {len(text) / 1e3:.0f} kB")
 
 
 def _parser() -> CommandParser:
     parser = CommandParser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="directory of a run, or one above")
-    parser.add_argument("--out", default="report.html", help="file to write (report.html)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="file to write (%(default)s)"
+    )
     parser.add_argument(
         "--metric",
         nargs="+",
