@@ -66,27 +66,38 @@ class TwoStageASGD(Engine):
         settings: TwoStageSettings,
         steps_made: Sequence[int] = (),
     ) -> None:
-        of_each = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
-        self._parameters = parts = [trainable(optimizer) for optimizer in optimizers]
+        # Optimizers may have made different numbers of steps, and have different warm-ups left.
+        remaining = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
+        self._parameters = [trainable(optimizer) for optimizer in optimizers]
         self._served = ServedParameterCheck(optimizers)
         self._optimizers = list(optimizers)
         self._channel = channel
         self._settings = settings
         self._first = rank - rank % group_size
         self._ranks = range(self._first, self._first + group_size)
-        self._replicas = open_replicas(parts, group_size=group_size, rank=rank, exchange=exchange)
-        self._node = self._make_node(ports, of_each) if rank == self._first else None
+        self._replicas = open_replicas(
+            self._parameters, group_size=group_size, rank=rank, exchange=exchange
+        )
+        self._node = self._make_node(ports, remaining) if rank == self._first else None
         self._master: Master | None = None
         if rank == MASTER:
-            models = [MasterModel(*both) for both in zip(optimizers, parts, strict=True)]
+            models = list(map(MasterModel, optimizers, self._parameters))
             firsts = range(0, world_size, group_size)
             nodes = {first: range(first, first + group_size) for first in firsts}
             self._master = Master(models, nodes, ports.server, settings)
         check_node = (lambda: None) if self._node is None else self._node.check
-        of_optimizers = zip(self._replicas, optimizers, parts, of_each, strict=True)
         self._devices = [
-            Device(rank - self._first, self._ranks, channel, check_node, *own)
-            for own in of_optimizers
+            Device(
+                rank - self._first,
+                self._ranks,
+                channel,
+                check_node,
+                self._replicas[index],
+                optimizer,
+                self._parameters[index],
+                remaining[index],
+            )
+            for index, optimizer in enumerate(optimizers)
         ]
         if self._node is not None:
             self._node.start()
@@ -172,11 +183,19 @@ class TwoStageASGD(Engine):
             for replica in self._replicas:
                 replica.close()
 
-    def _make_node(self, ports: Ports, of_each: Sequence[TwoStageSettings]) -> Node:
+    def _make_node(self, ports: Ports, settings: Sequence[TwoStageSettings]) -> Node:
         channel = self._channel.on_port(ports.open_client("node"))
-        own = map(hyperparameters, self._optimizers)
-        of_optimizers = enumerate(zip(self._replicas, of_each, own, strict=True))
-        exchanges = [Exchange(i, self._ranks, channel, *each) for i, each in of_optimizers]
+        exchanges = [
+            Exchange(
+                index,
+                self._ranks,
+                channel,
+                self._replicas[index],
+                settings[index],
+                hyperparameters(optimizer),
+            )
+            for index, optimizer in enumerate(self._optimizers)
+        ]
         return Node(channel, exchanges, self._replicas)
 
     def _publish_hyperparameters(self, optimizer: int) -> None:
