@@ -134,6 +134,6 @@ def test_installed_outside_it_trains_and_is_typed(
         text=True,
     )
     said = done.stdout
-    assert 'Revealed type is "int"' in said or 'Revealed type is "builtins.int"' in said, said
+    assert """type is "int | Literal['auto']""" in said, said
     assert "Path | None" in said or "str | None" in said, said
-    assert 'incompatible type "str"; expected "int"' in said, said
+    assert """incompatible type "Literal['five']"; expected "int | Literal['auto']""" in said, said

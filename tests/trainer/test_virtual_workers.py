@@ -86,6 +86,8 @@ def _doubles(batches: int) -> DataLoader[Any]:
 def _fit(name: str, model: Any = _Dropout, data: Any = None, **settings: Any) -> Fitted:
     pl.seed_everything(7, verbose=False)  # the sampler's, and at a resume without effect
     settings = {"max_epochs": 2, "data": data or _doubles(8), **settings}
+    if name == "gtc_averaged":
+        settings["callbacks"] = [EMAWeightAveraging(decay=0.8)]
     return fitted(PLAYED[name], model, **settings)
 
 
@@ -118,8 +120,6 @@ def test_a_run_is_that_of_a_rank_for_each_worker(
     name: str, settings: dict[str, Any], by_hand: bool
 ) -> None:
     """With dropout: every worker draws what its rank would have drawn."""
-    if name == "gtc_averaged":
-        settings = {**settings, "callbacks": [EMAWeightAveraging(decay=0.8)]}
     settings = {"model": partial(_Dropout, by_hand=by_hand), "validate": _doubles(2), **settings}
     expected = run_ranks(_fit, WORKERS, name, **settings)[0]
     for ranks in (1, 2):
