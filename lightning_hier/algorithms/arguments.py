@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
 from typing_extensions import Self
 
+from lightning_hier.algorithms.foreign_names import unknown_argument
+
 
 class NamedArguments:
-    """Base class whose constructor suggests a name for an unknown argument.
+    """Base class whose constructor suggests our name for an unknown argument.
 
     Raises:
         TypeError: the constructor has no such argument.
@@ -27,8 +28,8 @@ class NamedArguments:
             for name in kwargs:
                 if name not in known:
                     raise TypeError(
-                        f"{cls.__name__} has no argument {name!r}{did_you_mean(name, known)} It "
-                        f"takes {', '.join(known) or 'none'}"
+                        f"{cls.__name__} has no argument {name!r}{unknown_argument(name, known)} "
+                        f"It takes {', '.join(known) or 'none'}"
                     )
         return super().__new__(cls)
 
@@ -83,12 +84,6 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         listed = ", ".join(map(repr, choices))
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """End of a sentence about a mistyped name, with similar known names if there are any."""
-    near = get_close_matches(name, dict.fromkeys(known))
-    return f": did you mean {' or '.join(map(repr, near))}?" if near else "."
 
 
 def check_keys(what: str, found: object, needed: set[str], known: set[str]) -> Mapping[str, Any]:

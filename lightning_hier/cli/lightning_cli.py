@@ -14,11 +14,12 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from lightning_hier.algorithms.arguments import did_you_mean
+from lightning_hier.algorithms.foreign_names import OF_STRATEGIES, unknown_argument
 from lightning_hier.callbacks.progress_lines import ProgressLines
 from lightning_hier.cli.commands import PROGRAM
 from lightning_hier.cli.mistakes import end_with
 from lightning_hier.cli.strategy_names import class_path_of
+from lightning_hier.strategies.arguments import of_synchronisations
 
 
 class TrainingCLI(LightningCLI):
@@ -98,7 +99,8 @@ _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is 
 def _with_suggestion(error: re.Match[str]) -> str:
     module, kind, name = error.groups()
     known = signature(getattr(import_module(module), kind)).parameters
-    return f"{error[0]}{did_you_mean(name, list(known))}"
+    elsewhere = {**OF_STRATEGIES, **of_synchronisations()}
+    return f"{error[0]}{unknown_argument(name, list(known), elsewhere)}"
 
 
 class ConfigFile(ActionConfigFile):

@@ -10,8 +10,12 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from lightning_hier.algorithms.arguments import did_you_mean, is_number
-from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.algorithms.arguments import is_number
+from lightning_hier.algorithms.foreign_names import unknown_argument
+from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.bmuf import BMUF
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
+from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
 # Arguments of DDPStrategy that the strategies set themselves, with the alternative.
@@ -54,15 +58,25 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     own = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
+            hint = unknown_argument(name, [*own, *known], of_synchronisations())
             raise TypeError(
-                f"{strategy.__name__} has no argument {name!r}{did_you_mean(name, [*own, *known])} "
-                f"It takes {', '.join(own)}, and those of DDPStrategy and DistributedDataParallel"
+                f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(own)}, "
+                "and those of DDPStrategy and DistributedDataParallel"
             )
     for name, way_out in _TAKEN.items():
         value = ddp_kwargs.get(name)
         if value is not None and value is not False:
             raise ValueError(f"{name} can't be set, got {value!r}: {way_out}")
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
+
+
+def of_synchronisations() -> dict[str, str]:
+    """Arguments of the settings of ``block_sync`` and ``gradient_sync``, and who takes them."""
+    takers: dict[str, list[str]] = {}
+    for kind in (GTC, ModelAveraging, BMUF, BMUFAdam, DiLoCo):
+        for name in signature(kind).parameters:
+            takers.setdefault(name, []).append(kind.__name__)
+    return {name: ", ".join(kinds) for name, kinds in takers.items()}
 
 
 def check_synchronisations(

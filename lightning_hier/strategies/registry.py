@@ -7,7 +7,7 @@ from inspect import currentframe
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_hier.algorithms.arguments import did_you_mean
+from lightning_hier.algorithms.foreign_names import did_you_mean
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,

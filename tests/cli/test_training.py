@@ -145,12 +145,16 @@ def test_files_of_all_presets_make_what_the_names_make() -> None:
     [
         (["--trainer.strategy=bmuf", "--trainer.strategy.block_size=0"], "block_size must be"),
         (["--trainer.strategy=bmuf", "--trainer.strategy.blok_size=3"], "'block_size'?"),
+        (
+            ["--trainer.strategy=diloco", "--trainer.strategy.init_args.sync_every=3"],
+            "'sync_every' is not accepted: it is called 'block_size' here.",
+        ),
         (["--trainer.strategy=bmff"], "'bmff': did you mean 'bmuf'"),
         (["--trainer.nodes=4"], "--trainer.nodes=4"),
         (["--model=no_such.Net"], "no_such.Net"),
         (["--config=no_such.yaml"], "no_such.yaml"),
     ],
-    ids=["value", "argument", "strategy", "option", "model", "config"],
+    ids=["value", "argument", "foreign", "strategy", "option", "model", "config"],
 )
 def test_mistakes_fit_on_a_screen(
     args: list[str], words: str, capsys: pytest.CaptureFixture[str]

@@ -107,6 +107,32 @@ def test_misspelt_name_is_told_what_was_meant(settings: Any, given: str, meant: 
         settings(**{given: 3})
 
 
+FOREIGN: list[tuple[Any, str, str]] = [
+    *[(lh.DiLoCo, name, "'block_size' here") for name in ("sync_every", "H", "period")],
+    (lh.DiLoCo, "tau", "'block_size' or 'overlap' here"),
+    (lh.DiLoCo, "slowmo-momentum", "'outer_momentum' here"),
+    (lh.DiLoCo, "block_lr", "'outer_lr' here"),
+    (lh.BMUF, "outer_lr", "'block_lr' here"),
+    (lh.BMUFAdam, "diloco_outer_momentum", "'block_momentum' here"),
+    (lh.ModelAveraging, "should_quantize", "'across_dtype' here"),
+    (lh.ModelAveraging, "start_localSGD_iter", "'warmup_steps' here, and is .* of the strategy"),
+    (lh.BMUF, "group_size", "an argument of the strategy"),
+    (lh.DiLoCoStrategy, "diloco_sync_period", "'block_size' here"),
+    (lh.BMUFStrategy, "fragment_sync_delay", "'overlap' here"),
+    (lh.TwoStageASGDStrategy, "period", "'push_period' here"),
+    (lh.HierarchicalStrategy, "block_momentum", "an argument of BMUF, BMUFAdam"),
+    (lh.HierarchicalStrategy, "sync_every", "'block_size' here, and is an argument of Model.*DiL"),
+    (lh.HierarchicalStrategy, "slowmo-base-algorithm", "'block_sync' here"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "ours"), FOREIGN)
+def test_name_of_another_package_is_told_ours(kind: Any, given: str, ours: str) -> None:
+    expected = rf"^{kind.__name__} has no argument {given!r}: it is.*{ours}.*\. It takes "
+    with pytest.raises(TypeError, match=expected):
+        kind(**{given: 3})
+
+
 def test_settings_without_arguments_take_none() -> None:
     for settings in (lh.AllReduce, GradientSync):
         with pytest.raises(TypeError, match=r"has no argument 'block'\. It takes none"):
