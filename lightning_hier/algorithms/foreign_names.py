@@ -11,14 +11,16 @@ _NAMES: Mapping[str, str] = {
     "block_size": "sync_every sync_steps sync_period sync_interval period h tau local_steps "
     "num_inner_steps inner_steps localsgd_frequency slowmo_frequency slowmo_freq "
     "diloco_sync_period global_sync_iter model_averaging_period average_state_every k_x",
-    "fragments": "num_fragments model_fragments module_fqns_per_model_fragment",
-    "overlap": "fragment_sync_delay sync_delay delay tau delay_state_averaging",
-    "merge": "fragment_update_alpha alpha",
+    "fragments": "num_fragments num_diloco_fragments model_fragments "
+    "module_fqns_per_model_fragment",
+    "overlap": "fragment_sync_delay sync_delay delay tau delay_state_averaging "
+    "num_communication_overlapping_steps",
+    "merge": "fragment_update_alpha communication_overlapping_alpha alpha",
     "outer_lr": "outer_learning_rate diloco_outer_lr slowmo_lr block_lr",
     "block_lr": "outer_learning_rate diloco_outer_lr slowmo_lr outer_lr zeta",
     "outer_momentum": "diloco_outer_momentum slowmo_momentum slowmo_factor block_momentum",
     "block_momentum": "diloco_outer_momentum slowmo_momentum slowmo_factor outer_momentum eta",
-    "across_dtype": "should_quantize state_averaging_compression",
+    "across_dtype": "should_quantize hivemind_compression state_averaging_compression",
     "across_density": "density top_k topk",
     "moments_every": "k_u k_v",
     "block_rule": "qsr",
@@ -26,7 +28,7 @@ _NAMES: Mapping[str, str] = {
     "push_period": "sync_every period",
     "warmup_steps": "start_localsgd_iter warmup_iterations freeze_step",
     "group_size": "subgroup subgroup_size",
-    "block_sync": "slowmo_base_algorithm",
+    "block_sync": "slowmo_base_algorithm slowmo_algorithm semi_sync_method",
 }
 
 OF_STRATEGIES: Mapping[str, str] = dict.fromkeys(

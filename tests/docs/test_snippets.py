@@ -1,4 +1,4 @@
-"""The short examples of README.md, docs/checkpoints.md and docs/faults.md train on two ranks."""
+"""The short examples of README.md, docs/basics.md, docs/checkpoints.md and docs/faults.md train."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -50,6 +51,20 @@ def test_pages_train(tmp_path: Path) -> None:
     first, second = run_ranks(_trained, 2, str(tmp_path), blocks, ranks_per_node=1)
     assert first == second
     assert {steps for _, steps in first.values()} == {4}
+
+
+def _muon_trained(code: str) -> tuple[list[float], list[float]]:
+    namespace = run_code([code], {"Net": Net, "torch": torch, "Trainer": small_trainer})
+    model = namespace["Model"]()
+    namespace["trainer"].fit(model, loader(4))
+    return weights(Net()).tolist(), weights(model).tolist()
+
+
+def test_muon() -> None:
+    (block,) = Page.read("docs/basics.md").code(f"{THIS}::test_muon")
+    first, second = run_ranks(_muon_trained, 2, block.text, ranks_per_node=1)
+    assert first == second
+    assert first[0] != first[1]
 
 
 def test_yaml(tmp_path: Path) -> None:

@@ -115,15 +115,15 @@ MISTAKES: Mistakes = {
     ),
     "sparse_adam": (
         lambda: _fit("bmuf_adam", Untrained(optimizer="SparseAdam")),
-        r"got SparseAdam: use Adam, AdamW, NAdam or RAdam, or BMUF\(",
+        r"got SparseAdam: use Adam, AdamW, NAdam or RAdam .*DiLoCo.* or BMUF\(",
     ),
     "adagrad": (
         lambda: _fit("bmuf_adam", Untrained(optimizer="Adagrad")),
-        r"got Adagrad: use Adam, AdamW, NAdam or RAdam, or BMUF\(",
+        r"got Adagrad: use Adam, AdamW, NAdam or RAdam .*DiLoCo.* or BMUF\(",
     ),
     "sgd": (
         lambda: _fit("bmuf_adam", Untrained()),
-        r"got SGD: use Adam, AdamW, NAdam or RAdam, or BMUF\(",
+        r"got SGD: use Adam, AdamW, NAdam or RAdam .*DiLoCo.* or BMUF\(",
     ),
     "amsgrad": (
         lambda: _fit("bmuf_adam", Untrained(optimizer="AdamW", amsgrad=True)),

@@ -106,7 +106,8 @@ class BMUF(BlockMomentum, LocalMomentumSync):
             return None
         return (
             f"BMUF does not synchronise the moments of {type(optimizer).__name__}, so they do not "
-            "match the model after block momentum. Use BMUFAdam(...), which synchronises them."
+            "match the model after block momentum. Use BMUFAdam(...), which synchronises them, if "
+            "all optimizers have such moments."
         )
 
     def filter_for(self, num_models: int) -> BlockFilter:

@@ -147,7 +147,8 @@ class BMUFAdam(BlockMomentum):
         if not isinstance(optimizer, SUPPORTED):
             return (
                 f"BMUFAdam needs an optimizer with Adam's moments, got {type(optimizer).__name__}: "
-                "use Adam, AdamW, NAdam or RAdam, or BMUF(...), which supports every optimizer"
+                "use Adam, AdamW, NAdam or RAdam for all parameters, or DiLoCo(...) or BMUF(...), "
+                "which support every optimizer"
             )
         if any(group.get("amsgrad") for group in optimizer.param_groups):
             return (

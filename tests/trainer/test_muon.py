@@ -1,0 +1,162 @@
+"""Muon for matrices beside another optimizer for the rest, each with blocks of its own."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.resume.runs import DropoutNet, stop_and_go_on
+from tests.trainer.fitting import (
+    AVERAGING,
+    BMUF,
+    BMUF_ADAM,
+    Net,
+    Untrained,
+    all_equal,
+    errors_on_ranks,
+    loader,
+    make_trainer,
+    steps_with_equal_models,
+    weights,
+)
+
+DILOCO = partial(lh.DiLoCoStrategy, group_size=1, block_size=4, warmup_steps=0)
+STRATEGIES: dict[str, Any] = {"model_averaging": AVERAGING, "bmuf": BMUF, "diloco": DILOCO}
+
+
+def _optimizers(module: torch.nn.Module, rest: str) -> list[Any]:
+    matrices = [own for own in module.parameters() if own.ndim == 2]
+    others = [own for own in module.parameters() if own.ndim != 2]
+    settings: Any = {"momentum": 0.9} if rest == "SGD" else {}
+    return [
+        torch.optim.Muon(matrices, lr=0.02),
+        getattr(torch.optim, rest)(others, lr=0.01, **settings),
+    ]
+
+
+def _step(module: Any, batch: list[Tensor]) -> Tensor:
+    """One backward pass, and a step of each optimizer."""
+    muon, other = module.optimizers()
+    loss: Tensor = module.loss(batch)
+    muon.zero_grad()
+    other.zero_grad()
+    module.manual_backward(loss)
+    muon.step()
+    other.step()
+    return loss
+
+
+class _MuonNet(Net):
+    """Notes the momentum of Muon after every step."""
+
+    def __init__(self, rest: str = "AdamW") -> None:
+        super().__init__(by_hand=True)
+        self.rest = rest
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return _step(self, batch)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        state = self.trainer.optimizers[0].state.values()
+        self.notes.append(torch.cat([own["momentum_buffer"].reshape(-1) for own in state]))
+
+    def configure_optimizers(self) -> Any:
+        return _optimizers(self, self.rest)
+
+
+class _DropoutMuonNet(DropoutNet):
+    def __init__(self, optimizer: str = "AdamW", *, seed: int = 11) -> None:
+        super().__init__(optimizer, seed=seed, by_hand=True)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return _step(self, batch)
+
+    def configure_optimizers(self) -> Any:
+        return _optimizers(self, "AdamW")
+
+
+def _trained() -> dict[str, Any]:
+    found = {}
+    for name, strategy in STRATEGIES.items():
+        model, data = _MuonNet(), loader(6, rows=4)
+        inputs, targets = data.dataset.tensors
+        before = float(model.loss([inputs, targets]))
+        make_trainer(strategy(), max_epochs=5).fit(model, data)
+        after = float(model.loss([inputs, targets]))
+        found[name] = (before, after, model.seen, weights(model))
+    return found
+
+
+def test_learns_with_equal_global_models() -> None:
+    ranks = run_ranks(_trained, 2)
+    for name in STRATEGIES:
+        before, after, _, _ = ranks[0][name]
+        assert after < 0.95 * before, name
+        assert steps_with_equal_models(own[name][2] for own in ranks) == [*range(4, 30, 4)], name
+        assert all_equal(own[name][3] for own in ranks), name
+
+
+def _resumed(folder: Path) -> dict[str, list[str]]:
+    found = {}
+    for name, strategy in STRATEGIES.items():
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        arguments = (strategy, "on_train_batch_end", 7, own)
+        found[name] = stop_and_go_on(*arguments, make_model=_DropoutMuonNet)
+    return found
+
+
+def test_resumes_exactly_in_the_middle_of_a_block(tmp_path: Path) -> None:
+    assert run_ranks(_resumed, 2, tmp_path) == [dict.fromkeys(STRATEGIES, [])] * 2
+
+
+TREATMENTS = ["reset", "keep", "average"]
+
+
+def _momentum() -> dict[str, tuple[Tensor, Tensor]]:
+    """Of Muon, before and after the last step of a block."""
+    found = {}
+    for treatment in TREATMENTS:
+        model = _MuonNet(rest="SGD")
+        make_trainer(BMUF(local_momentum=treatment)).fit(model, loader(6))
+        found[treatment] = (model.notes[2], model.notes[3])
+    return found
+
+
+def test_momentum_at_the_start_of_a_block() -> None:
+    first, second = run_ranks(_momentum, 2)
+    for treatment in TREATMENTS:
+        assert not torch.equal(first[treatment][0], second[treatment][0])
+    assert not first["reset"][1].any()
+    assert not second["reset"][1].any()
+    assert not torch.equal(first["keep"][1], second["keep"][1])
+    mean = (first["keep"][1] + second["keep"][1]) / 2
+    for own in (first, second):
+        torch.testing.assert_close(own["average"][1], mean)
+
+
+class _UntrainedMuonNet(_MuonNet, Untrained):
+    """Fails if it gets a batch."""
+
+    training_step = Untrained.training_step
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (BMUF_ADAM, r"BMUFAdam needs .*got Muon: use .*DiLoCo\(\.\.\.\) or BMUF\(\.\.\.\)"),
+        (partial(BMUF, local_momentum="average"), r"'average'.* got AdamW: .*'reset' or 'keep'"),
+    ],
+)
+def test_one_error_before_training(strategy: Any, words: str) -> None:
+    for message in errors_on_ranks(2, strategy, _UntrainedMuonNet):
+        assert re.search(words, message), message
