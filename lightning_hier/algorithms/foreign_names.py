@@ -27,7 +27,7 @@ _NAMES: Mapping[str, str] = {
     "nesterov": "use_nbm",
     "push_period": "sync_every period",
     "warmup_steps": "start_localsgd_iter warmup_iterations freeze_step",
-    "group_size": "subgroup subgroup_size",
+    "group_size": "subgroup subgroup_size nprocs_per_node",
     "block_sync": "slowmo_base_algorithm slowmo_algorithm semi_sync_method",
 }
 

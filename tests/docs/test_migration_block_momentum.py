@@ -1,8 +1,9 @@
-"""What the pages on torchft, fairseq and CNTK say of their block momentum, and our side of them.
+"""What the pages on DiLoCo, SlowMo, fairseq and CNTK say of their momentum, and our side.
 
 The recursions are written down here from the sources that the pages name, in float64 on one
 process, and compared with `BlockFilter`: docs/migration/torchft_diloco.md,
-docs/migration/fairseq_bmuf.md and docs/migration/cntk.md.
+docs/migration/diloco.md, docs/migration/slowmo.md, docs/migration/fairseq_bmuf.md and
+docs/migration/cntk.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tests.docs.running import run_code
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, loader, weights
 
-PAGES = tuple(f"docs/migration/{name}.md" for name in ("torchft_diloco", "fairseq_bmuf", "cntk"))
+NAMES = ("torchft_diloco", "diloco", "slowmo", "fairseq_bmuf", "cntk")
+PAGES = tuple(f"docs/migration/{name}.md" for name in NAMES)
 THIS = "tests/docs/test_migration_block_momentum.py::test_pages_train"
 WORKERS, BLOCKS = 4, 6
 
@@ -76,6 +78,23 @@ def _fairseq(nesterov: bool) -> list[Tensor]:
         base = base - smooth - (0.875 * smooth if nesterov else 0.0)
         found.append(base.clone())
     return found
+
+
+def _slowmo() -> list[Tensor]:
+    """SlowMo's Algorithm 1 with a constant learning rate, in which u is a gradient."""
+    model, slow, found = _nothing(), _nothing(), []
+    rate, alpha, beta = 0.05, 1.0, 0.5
+    for updates in _updates():
+        slow = beta * slow - _mean(updates) / rate
+        model = model - alpha * rate * slow
+        found.append(model.clone())
+    return found
+
+
+def test_slowmo_is_classical_block_momentum() -> None:
+    expected = torch.stack(_slowmo())
+    found = torch.stack(_start_models(BMUF(nesterov=False, block_momentum=0.5)))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def _cntk(nesterov: bool, *, eta: float = 0.875, rate: float = 0.5) -> list[Tensor]:
