@@ -1,5 +1,6 @@
 """The public names of the package. Importing this module registers the strategy names."""
 
+from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
@@ -26,6 +27,7 @@ from lightning_hier.version import __version__
 __all__ = [
     "BMUF",
     "GTC",
+    "QSR",
     "AllReduce",
     "BMUFAdam",
     "BMUFAdamStrategy",
