@@ -1,4 +1,4 @@
-"""Codecs that quantise real numbers for a slow network to two bytes or one byte per element."""
+"""Codecs that quantise real numbers for a slow network to two, one or half a byte per element."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.chunks import chunks
 from lightning_hier.algorithms.kernels import kernels_for
-from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+from lightning_hier.algorithms.kernels.reference import INT4_GROUP, QUANTISATION_GROUP
 
 
 class Codec:
@@ -75,15 +75,42 @@ class Int8Codec(Codec):
         self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
     ) -> None:
         """See :class:`Codec`."""
-        kernels_for(values, plus).encode_int8_(values, plus, weight, *_parts(out, values))
+        scales, steps = _parts(out, values.numel() // QUANTISATION_GROUP, values.numel())
+        encode_ = kernels_for(values, plus).encode_int8_
+        encode_(values, plus, weight, scales, steps.view(torch.int8))
 
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See :class:`Codec`."""
-        kernels_for(out).decode_int8(out, *_parts(data, out), add=add)
+        scales, steps = _parts(data, out.numel() // QUANTISATION_GROUP, out.numel())
+        kernels_for(out).decode_int8(out, scales, steps.view(torch.int8), add=add)
 
 
-def _parts(data: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of the scales (float32) and the quantised elements (int8) in the encoded bytes."""
-    end = 4 * (values.numel() // QUANTISATION_GROUP)
-    steps = data[end:].view(torch.int8)[: values.numel()]
-    return data[:end].view(torch.float32), steps
+class Int4Codec(Codec):
+    """Half a byte per element, in whole steps from -7 to 7. A group of elements shares a scale.
+
+    The scale is the largest magnitude of the group divided by 7, in float32. The error of an
+    element is at most half of the scale. A group has ``INT4_GROUP`` elements: with so few steps,
+    the largest element of a longer group costs more accuracy than the shorter group costs bytes.
+    """
+
+    def bytes_for(self, numel: int) -> int:
+        """A half per element and four per group, rounded up to a multiple of 8."""
+        return -(-(numel // 2 + 4 * (numel // INT4_GROUP)) // 8) * 8
+
+    def encode_(
+        self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
+    ) -> None:
+        """See :class:`Codec`."""
+        scales, packed = _parts(out, values.numel() // INT4_GROUP, values.numel() // 2)
+        kernels_for(values, plus).encode_int4_(values, plus, weight, scales, packed)
+
+    def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """See :class:`Codec`."""
+        scales, packed = _parts(data, out.numel() // INT4_GROUP, out.numel() // 2)
+        kernels_for(out).decode_int4(out, scales, packed, add=add)
+
+
+def _parts(data: Tensor, groups: int, length: int) -> tuple[Tensor, Tensor]:
+    """Views of the scales (float32) and of the bytes of the elements in the encoded bytes."""
+    end = 4 * groups
+    return data[:end].view(torch.float32), data[end : end + length]

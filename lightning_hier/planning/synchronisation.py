@@ -20,8 +20,10 @@ from lightning_hier.planning.prediction import Settings
 from lightning_hier.planning.workload import Workload
 
 # Elements of a chunk, of a quantised chunk and of a quantisation group: comm/blocks/shard.py and
-# algorithms/quantisation.py.
-_CHUNK, _QUANTISED_CHUNK, _GROUP = 1 << 19, 1 << 20, 512
+# algorithms/kernels/reference.py.
+_CHUNK, _QUANTISED_CHUNK, _GROUP, _INT4_GROUP = 1 << 19, 1 << 20, 512, 128
+# Bytes per element. int8 and int4 have a float32 scale for each quantisation group.
+_WIDTHS = {"bfloat16": 2.0, "int8": 1 + 4 / _GROUP, "int4": 0.5 + 4 / _INT4_GROUP}
 # Chunks in flight, one for each of gloo's threads.
 _IN_FLIGHT = 2
 _STATUS_BYTES, _COUNT_BYTES = 64, 8
@@ -166,8 +168,7 @@ class _Shard:
 
         The shard of a host consists of whole quantisation groups, and of a multiple of 8 bytes.
         """
-        # int8 has a float32 scale for each quantisation group.
-        width = {"bfloat16": 2.0, "int8": 1 + 4 / _GROUP}[self._settings.across_dtype]
+        width = _WIDTHS[self._settings.across_dtype]
         parameters = min(self._elements, self._parameters)
         parts = ((parameters, width), (self._elements - parameters, 2.0))
         hosts = self._between.size

@@ -37,6 +37,7 @@ def _train(settings: dict[str, Any]) -> torch.Tensor:
         pytest.param("bfloat16", True, id="bfloat16-overlap", marks=pytest.mark.slow),
         pytest.param("int8", False, id="int8-at once", marks=pytest.mark.slow),
         pytest.param("int8", True, id="int8-overlap"),
+        pytest.param("int4", False, id="int4-at once"),
     ],
 )
 def test_large_model_has_the_same_bits_with_and_without_a_compiler(

@@ -104,7 +104,7 @@ def _block(dice: random.Random, name: str, groups: int) -> dict[str, Any]:
     if dice.random() < 0.3:
         found["fragments"] = dice.randint(1, found["block_size"])
     if dice.random() < 0.25:
-        found["across_dtype"] = dice.choice(("bfloat16", "int8"))
+        found["across_dtype"] = dice.choice(("bfloat16", "int8", "int4"))
     if name == "DiLoCo":
         found |= _outer(dice)
     elif name != "BMUFAdam":

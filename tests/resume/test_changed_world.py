@@ -154,7 +154,7 @@ def test_what_travelled_has_arrived_on_another_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    "after", [{"overlap": True}, {"across_dtype": "int8"}, {"across_dtype": "bfloat16"}]
+    "after", [{"overlap": True}, {"across_dtype": "int4"}, {"across_dtype": "bfloat16"}]
 )
 def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
     """The same ranks: the block under way ends, and one message says what is different."""

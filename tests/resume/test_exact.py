@@ -36,6 +36,7 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "bmuf_gtc": (4, BMUF_GTC, "SGD"),
     "bmuf_overlap": (2, partial(BMUF, overlap=True), "SGD"),
     "bmuf_gtc_overlap_int8": (4, partial(BMUF_GTC, block_size=3, **_SHORT), "SGD"),
+    "bmuf_int4": (2, partial(BMUF, across_dtype="int4"), "SGD"),
     "bmuf_adam_bfloat16": (2, partial(BMUF_ADAM, across_dtype="bfloat16"), "Adam"),
     "bmuf_virtual": (2, partial(_KEEP, virtual_workers=2), "SGD"),
     "bmuf_adam_virtual": (2, partial(BMUF_ADAM, virtual_workers=3), "Adam"),

@@ -30,6 +30,10 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
         Settings(across_dtype="int8"),
         partial(BMUF, block_size=BLOCK, across_dtype="int8"),
     ),
+    "bmuf, int4": (
+        Settings(across_dtype="int4"),
+        partial(BMUF, block_size=BLOCK, across_dtype="int4"),
+    ),
     "bmuf, overlap": (Settings(overlap=True), partial(BMUF, block_size=BLOCK, overlap=True)),
     "bmuf_adam": (Settings(moments=True), partial(BMUF_ADAM, block_size=BLOCK)),
     "leader": (Settings(group_size=2), lambda: _groups("leader")),

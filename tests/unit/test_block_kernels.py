@@ -18,12 +18,12 @@ from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom
 from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.algorithms.kernels.native import native_kernels
 from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
-from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
 
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 0.5, -1.0, 127.0, 3.4e38, -3.4e38]
 lengths = st.integers(1, 3 * GROUP + 7)
 seeds = st.integers(0, 2**16)
-codecs = st.sampled_from([BFloat16Codec(), Int8Codec()])
+codecs = st.sampled_from([BFloat16Codec(), Int8Codec(), Int4Codec()])
 
 
 @contextmanager
@@ -122,7 +122,9 @@ def test_codecs_give_the_same_bits(
     assert all(_same_bits(one, other) for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("codec", [BFloat16Codec(), Int8Codec()], ids=["bf16", "int8"])
+@pytest.mark.parametrize(
+    "codec", [BFloat16Codec(), Int8Codec(), Int4Codec()], ids=["bf16", "int8", "int4"]
+)
 @pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 def test_what_is_not_finite_stays_so(codec: Codec, native: bool) -> None:
     """A model that is not finite must not look healthy after it was sent."""

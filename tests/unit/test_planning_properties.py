@@ -68,7 +68,7 @@ def settings_for(draw: st.DrawFn, network: Network) -> Settings:
         group_size=draw(st.sampled_from(sizes)),
         density=draw(st.floats(1e-5, 0.5)),
         push_period=draw(st.integers(1, 100)),
-        across_dtype=draw(st.sampled_from(["same", "bfloat16", "int8"])),
+        across_dtype=draw(st.sampled_from(["same", "bfloat16", "int8", "int4"])),
         overlap=draw(st.booleans()),
     )
 
@@ -133,7 +133,7 @@ def test_more_hosts_are_no_more_efficient(
     no_slower((workload, larger, settings), network, but=["psp"])
 
 
-@given(workloads, networks(), st.integers(1, 400), st.sampled_from(["same", "int8"]))
+@given(workloads, networks(), st.integers(1, 400), st.sampled_from(["same", "int8", "int4"]))
 def test_overlap_is_never_slower_where_memory_is_free(
     workload: Workload, network: Network, block_size: int, across_dtype: str
 ) -> None:

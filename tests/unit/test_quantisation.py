@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_hier.algorithms import chunks
+from lightning_hier.algorithms.kernels.reference import INT4_GROUP
 from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
-from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
 
-CODECS = pytest.mark.parametrize("codec", [BFloat16Codec(), Int8Codec()], ids=["bf16", "int8"])
+CODECS = pytest.mark.parametrize(
+    "codec", [BFloat16Codec(), Int8Codec(), Int4Codec()], ids=["bf16", "int8", "int4"]
+)
 groups = st.integers(1, 5)
 seeds = st.integers(0, 2**16)
 
@@ -52,6 +55,26 @@ def test_int8_errs_by_half_a_step(number: int, seed: int) -> None:
     _, left = _code(Int8Codec(), rows.view(-1))
     steps = rows.abs().amax(1, keepdim=True) / 127
     assert (left.view(-1, GROUP).abs() <= steps * (0.5 + 1e-4)).all()
+
+
+@given(number=groups, seed=seeds)
+def test_int4_errs_by_half_a_step(number: int, seed: int) -> None:
+    """Of its own, shorter groups."""
+    rows = _values(number, seed).view(-1, INT4_GROUP)
+    _, left = _code(Int4Codec(), rows.view(-1))
+    steps = rows.abs().amax(1, keepdim=True) / 7
+    assert (left.view(-1, INT4_GROUP).abs() <= steps * (0.5 + 1e-6)).all()
+
+
+def test_int4_has_fifteen_levels() -> None:
+    """Each level in each half of a byte, next to every other."""
+    rows = torch.arange(-7, 8).double().repeat(40)[: 4 * INT4_GROUP] * 0.25
+    read, left = _code(Int4Codec(), rows)
+    assert torch.equal(read, rows) and not left.any()
+    data = torch.empty(Int4Codec().bytes_for(rows.numel()), dtype=torch.uint8)
+    Int4Codec().encode_(rows, data)
+    levels = data[4 * 4 :]
+    assert sorted({*(levels & 15).tolist(), *(levels >> 4).tolist()}) == [*range(1, 16)]
 
 
 @given(number=groups, seed=seeds)
@@ -102,3 +125,4 @@ def test_bytes() -> None:
     assert BFloat16Codec().bytes_for(4 * GROUP) == 8 * GROUP
     assert Int8Codec().bytes_for(4 * GROUP) == 4 * GROUP + 16
     assert Int8Codec().bytes_for(3 * GROUP) == 3 * GROUP + 16  # a multiple of 8
+    assert Int4Codec().bytes_for(4 * GROUP) == 2 * GROUP + 4 * 16

@@ -28,7 +28,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "c", [0.5, math.inf, math.nan, "one"], "a finite number of at least 1"),
     (lh.BMUF, "local_momentum", ["drop", None], "one of 'reset', 'keep', 'average'"),
     (lh.BMUF, "across", ["ring", None], "one of 'auto', 'leader', 'sharded'"),
-    (lh.BMUF, "across_dtype", ["float8", None], "one of 'same', 'bfloat16', 'int8'"),
+    (lh.BMUF, "across_dtype", ["float8", None], "one of 'same', 'bfloat16', 'int8', 'int4'"),
     (lh.BMUF, "overlap", [-1, 2.5, "yes", None], "a whole number of at least 0"),
     (lh.BMUF, "fragments", [0, 1.5, True], "a whole number of at least 1"),
     (lh.BMUF, "merge", [-0.1, 1.5, "mean", None], "at least 0 and at most 1"),
@@ -40,8 +40,8 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUFAdam, "c", [0.5], "a finite number of at least 1"),
     (lh.BMUFAdam, "moments", ["drop", None], "one of 'corrected', 'average'"),
     (lh.BMUFAdam, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
-    (lh.BMUFAdam, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
-    (lh.ModelAveraging, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
+    (lh.BMUFAdam, "across_dtype", ["int2"], "one of 'same', 'bfloat16', 'int8', 'int4'"),
+    (lh.ModelAveraging, "across_dtype", ["int2"], "one of 'same', 'bfloat16', 'int8', 'int4'"),
     (lh.ModelAveraging, "block_size", [0, 1.0], "a whole number of at least 1"),
     (lh.ModelAveraging, "local_momentum", ["drop"], "one of 'reset', 'keep', 'average'"),
     (lh.ModelAveraging, "across", ["ring"], "one of 'auto', 'leader', 'sharded'"),
@@ -52,7 +52,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.DiLoCo, "outer_optimizer", [0.7], "be callable with parameters"),
     (lh.DiLoCo, "outer_optimizer", [torch.optim.Adafactor], "treat each element by itself"),
     (lh.DiLoCo, "block_size", [0, 2.5], "a whole number of at least 1"),
-    (lh.DiLoCo, "across_dtype", ["int4"], "one of 'same', 'bfloat16', 'int8'"),
+    (lh.DiLoCo, "across_dtype", ["int2"], "one of 'same', 'bfloat16', 'int8', 'int4'"),
     (lh.CommHook, "hook", [None, "allreduce_hook"], "callable"),
 ]
 

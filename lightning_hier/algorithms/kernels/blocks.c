@@ -19,7 +19,8 @@
 #define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
 #endif
 
-enum { GROUP = 512 /* of quantisation */, SUMS = 32, PIECE = 1024 };
+/* Elements of a quantisation group in int8 and in int4. */
+enum { GROUP = 512, GROUP4 = 128, HALF4 = GROUP4 / 2, SUMS = 32, PIECE = 1024 };
 
 /* zeta = 1, zeta >= 0.5 and zeta < 0.5: torch.lerp rounds each differently. */
 enum { ALL, MOST, LESS };
@@ -159,27 +160,51 @@ static inline void add_weighted(float *restrict values, const float *restrict pl
     for (int64_t i = 0; i < numel; i++) values[i] = MULTIPLY_ADD(weight, plus[i], values[i]);
 }
 
+/* The scale of `numel` elements in steps up to `largest`, and in `factor` its reciprocal, or 0. */
+static inline float scale_of(const float *restrict v, int numel, float largest, float *factor) {
+    uint32_t most = 0; /* compared as bits, in which NaN is greater than all */
+    for (int i = 0; i < numel; i++) {
+        uint32_t magnitude = bits_of(v[i]) & MAGNITUDE;
+        most = magnitude > most ? magnitude : most;
+    }
+    float scale = value_of(most) / largest;
+    scale *= (float)(scale >= FLT_MIN);
+    *factor = isfinite(scale) && scale > 0.0f ? 1.0f / scale : 0.0f;
+    return scale;
+}
+
 /* Int8Codec.encode_; `numel` is a multiple of GROUP. */
 void encode_int8(float *restrict values, int64_t numel, const float *restrict plus,
                  int64_t plus_numel, float weight, float *restrict scales, int8_t *restrict out) {
     for (int64_t from = 0; from < numel; from += GROUP) {
-        float *v = values + from;
+        float *v = values + from, factor;
         if (plus_numel > from)
             add_weighted(v, plus + from, least(GROUP, plus_numel - from), weight);
-        uint32_t most = 0; /* compared as bits, in which NaN is greater than all */
-        for (int i = 0; i < GROUP; i++) {
-            uint32_t magnitude = bits_of(v[i]) & MAGNITUDE;
-            most = magnitude > most ? magnitude : most;
-        }
-        float scale = value_of(most) / 127.0f;
-        scale *= (float)(scale >= FLT_MIN);
-        float factor = isfinite(scale) && scale > 0.0f ? 1.0f / scale : 0.0f;
+        float scale = scale_of(v, GROUP, 127.0f, &factor);
         for (int i = 0; i < GROUP; i++) {
             float step = rintf(v[i] * factor);
             out[from + i] = (int8_t)(int32_t)step;
             v[i] -= step * scale;
         }
         scales[from / GROUP] = scale;
+    }
+}
+
+/* Int4Codec.encode_; `numel` is a multiple of GROUP4. A half byte holds a step plus 8. */
+void encode_int4(float *restrict values, int64_t numel, const float *restrict plus,
+                 int64_t plus_numel, float weight, float *restrict scales, uint8_t *restrict out) {
+    for (int64_t from = 0; from < numel; from += GROUP4) {
+        float *v = values + from, factor;
+        if (plus_numel > from)
+            add_weighted(v, plus + from, least(GROUP4, plus_numel - from), weight);
+        float scale = scale_of(v, GROUP4, 7.0f, &factor);
+        for (int i = 0; i < HALF4; i++) {
+            float lower = rintf(v[i] * factor), upper = rintf(v[i + HALF4] * factor);
+            out[from / 2 + i] = (uint8_t)(int32_t)(upper * 16.0f + lower + 136.0f);
+            v[i] -= lower * scale;
+            v[i + HALF4] -= upper * scale;
+        }
+        scales[from / GROUP4] = scale;
     }
 }
 
@@ -193,6 +218,20 @@ void decode_int8(float *restrict values, int64_t numel, const float *restrict sc
             for (int64_t i = 0; i < count; i++) v[i] += (float)steps[from + i] * scale;
         else
             for (int64_t i = 0; i < count; i++) v[i] = (float)steps[from + i] * scale;
+    }
+}
+
+/* Int4Codec.decode; `numel` is a multiple of GROUP4. */
+void decode_int4(float *restrict values, int64_t numel, const float *restrict scales,
+                 const uint8_t *restrict packed, int add) {
+    for (int64_t from = 0; from < numel; from += GROUP4) {
+        float scale = scales[from / GROUP4], *v = values + from, read[GROUP4];
+        for (int i = 0; i < HALF4; i++) {
+            int both = packed[from / 2 + i];
+            read[i] = (float)((both & 15) - 8) * scale;
+            read[i + HALF4] = (float)((both >> 4) - 8) * scale;
+        }
+        for (int i = 0; i < GROUP4; i++) v[i] = add ? v[i] + read[i] : read[i];
     }
 }
 

@@ -56,6 +56,8 @@ _SIGNATURES = {
     "advance_by": "v:ppplffiip",
     "encode_int8": "v:plplfpp",
     "decode_int8": "v:plppi",
+    "encode_int4": "v:plplfpp",
+    "decode_int4": "v:plppi",
     "encode_bfloat16": "v:plplfp",
 }
 
@@ -169,26 +171,34 @@ class NativeKernels(TorchKernels):
         self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
     ) -> None:
         """See :class:`TorchKernels`."""
-        plus_numel = 0 if plus is None else plus.numel()
-        self._library.encode_int8(
-            *(values.data_ptr(), values.numel(), *_pointers(plus), plus_numel, weight),
-            *_pointers(scales, out),
-        )
+        self._library.encode_int8(*_summed(values, plus, weight), *_pointers(scales, out))
 
     def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
         """See :class:`TorchKernels`."""
         self._library.decode_int8(out.data_ptr(), out.numel(), *_pointers(scales, steps), add)
 
+    def encode_int4_(
+        self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
+    ) -> None:
+        """See :class:`TorchKernels`."""
+        self._library.encode_int4(*_summed(values, plus, weight), *_pointers(scales, out))
+
+    def decode_int4(self, out: Tensor, scales: Tensor, packed: Tensor, *, add: bool) -> None:
+        """See :class:`TorchKernels`."""
+        self._library.decode_int4(out.data_ptr(), out.numel(), *_pointers(scales, packed), add)
+
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
     ) -> None:
         """See :class:`TorchKernels`."""
-        plus_numel = 0 if plus is None else plus.numel()
-        self._library.encode_bfloat16(
-            *(values.data_ptr(), values.numel(), *_pointers(plus), plus_numel, weight),
-            out.data_ptr(),
-        )
+        self._library.encode_bfloat16(*_summed(values, plus, weight), out.data_ptr())
 
 
 def _pointers(*tensors: Tensor | None) -> list[int | None]:
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _summed(values: Tensor, plus: Tensor | None, weight: float) -> tuple[Any, ...]:
+    """Arguments of ``values + weight * plus``."""
+    plus_numel = 0 if plus is None else plus.numel()
+    return (values.data_ptr(), values.numel(), *_pointers(plus), plus_numel, weight)

@@ -18,7 +18,13 @@ from lightning_hier.algorithms.kernels.payload import SIGN_BIT, add_payloads_, a
 QUANTISATION_GROUP = 512
 """Elements that share a float32 scale in int8."""
 
-_LARGEST_INT8 = 127.0
+INT4_GROUP = 128
+"""Elements that share a float32 scale in int4, a divisor of ``QUANTISATION_GROUP``."""
+
+_LARGEST_INT8, _LARGEST_INT4 = 127.0, 7.0
+
+# Half a byte stores a step from -7 to 7 plus this.
+_INT4_ZERO = 8
 
 # The order of floating-point magnitudes is that of their bits as integers.
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -197,38 +203,53 @@ class TorchKernels:
         self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
     ) -> None:
         """``Int8Codec.encode_``, with one scale (float32) per group of ``out`` (int8)."""
-        first = 0
-        for chunk, steps in _with_sum(values, plus, weight, out):
-            rows = chunk.view(-1, QUANTISATION_GROUP)
-            scale = scales[first : first + len(rows)]
-            first += len(rows)
-            rounded = torch.abs(rows)
-            scale.copy_(rounded.amax(dim=1).div_(_LARGEST_INT8))
-            # Scale 0 for groups of zeros, and for scales below the normal range of float32.
-            scale.mul_(scale >= torch.finfo(torch.float32).tiny)
-            wide = scale.to(values.dtype).unsqueeze(1)
-            torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
-            steps.copy_(rounded.view(-1))
+        for chunk, start in _with_sum(values, plus, weight):
+            rows, scale, steps = _groups(chunk, start, scales, out, QUANTISATION_GROUP)
+            rounded, wide = _quantise(rows, scale, _LARGEST_INT8)
+            steps.copy_(rounded)
             # The same product as in decode_int8, so that the error is exact.
             rows.sub_(rounded.mul_(wide))
 
     def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
         """``Int8Codec.decode``."""
-        first = 0
-        for chunk, read in chunks(out, steps):
-            rows, read = (own.view(-1, QUANTISATION_GROUP) for own in (chunk, read))
-            scale = scales[first : first + len(rows)].to(out.dtype).unsqueeze(1)
-            first += len(rows)
+        for chunk, start in _with_starts(out):
+            rows, scale, read = _groups(chunk, start, scales, steps, QUANTISATION_GROUP)
+            wide = scale.to(out.dtype).unsqueeze(1)
             if add:
-                rows.add_(read.to(out.dtype).mul_(scale))
+                rows.add_(read.to(out.dtype).mul_(wide))
             else:
-                torch.mul(rows.copy_(read), scale, out=rows)
+                torch.mul(rows.copy_(read), wide, out=rows)
+
+    def encode_int4_(
+        self, values: Tensor, plus: Tensor | None, weight: float, scales: Tensor, out: Tensor
+    ) -> None:
+        """``Int4Codec.encode_``, with one scale (float32) per group, two elements in a byte.
+
+        Byte i of a group holds element i in its lower half and element i + 64 in its upper half, so
+        that both halves are contiguous.
+        """
+        for chunk, start in _with_sum(values, plus, weight):
+            rows, scale, packed = _groups(chunk, start, scales, out, INT4_GROUP)
+            rounded, wide = _quantise(rows, scale, _LARGEST_INT4)
+            lower, upper = rounded.chunk(2, dim=1)
+            packed.copy_((upper * 16).add_(lower).add_(17 * _INT4_ZERO))
+            rows.sub_(rounded.mul_(wide))
+
+    def decode_int4(self, out: Tensor, scales: Tensor, packed: Tensor, *, add: bool) -> None:
+        """``Int4Codec.decode``."""
+        for chunk, start in _with_starts(out):
+            rows, scale, read = _groups(chunk, start, scales, packed, INT4_GROUP)
+            wide = scale.to(out.dtype).unsqueeze(1)
+            for half, bits in zip(rows.chunk(2, dim=1), (read & 15, read >> 4), strict=True):
+                values = bits.to(out.dtype).sub_(_INT4_ZERO).mul_(wide)
+                half.add_(values) if add else half.copy_(values)
 
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
     ) -> None:
         """``BFloat16Codec.encode_``."""
-        for chunk, rounded in _with_sum(values, plus, weight, out):
+        for chunk, start in _with_sum(values, plus, weight):
+            rounded = out[start : start + chunk.numel()]
             rounded.copy_(chunk)
             chunk.sub_(rounded)
 
@@ -242,14 +263,38 @@ def _write_start(
         out.copy_(global_model)
 
 
-def _with_sum(
-    values: Tensor, plus: Tensor | None, weight: float, out: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of ``values``, after ``weight * plus`` has been added, and of ``out``."""
+def _with_starts(values: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Chunks of ``values``, and the position of the first element of each."""
     start = 0
-    for chunk, place in chunks(values, out):
+    for (chunk,) in chunks(values):
+        yield chunk, start
+        start += chunk.numel()
+
+
+def _with_sum(values: Tensor, plus: Tensor | None, weight: float) -> Iterator[tuple[Tensor, int]]:
+    """Chunks of ``values`` and their positions, after ``weight * plus`` has been added."""
+    for chunk, start in _with_starts(values):
         if plus is not None:
             summand = plus[start : start + chunk.numel()]
             chunk[: summand.numel()].add_(summand, alpha=weight)
-        start += chunk.numel()
-        yield chunk, place
+        yield chunk, start
+
+
+def _groups(
+    chunk: Tensor, start: int, scales: Tensor, encoded: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantisation groups of a chunk as rows, their scales, and rows of their encoded elements."""
+    rows = chunk.view(-1, group)
+    place = slice(start // group, start // group + len(rows))
+    return rows, scales[place], encoded.view(len(scales), -1)[place]
+
+
+def _quantise(rows: Tensor, scale: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+    """Set the scale of each row. Returns the rows in whole steps, and the scales as a column."""
+    rounded = torch.abs(rows)
+    scale.copy_(rounded.amax(dim=1).div_(largest))
+    # Scale 0 for groups of zeros, and for scales below the normal range of float32.
+    scale.mul_(scale >= torch.finfo(torch.float32).tiny)
+    wide = scale.to(rows.dtype).unsqueeze(1)
+    torch.mul(rows, wide.reciprocal().nan_to_num_(posinf=0.0), out=rounded).round_()
+    return rounded, wide

@@ -43,8 +43,9 @@ class BlockSync(NamedArguments):
             broadcasts the result in its group. ``"sharded"``: each rank of a group exchanges 1/P
             of the model. ``"auto"`` chooses by the number of NICs of the hosts.
         across_dtype: dtype of model updates between hosts: ``"same"`` as the parameters,
-            ``"bfloat16"``, or ``"int8"`` with one scale for 512 elements. Rounding errors are added
-            to the next update (error feedback). Averaged buffers are not quantised.
+            ``"bfloat16"``, ``"int8"`` with one scale for 512 elements, or ``"int4"`` with one scale
+            for 128. Rounding errors are added to the next update (error feedback). Averaged buffers
+            are not quantised.
         fragments: n, at most tau. The parameters are divided, in the order of the module, into n
             fragments of about equal bytes, and fragment i is synchronised at the steps
             ``tau (i + 1) / n + k tau``, rounded down, k = 0, 1, ... (streaming_diloco 2.1).

@@ -65,7 +65,7 @@ class BMUFAdam(BlockMomentum):
             several groups: ``"auto"`` (0.5), a number in [0, 1), or ``"keep"`` (no limit).
         across_dtype: as in :class:`BlockSync`. If updates are quantised, moments are sent as
             ``"bfloat16"``, because second moments span too many orders of magnitude for
-            ``"int8"``.
+            integers with a common scale.
 
     Raises:
         ValueError: a value is outside its range.

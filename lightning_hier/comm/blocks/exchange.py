@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int8Codec
+from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback, ErrorFeedback
 from lightning_hier.comm.blocks.health import Participation
@@ -16,7 +16,7 @@ from lightning_hier.comm.blocks.shard import Chunk, Shard
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages, side_by_side
 
-AcrossDtype = Literal["same", "bfloat16", "int8"]
+AcrossDtype = Literal["same", "bfloat16", "int8", "int4"]
 """Dtype of model updates between groups. ``"same"`` is the dtype of the parameters."""
 
 _KIND = "models"
@@ -29,7 +29,8 @@ def make_codec(across_dtype: AcrossDtype, dtype: torch.dtype) -> Codec | None:
     """Codec for parameters of ``dtype``; None if they are exchanged without quantisation."""
     if not dtype.is_floating_point:
         return None
-    return {"same": None, "bfloat16": BFloat16Codec(), "int8": Int8Codec()}[across_dtype]
+    codecs = {"bfloat16": BFloat16Codec(), "int8": Int8Codec(), "int4": Int4Codec()}
+    return codecs.get(across_dtype)
 
 
 class Exchange:
