@@ -1,4 +1,4 @@
-"""Codecs that quantise real numbers for a slow network to two, one or half a byte per element."""
+"""Codecs of real numbers for a slow network: exact, or quantised to two, one or half a byte."""
 
 from __future__ import annotations
 
@@ -37,6 +37,36 @@ class Codec:
     def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
         """Write the decoded elements to ``out``, or ``add`` them to it, in place."""
         raise NotImplementedError
+
+
+class ExactCodec(Codec):
+    """Elements as they are, in one dtype.
+
+    Args:
+        dtype: dtype of all encoded elements.
+
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def bytes_for(self, numel: int) -> int:
+        """Those of the dtype, rounded up to a multiple of 8."""
+        return -(-self._dtype.itemsize * numel // 8) * 8
+
+    def encode_(
+        self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
+    ) -> None:
+        """See :class:`Codec`."""
+        if plus is not None:
+            values[: plus.numel()].add_(plus, alpha=weight)
+        sent = out.view(self._dtype)[: values.numel()].copy_(values)
+        values.sub_(sent)
+
+    def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """See :class:`Codec`."""
+        read = data.view(self._dtype)[: out.numel()]
+        out.add_(read) if add else out.copy_(read)
 
 
 class BFloat16Codec(Codec):

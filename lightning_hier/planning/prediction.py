@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
-from lightning_hier.algorithms.arguments import check_choice, check_whole
+from lightning_hier.algorithms.arguments import check_choice, check_share, check_whole
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 
 
@@ -19,6 +19,7 @@ class Settings:
         group_size: ranks that train one model, for strategies with groups.
         density: fraction of the elements that GTC sends. None: exact gradients.
         across_dtype: dtype of models between hosts.
+        across_density: share of the elements of an update that is sent between hosts.
         overlap: whether models are exchanged during the next block.
         sharded: whether all ranks of a group exchange one shard each, or only the first rank.
         moments: whether Adam's moments are exchanged with the model.
@@ -32,6 +33,7 @@ class Settings:
     group_size: int = 1
     density: float | None = 0.01
     across_dtype: AcrossDtype = "same"
+    across_density: float = 1.0
     overlap: bool = False
     sharded: bool = False
     moments: bool = False
@@ -45,6 +47,7 @@ class Settings:
         if self.density is not None and not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
+        check_share("across_density", self.across_density)
         if self.overlap and self.moments:
             raise ValueError(
                 "overlap=True does not support Adam's moments, because the mean is applied one "

@@ -13,7 +13,7 @@ from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.servers import cluster_of
 from lightning_hier.planning.strategies import predict
-from lightning_hier.planning.synchronisation import synchronise
+from lightning_hier.planning.synchronisation import sparse_break_even, synchronise
 from lightning_hier.planning.workload import Workload
 
 # Fraction of the speed that DDP must keep, and fractions of a step that gradients in a group,
@@ -71,6 +71,8 @@ def recommend(
             value, reason = rule(workload, network, settings)
             settings = replace(settings, **{name: value})  # type: ignore[arg-type]
             reasons += [reason] if reason else []
+    if settings.across_density < 1.0:
+        reasons.append(_sparse_reason(workload, network, settings))
     strategy, arguments = _strategy_class(settings)
     prediction = predict("ddp", workload, network)
     kept = prediction.efficiency
@@ -151,6 +153,20 @@ def _block_size(workload: Workload, network: Network, settings: Settings) -> tup
     return size, reason + (f"; {share:.0%} would take {wanted}." if wanted > size else ".")
 
 
+def _sparse_reason(workload: Workload, network: Network, settings: Settings) -> str:
+    """Bytes of a sparse exchange, which grow with the number of hosts, and of a dense one."""
+    sparse, dense = (
+        synchronise(workload, network, own).host_bytes / 1e6
+        for own in (settings, replace(settings, across_density=1.0))
+    )
+    hosts = sparse_break_even(workload.element_bytes, settings)
+    return (
+        f"A host sends {sparse:.3g} MB in a synchronisation with across_density="
+        f"{settings.across_density:g}, and {dense:.3g} MB with 1. Sparse updates send fewer bytes "
+        f"on up to {math.floor(hosts)} hosts."
+    )
+
+
 def _push_period(workload: Workload, network: Network, settings: Settings) -> tuple[int, str]:
     """The smallest N of two-stage ASGD with T_calc >= T_trans (eq. 6 and 7)."""
     return (cluster_of(workload, network).best_push_period() if network.hosts > 1 else 1), ""
@@ -170,11 +186,15 @@ def _strategy_class(settings: Settings) -> tuple[str, dict[str, Any]]:
         block["across_dtype"] = settings.across_dtype
     if settings.overlap:
         block["overlap"] = True
-    if settings.group_size == 1:
+    sparse = settings.across_density < 1.0  # not an argument of the presets
+    if sparse:
+        block["across_density"] = settings.across_density
+    if settings.group_size == 1 and not sparse:
         return ("BMUFAdamStrategy" if settings.moments else "BMUFStrategy"), block
     group: dict[str, Any] = {"group_size": settings.group_size}
-    density = {} if settings.density is None else {"density": settings.density}
-    if density and not settings.moments:
+    compresses = settings.density is not None and settings.group_size > 1
+    density = {"density": settings.density} if compresses else {}
+    if density and not settings.moments and not sparse:
         return "BMUFGTCStrategy", group | density | block
     group["gradient_sync"] = _component("GTC", density) if density else _component("AllReduce", {})
     group["block_sync"] = _component("BMUFAdam" if settings.moments else "BMUF", block)

@@ -18,7 +18,7 @@ from lightning_hier.planning.synchronisation import synchronisation_memory_bytes
 from lightning_hier.planning.workload import Workload
 
 # Settings of each strategy that a prediction lists.
-_BLOCKS = ("block_size", "across_dtype", "overlap")
+_BLOCKS = ("block_size", "across_dtype", "across_density", "overlap")
 _TIERS = ("group_size", "density", *_BLOCKS)
 _SHOWN: dict[str, tuple[str, ...]] = {
     "ddp": (),
@@ -85,7 +85,7 @@ def _predict_tiers(
     shown = {name: getattr(settings, name) for name in _SHOWN[strategy]}
     return Prediction(
         strategy=strategy,
-        settings={n: value for n, value in shown.items() if value not in (None, False, "same")},
+        settings={n: value for n, value in shown.items() if _is_shown(n, value)},
         ranks=network.ranks,
         alone_s=workload.step_s,
         step_s=block.mean_step_s(step_s, tau),
@@ -96,6 +96,11 @@ def _predict_tiers(
         + gradient_memory_bytes(workload, group, settings.density)
         + synchronisation_memory_bytes(workload, network, settings),
     )
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    """Whether a setting has an effect. A density of 1 of GTC is shown, and is not exact."""
+    return value not in (None, False, "same") and (name, value) != ("across_density", 1.0)
 
 
 def _own(strategy: str, workload: Workload, network: Network, settings: Settings) -> Settings:

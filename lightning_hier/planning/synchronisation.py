@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
+from lightning_hier.comm.blocks.exchange import make_codec
 from lightning_hier.planning.collectives import (
     Load,
     RankGroup,
@@ -30,6 +33,10 @@ _STATUS_BYTES, _COUNT_BYTES = 64, 8
 # Time of each pass over an element, in copies (docs/reports/performance.md, one core).
 _SQUARES, _COPY, _SUBTRACT_START = 0.6, 1.0, 2.0
 _FILTER, _LATE_FILTER, _ENCODE, _DECODE = 2.5, 4.5, 2.0, 1.0
+# torch.topk, and additions to single elements for each that is received (measured on one core).
+_SELECT, _SCATTER = 12.0, 9.0
+# Dtype of the parameters by the bytes of an element.
+_DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 # torch's gather on gloo copies through a flat tensor on both sides.
 _GATHER_COPIES = 2.0
 
@@ -100,11 +107,29 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     if layout.models == 1:
         return 0.0
     vectors = 1.0 + settings.block_momentum + 2.0 * settings.overlap + 2.0 * settings.moments
-    if settings.across_dtype != "same" and network.hosts > 1:
-        vectors += 1 + 1 / layout.between_hosts.size
+    if network.hosts > 1:
+        vectors += _error_vectors(settings, layout.between_hosts)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
     share = 1 / settings.group_size if settings.sharded else 1.0
     return buffer + share * vectors * workload.gradient_bytes
+
+
+def _error_vectors(settings: Settings, between: RankGroup) -> float:
+    """Vectors of error feedback: of own values, and of the sums that a rank computes."""
+    if settings.across_density < 1.0:
+        return 1.0
+    return 0.0 if settings.across_dtype == "same" else 1 + 1 / between.size
+
+
+def sparse_break_even(element_bytes: int, settings: Settings) -> float:
+    """Number of hosts up to which sparse updates send fewer bytes than whole ones.
+
+    A host sends ``density * (width + 2)`` bytes per element to each of the M - 1 others, where an
+    exchange of whole updates sends ``2 (M - 1) / M * width``.
+    """
+    width = _WIDTHS.get(settings.across_dtype, element_bytes)
+    entry = _WIDTHS.get(settings.across_dtype, max(element_bytes, 4)) + 2
+    return 2 * width / (settings.across_density * entry)
 
 
 def _layout(network: Network, settings: Settings) -> Layout:
@@ -120,7 +145,8 @@ class _Shard:
         self._senders = layout.inter_host_ranks
         self._between = layout.between_hosts
         self._models = 3 if settings.moments else 1
-        self._quantised = settings.across_dtype != "same"
+        self._sparse = settings.across_density < 1.0
+        self._quantised = settings.across_dtype != "same" or self._sparse
         shards = settings.group_size if settings.sharded else 1
         elements = workload.parameters * self._models + workload.buffers
         self._elements = math.ceil(elements / shards)
@@ -150,10 +176,7 @@ class _Shard:
         """Sum within a host, exchange between hosts, broadcast within a host."""
         group, network = self._between, self._network
         if self._quantised and group.hosts > 1:
-            sent = self._quantised_bytes()
-            found = all_to_all(group.size * sent, group, network) + all_gather(sent, group, network)
-            passes = 2 * _DECODE + _ENCODE * (1 + 1 / group.size)
-            found += Load(copied_bytes=self._senders * self._bytes * passes)
+            found = self._quantised_exchange()
         else:
             found = all_reduce(self._bytes, group, network)
         rounds = max(self.chunks / _IN_FLIGHT, 1.0)
@@ -163,17 +186,37 @@ class _Shard:
             found += reduce(self._bytes, inner, network) + broadcast(self._bytes, inner, network)
         return found
 
-    def _quantised_bytes(self) -> float:
-        """Bytes that a host sends to each other host; moments are sent as bfloat16.
+    def _quantised_exchange(self) -> Load:
+        """Sparse parameters in one all-gather; else a reduce-scatter and an all-gather."""
+        group, network, settings = self._between, self._network, self._settings
+        parameters = min(self._elements, self._parameters)
+        sent = self._row_bytes(self._elements - parameters, 2.0)  # moments, as bfloat16
+        passes, found = 2 * _DECODE + _ENCODE * (1 + 1 / group.size), Load()
+        if self._sparse:
+            found = all_gather(self._sparse_bytes(parameters), group, network)
+            passes = _SELECT + _SCATTER * settings.across_density * group.size
+        else:
+            sent += self._row_bytes(parameters, _WIDTHS[settings.across_dtype])
+        if sent:
+            found += all_to_all(group.size * sent, group, network)
+            found += all_gather(sent, group, network)
+        return found + Load(copied_bytes=self._senders * self._bytes * passes)
+
+    def _row_bytes(self, elements: int, width: float) -> float:
+        """Bytes that a host sends to each other host in a reduce-scatter.
 
         The shard of a host consists of whole quantisation groups, and of a multiple of 8 bytes.
         """
-        width = _WIDTHS[self._settings.across_dtype]
-        parameters = min(self._elements, self._parameters)
-        parts = ((parameters, width), (self._elements - parameters, 2.0))
-        hosts = self._between.size
-        groups = [(math.ceil(elements / (hosts * _GROUP)), width) for elements, width in parts]
-        return sum(math.ceil(number * _GROUP * width / 8) * 8 for number, width in groups)
+        groups = math.ceil(elements / (self._between.size * _GROUP))
+        return math.ceil(groups * _GROUP * width / 8) * 8
+
+    def _sparse_bytes(self, elements: int) -> float:
+        """Bytes of the largest of some parameters, with their positions."""
+        settings, dtype = self._settings, _DTYPES[self._workload.element_bytes]
+        codec = make_codec(settings.across_dtype, dtype, settings.across_density)
+        assert codec is not None, "it is sparse"
+        whole, rest = divmod(elements, _QUANTISED_CHUNK)
+        return whole * codec.bytes_for(_QUANTISED_CHUNK) + codec.bytes_for(rest)
 
     def apply(self) -> Load:
         """Block filter on each inter-host rank, and copy into all parameters."""

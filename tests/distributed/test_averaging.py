@@ -1,4 +1,4 @@
-"""Sums over the groups: exact, and quantised with error feedback."""
+"""Sums over the groups: exact, and quantised or sparse with error feedback."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_hier.comm.blocks.error_feedback import ErrorFeedback
-from lightning_hier.comm.blocks.exchange import (
-    AcrossDtype,
-    exact_sum,
-    make_codec,
-    quantised_sum,
-)
+from lightning_hier.comm.blocks.error_feedback import ChunkFeedback, ErrorFeedback
+from lightning_hier.comm.blocks.exchange import AcrossDtype, make_codec
+from lightning_hier.comm.blocks.sparse_exchange import sparse_sum
+from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline, Stages
 from tests.distributed.gradients import open_world
@@ -78,21 +75,26 @@ def test_a_host_sends_a_model_once() -> None:
 
 
 def _short_rounds(
-    host_of: list[int], across_dtype: AcrossDtype, numel: int, rounds: int
+    host_of: list[int], across_dtype: AcrossDtype, numel: int, rounds: int, density: float = 1.0
 ) -> tuple[float, float, list[float]]:
     """Largest loss, largest error of one round, and the last sum."""
     communicators = open_world(1, host_of=host_of)
-    route, codec = communicators.route, make_codec(across_dtype, torch.float64)
+    route, codec = communicators.route, make_codec(across_dtype, torch.float64, density)
     assert codec is not None
     error_feedback = ErrorFeedback(
-        numel, chunk=CHUNK, inter_host_ranks=route.inter_host_ranks, like=torch.zeros(1).double()
+        numel,
+        chunk=CHUNK,
+        inter_host_ranks=route.inter_host_ranks if density == 1.0 else 1,
+        sums=density == 1.0,
+        like=torch.zeros(1).double(),
     )
     said, meant = torch.zeros(numel).double(), torch.zeros(numel).double()
     worst, values = 0.0, torch.zeros(0)
 
     def work(values: Tensor, place: slice, *, keep: bool) -> Stages:
         error = error_feedback.of(place, keep=keep)
-        return quantised_sum(values[place], route, codec, error)
+        total = quantised_sum if density == 1.0 else sparse_sum
+        return total(values[place], route, codec, error if route.between else None)
 
     for number in range(rounds):
         values = _own(number, numel)
@@ -135,6 +137,31 @@ def test_short_forms_lose_nothing_over_many_rounds(
         assert values == found[0][2], "all ranks have the same bits"
 
 
+@pytest.mark.parametrize("across_dtype", ["same", "int8", "int4"])
+@ROUTES
+def test_sparse_sums_lose_nothing_over_many_rounds(
+    hosts: list[int], across_dtype: AcrossDtype
+) -> None:
+    """What was sent, and what is left, is what was meant; all ranks have the same bits."""
+    numel = 2 * CHUNK + 701
+    found = run_ranks(_short_rounds, 4, hosts, across_dtype, numel, 12, 0.05)
+    for loss, error, values in found:
+        assert loss < 1e-11
+        assert error > 1.0, "sparse"
+        assert values == found[0][2]
+
+
+@pytest.mark.parametrize("across_dtype", ["same", "int8", "int4"])
+def test_a_sparse_sum_sends_the_payload_of_a_host_to_each_other_host(
+    across_dtype: AcrossDtype,
+) -> None:
+    numel = 8 * CHUNK
+    own = run_ranks(_bytes_of_a_round, 4, HOSTS["two"], across_dtype, numel, 0.05)
+    # 52 of 1024 elements, as one quantisation group of 512 if rounded, and two bytes for each.
+    values = {"same": 8 * 512, "int8": 512 + 8, "int4": 256 + 16}[across_dtype]
+    assert own == [8 * (values + 104), 0] * 2
+
+
 @SHORT
 def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
     numel = 8 * CHUNK
@@ -146,12 +173,18 @@ def test_a_short_form_is_short(across_dtype: AcrossDtype) -> None:
     assert least + scales <= own[0] == own[2] <= 1.02 * (least + scales)
 
 
-def _bytes_of_a_round(host_of: list[int], across_dtype: AcrossDtype, numel: int) -> int:
+def _bytes_of_a_round(
+    host_of: list[int], across_dtype: AcrossDtype, numel: int, density: float = 1.0
+) -> int:
     communicators = open_world(1, host_of=host_of)
-    codec = make_codec(across_dtype, torch.float64)
+    codec = make_codec(across_dtype, torch.float64, density)
     assert codec is not None
-    values = _own(0, numel).float()
+    values = _own(0, numel).double()
+    feedback = ChunkFeedback.zeros(values[:CHUNK], 1)
     Pipeline(
-        quantised_sum(values[place], communicators.route, codec, None) for place in _places(numel)
+        quantised_sum(values[place], communicators.route, codec, None)
+        if density == 1.0
+        else sparse_sum(values[place], communicators.route, codec, feedback)
+        for place in _places(numel)
     ).run()
     return communicators.traffic.of("across", "models").payload_bytes

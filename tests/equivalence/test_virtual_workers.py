@@ -50,6 +50,11 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# By the sum of the workers of a rank or host, so the result depends on their number.
+SPARSE = {"group_size": 1, "block_sync": lh.BMUF(block_size=3, across_density=0.3)}
+_ALL = {**SYSTEMS, "sparse": ("HierarchicalStrategy", SPARSE, "SGD", {"momentum": 0.9})}
+
+
 class _Net(Net):
     """With BatchNorm, a buffer that is bound anew, an optimizer of choice and a rate that moves."""
 
@@ -71,14 +76,14 @@ class _Net(Net):
 
 
 def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
-    name, options, kind, optimizer_options = SYSTEMS[system]
+    name, options, kind, optimizer_options = _ALL[system]
     ranks = int(os.environ["WORLD_SIZE"])
     block: dict[str, Any] = (
         {"block_sync": lh.BMUF(block_size=3)} if name == "HierarchicalStrategy" else {}
     )
     if not block and name != "GTCStrategy":
         block = {"block_size": 3}
-    strategy = getattr(lh, name)(virtual_workers=WORKERS // ranks, **block, **options)
+    strategy = getattr(lh, name)(virtual_workers=WORKERS // ranks, **{**block, **options})
     model = _Net(kind, optimizer_options)
     data = loader(7, ranks=WORKERS)
     data.dataset.tensors = tuple(tensor.double() for tensor in data.dataset.tensors)
@@ -103,3 +108,10 @@ def test_workers_on_fewer_ranks_learn_the_same(system: str) -> None:
         for found, taken in run_ranks(_trained, ranks, system):
             assert taken == steps
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_rank_sends_the_largest_elements_of_the_sum_of_its_workers() -> None:
+    """As a host does with those of its ranks."""
+    expected, _ = run_ranks(_trained, WORKERS, "sparse", ranks_per_node=4)[0]
+    for found, _ in run_ranks(_trained, 2, "sparse", ranks_per_node=1):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -165,6 +165,25 @@ def test_other_ways_to_travel(after: dict[str, Any], tmp_path: Path) -> None:
         assert torch.equal(own["start"]["global"][0][0]["global_model"], flat(saved["state_dict"]))
 
 
+def test_other_density(tmp_path: Path) -> None:
+    """What was not sent belongs to the ranks and settings that left it out."""
+    dense, sparse = (
+        partial(
+            HIERARCHICAL, group_size=1, block_sync=lh.BMUF(block_size=4, across_density=density)
+        )
+        for density in (1.0, 0.1)
+    )
+    for number, after in enumerate(((2, dense), (3, sparse))):
+        saved, _, resumed = _go_on(tmp_path / str(number), (2, sparse), after)
+        said = resumed[0]["said"][0]
+        assert "the error feedback of quantised or sparse updates is lost" in said
+        assert ("across_density is 1.0 instead of 0.1" in said) == (number == 0)
+        for own in resumed:
+            [[part]] = own["start"]["global"]
+            assert torch.equal(part["global_model"], flat(saved["state_dict"]))
+            assert part["error_feedback"] is None or not part["error_feedback"]["own"].any()
+
+
 def test_other_state_that_travels(tmp_path: Path) -> None:
     """Momentum lies behind the model in its shares, which are then cut elsewhere."""
     before = partial(HIERARCHICAL, group_size=2, block_sync=lh.BMUF(block_size=4))

@@ -23,6 +23,8 @@ from tests.trainer.fitting import (
 )
 
 _KEEP = partial(BMUF, local_momentum="keep")
+_GROUPS_OF_ONE = partial(HIERARCHICAL, group_size=1)
+_SPARSE: Any = {"block_size": 4, "across_dtype": "int4", "across_density": 0.1}
 _SHORT = {"across": "sharded", "across_dtype": "int8", "overlap": True}
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "averaging": (2, AVERAGING, "SGD"),
@@ -37,6 +39,18 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "bmuf_overlap": (2, partial(BMUF, overlap=True), "SGD"),
     "bmuf_gtc_overlap_int8": (4, partial(BMUF_GTC, block_size=3, **_SHORT), "SGD"),
     "bmuf_int4": (2, partial(BMUF, across_dtype="int4"), "SGD"),
+    "sparse": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE)), "SGD"),
+    "sparse_overlap": (
+        2,
+        partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(overlap=True, **_SPARSE)),
+        "SGD",
+    ),
+    "sparse_adam": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE)), "Adam"),
+    "sparse_virtual": (
+        2,
+        partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE), virtual_workers=2),
+        "SGD",
+    ),
     "bmuf_adam_bfloat16": (2, partial(BMUF_ADAM, across_dtype="bfloat16"), "Adam"),
     "bmuf_virtual": (2, partial(_KEEP, virtual_workers=2), "SGD"),
     "bmuf_adam_virtual": (2, partial(BMUF_ADAM, virtual_workers=3), "Adam"),

@@ -24,6 +24,13 @@ LINK = Link(bytes_per_second=1e9)
 HOSTS = Network(hosts=2, devices=2, within=LINK, between=LINK)
 NET = Workload(parameters=58, tensors=4, step_s=1.0)
 
+
+def _groups(across: Any, group_size: int = 2, **sync: Any) -> lh.HierarchicalStrategy:
+    block_sync = lh.BMUF(block_size=BLOCK, across=across, **sync)
+    return HIERARCHICAL(group_size=group_size, block_sync=block_sync)
+
+
+_SPARSE: Any = {"across_density": 0.05}
 BLOCKS: dict[str, tuple[Settings, Any]] = {
     "bmuf": (Settings(), partial(BMUF, block_size=BLOCK)),
     "bmuf, int8": (
@@ -34,15 +41,21 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
         Settings(across_dtype="int4"),
         partial(BMUF, block_size=BLOCK, across_dtype="int4"),
     ),
+    "5%": (Settings(**_SPARSE), partial(_groups, "auto", 1, **_SPARSE)),
+    "5% in int4": (
+        Settings(across_dtype="int4", **_SPARSE),
+        partial(_groups, "auto", 1, across_dtype="int4", **_SPARSE),
+    ),
     "bmuf, overlap": (Settings(overlap=True), partial(BMUF, block_size=BLOCK, overlap=True)),
     "bmuf_adam": (Settings(moments=True), partial(BMUF_ADAM, block_size=BLOCK)),
-    "leader": (Settings(group_size=2), lambda: _groups("leader")),
-    "sharded": (Settings(group_size=2, sharded=True), lambda: _groups("sharded")),
+    "leader, 5%": (Settings(group_size=2, **_SPARSE), partial(_groups, "leader", **_SPARSE)),
+    "sharded, 5%": (
+        Settings(group_size=2, sharded=True, **_SPARSE),
+        partial(_groups, "sharded", **_SPARSE),
+    ),
+    "leader": (Settings(group_size=2), partial(_groups, "leader")),
+    "sharded": (Settings(group_size=2, sharded=True), partial(_groups, "sharded")),
 }
-
-
-def _groups(across: Any) -> lh.HierarchicalStrategy:
-    return HIERARCHICAL(group_size=2, block_sync=lh.BMUF(block_size=BLOCK, across=across))
 
 
 class _Sparse(Net):

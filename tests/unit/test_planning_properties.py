@@ -69,6 +69,7 @@ def settings_for(draw: st.DrawFn, network: Network) -> Settings:
         density=draw(st.floats(1e-5, 0.5)),
         push_period=draw(st.integers(1, 100)),
         across_dtype=draw(st.sampled_from(["same", "bfloat16", "int8", "int4"])),
+        across_density=draw(st.sampled_from([1.0, 1.0, 0.02])),
         overlap=draw(st.booleans()),
     )
 

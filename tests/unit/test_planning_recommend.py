@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from lightning_hier.planning import Link, Network, Processor, Workload, recommend
+from lightning_hier.planning import Link, Network, Processor, Settings, Workload, recommend
 from lightning_hier.planning.servers import cluster_of
-from lightning_hier.planning.synchronisation import synchronise
+from lightning_hier.planning.synchronisation import sparse_break_even, synchronise
 
 LSTM = Workload(parameters=24_300_000, step_s=0.15, tensors=22)
 FAST_INSIDE = Link(bytes_per_second=20e9, latency_s=2e-5)
@@ -112,3 +113,29 @@ def test_impossible_settings_are_refused(fixed: dict, says: str) -> None:
 def test_overlap_of_adam_is_refused() -> None:
     with pytest.raises(ValueError, match="overlap=True does not support Adam's moments"):
         recommend(replace(LSTM, optimizer="adam"), cluster(100), {"overlap": True})
+
+
+def test_a_density_across_is_an_argument_of_the_component_and_its_bytes_are_compared() -> None:
+    fixed = {"across_density": 0.02, "across_dtype": "int4"}
+    for devices in (1, 8):
+        found = recommend(LSTM, cluster(100, devices=devices), fixed)
+        assert found.strategy == "HierarchicalStrategy"
+        assert found.arguments["group_size"] == devices
+        assert found.arguments["block_sync"]["init_args"].items() >= fixed.items()
+        assert any("send fewer bytes on up to 20 hosts" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("dtype", ["same", "bfloat16", "int8", "int4"])
+def test_sparse_updates_send_fewer_bytes_up_to_the_number_of_hosts_that_is_named(
+    dtype: str,
+) -> None:
+    settings = Settings(across_density=0.02, across_dtype=dtype)
+    most = math.floor(sparse_break_even(4, settings))
+    # The number of selected elements is rounded up, so both may be equal at the limit itself.
+    for hosts, is_less in ((most - 1, True), (most + 1, False)):
+        network = cluster(100, hosts=hosts, devices=1)
+        sparse, dense = (
+            synchronise(LSTM, network, own).host_bytes
+            for own in (settings, replace(settings, across_density=1.0))
+        )
+        assert (sparse < dense) == is_less

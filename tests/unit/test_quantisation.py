@@ -13,10 +13,26 @@ from torch import Tensor
 from lightning_hier.algorithms import chunks
 from lightning_hier.algorithms.kernels.reference import INT4_GROUP
 from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
-from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
+from lightning_hier.algorithms.quantisation import (
+    BFloat16Codec,
+    Codec,
+    ExactCodec,
+    Int4Codec,
+    Int8Codec,
+)
+from lightning_hier.algorithms.sparse_codec import SELECTION_BLOCK, SparseCodec
 
 CODECS = pytest.mark.parametrize(
-    "codec", [BFloat16Codec(), Int8Codec(), Int4Codec()], ids=["bf16", "int8", "int4"]
+    "codec",
+    [
+        BFloat16Codec(),
+        Int8Codec(),
+        Int4Codec(),
+        ExactCodec(torch.float64),
+        SparseCodec(Int4Codec(), 0.3),
+        SparseCodec(ExactCodec(torch.float64), 0.1),
+    ],
+    ids=["bf16", "int8", "int4", "exact", "sparse int4", "sparse exact"],
 )
 groups = st.integers(1, 5)
 seeds = st.integers(0, 2**16)
@@ -126,3 +142,25 @@ def test_bytes() -> None:
     assert Int8Codec().bytes_for(4 * GROUP) == 4 * GROUP + 16
     assert Int8Codec().bytes_for(3 * GROUP) == 3 * GROUP + 16  # a multiple of 8
     assert Int4Codec().bytes_for(4 * GROUP) == 2 * GROUP + 4 * 16
+    assert ExactCodec(torch.float32).bytes_for(3) == 16
+    # 41 of each 4096 elements, 2 of 100: values of whole groups, and two bytes for each position.
+    assert SparseCodec(Int8Codec(), 0.01).bytes_for(2 * 4096 + 100) == GROUP + 8 + 2 * 84
+
+
+@given(numel=st.integers(1, 2 * SELECTION_BLOCK + 50), seed=seeds)
+def test_a_sparse_codec_sends_the_largest_of_each_block(numel: int, seed: int) -> None:
+    values = torch.randn(numel, generator=torch.Generator().manual_seed(seed)).double()
+    read, _ = _code(SparseCodec(ExactCodec(torch.float64), 0.05), values)
+    for block, sent in zip(values.split(SELECTION_BLOCK), read.split(SELECTION_BLOCK), strict=True):
+        most = block.abs().sort(descending=True).values[: math.ceil(0.05 * len(block))]
+        assert torch.equal(sent, torch.where(block.abs() >= most[-1], block, 0.0))
+
+
+def test_values_in_a_sparse_sum_err_by_half_a_step() -> None:
+    """An element is sent with the error of its codec, or not at all."""
+    values = _values(16, 4)
+    read, left = _code(SparseCodec(Int8Codec(), 0.2), values)
+    sent = read != 0
+    assert 0 < sent.sum() <= math.ceil(0.2 * SELECTION_BLOCK) * 2
+    assert torch.equal(left[~sent], values[~sent])
+    assert (left[sent].abs() <= values.abs().max() / 127 * 0.5001).all()

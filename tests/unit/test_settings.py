@@ -29,6 +29,8 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "local_momentum", ["drop", None], "one of 'reset', 'keep', 'average'"),
     (lh.BMUF, "across", ["ring", None], "one of 'auto', 'leader', 'sharded'"),
     (lh.BMUF, "across_dtype", ["float8", None], "one of 'same', 'bfloat16', 'int8', 'int4'"),
+    (lh.BMUF, "across_density", [0, 1.5, "few", None], "above 0 and at most 1"),
+    (lh.DiLoCo, "across_density", [0.0, -0.1], "above 0 and at most 1"),
     (lh.BMUF, "overlap", [-1, 2.5, "yes", None], "a whole number of at least 0"),
     (lh.BMUF, "fragments", [0, 1.5, True], "a whole number of at least 1"),
     (lh.BMUF, "merge", [-0.1, 1.5, "mean", None], "at least 0 and at most 1"),

@@ -36,7 +36,15 @@ _DEFAULTS = {
     "between": {"latency_s": 1e-4},
     "within": {"bytes_per_second": 100e9 / 8, "latency_s": 20e-6},
 }
-SETTINGS = ("block_size", "group_size", "density", "push_period", "across_dtype", "overlap")
+SETTINGS = (
+    "block_size",
+    "group_size",
+    "density",
+    "push_period",
+    "across_dtype",
+    "across_density",
+    "overlap",
+)
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
 _NUMBER: dict[str, Any] = {"type": float, "metavar": "X"}
@@ -77,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add("--density", **_NUMBER, help="fraction of the elements that GTC sends")
     add("--push-period", **_COUNT, help="push period of two-stage ASGD")
     add("--across-dtype", choices=get_args(AcrossDtype), help="dtype of models between hosts")
+    add("--across-density", **_NUMBER, help="fraction of the elements that hosts exchange")
     add("--overlap", **_FLAG, help="exchange models during the next block")
     return command
 

@@ -46,6 +46,11 @@ class BlockSync(NamedArguments):
             ``"bfloat16"``, ``"int8"`` with one scale for 512 elements, or ``"int4"`` with one scale
             for 128. Rounding errors are added to the next update (error feedback). Averaged buffers
             are not quantised.
+        across_density: share of the elements of an update that is sent between hosts. Below 1,
+            the largest magnitudes of each 4096 elements, with values in ``across_dtype``
+            (``"same"``: float32, and float64 for float64 parameters). The others are added to the
+            next update (error feedback). The bytes grow with the number of hosts, see
+            ``docs/algorithms.md``. Averaged buffers and optimizer state are sent whole.
         fragments: n, at most tau. The parameters are divided, in the order of the module, into n
             fragments of about equal bytes, and fragment i is synchronised at the steps
             ``tau (i + 1) / n + k tau``, rounded down, k = 0, 1, ... (streaming_diloco 2.1).
@@ -67,6 +72,7 @@ class BlockSync(NamedArguments):
     block_size: int | Auto = "auto"
     across: Across = "auto"
     across_dtype: AcrossDtype = "same"
+    across_density: float = 1.0
     fragments: int = 1
     overlap: bool | int = False
     merge: Merge = "progress"
@@ -76,6 +82,7 @@ class BlockSync(NamedArguments):
         check_whole_or_auto("block_size", self.block_size)
         check_choice("across", self.across, get_args(Across))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
+        check_share("across_density", self.across_density)
         check_whole("fragments", self.fragments)
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
@@ -87,6 +94,11 @@ class BlockSync(NamedArguments):
                     f"{name} must be at most block_size, got {name}={value} and "
                     f"block_size={self.block_size}: lower {name}, or make blocks longer"
                 )
+
+    @property
+    def has_error_feedback(self) -> bool:
+        """Whether updates are quantised or sparse, and errors are added to the next update."""
+        return self.across_dtype != "same" or self.across_density < 1.0
 
     @property
     def steps(self) -> int:

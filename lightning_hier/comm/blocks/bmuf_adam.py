@@ -63,8 +63,8 @@ class BMUFAdam(BlockMomentum):
             that of all blocks since the last one.
         local_beta1: largest first beta of the local optimizer while blocks run and there are
             several groups: ``"auto"`` (0.5), a number in [0, 1), or ``"keep"`` (no limit).
-        across_dtype: as in :class:`BlockSync`. If updates are quantised, moments are sent as
-            ``"bfloat16"``, because second moments span too many orders of magnitude for
+        across_dtype: as in :class:`BlockSync`. If updates are quantised or sparse, moments are sent
+            whole, as ``"bfloat16"``, because second moments span too many orders of magnitude for
             integers with a common scale.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Error feedback: rounding errors of quantised sums, which are added to the next sum."""
+"""Error feedback: what a quantised or sparse sum leaves out is added to the next sum."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ChunkFeedback:
     """Rounding errors of one chunk.
 
     Attributes:
-        own: values of the values that this rank sends, as long as all shards.
-        sums: errors of the sums that this rank computes, as long as one shard.
+        own: errors of the values that this rank sends, as long as all shards.
+        sums: errors of the sums that this rank computes, as long as one shard, or empty.
 
     """
 
@@ -29,7 +29,7 @@ class ChunkFeedback:
     def zeros(cls, piece: Tensor, inter_host_ranks: int) -> ChunkFeedback:
         """Errors of zero, for the first sum of a chunk."""
         each = _shard_length(piece.numel(), inter_host_ranks)
-        both = piece.new_zeros((inter_host_ranks + 1) * each, dtype=_error_dtype(piece.dtype))
+        both = piece.new_zeros((inter_host_ranks + 1) * each, dtype=error_dtype(piece.dtype))
         return cls(both[: inter_host_ranks * each], both[inter_host_ranks * each :])
 
 
@@ -39,20 +39,24 @@ class ErrorFeedback:
     Args:
         numel: number of elements in the shard.
         chunk: number of elements in a chunk.
-        inter_host_ranks: number of ranks that exchange between hosts.
+        inter_host_ranks: number of shards of which a chunk consists: the number of ranks that
+            exchange between hosts, or 1 if none of them sums a shard for the others.
+        sums: whether sums have errors, too.
         like: tensor on the device of the errors. They have its dtype, or float32 if that is wider.
 
     """
 
-    def __init__(self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor) -> None:
+    def __init__(
+        self, numel: int, *, chunk: int, inter_host_ranks: int, like: Tensor, sums: bool = True
+    ) -> None:
         self._chunk = chunk
         self._ranks = inter_host_ranks
         whole, rest = divmod(numel, chunk)
         # Every chunk is padded to equal shards.
         length = whole * _shard_length(chunk, self._ranks) + _shard_length(rest, self._ranks)
-        dtype = _error_dtype(like.dtype)
+        dtype = error_dtype(like.dtype)
         self._own = torch.zeros(self._ranks * length, dtype=dtype, device=like.device)
-        self._sums = torch.zeros(length, dtype=dtype, device=like.device)
+        self._sums = torch.zeros(length if sums else 0, dtype=dtype, device=like.device)
 
     def of(self, place: slice, *, keep: bool) -> ChunkFeedback:
         """Errors of the chunk at ``place`` of the shard.
@@ -83,5 +87,6 @@ def _shard_length(numel: int, ranks: int) -> int:
     return -(-numel // (ranks * QUANTISATION_GROUP)) * QUANTISATION_GROUP
 
 
-def _error_dtype(dtype: torch.dtype) -> torch.dtype:
+def error_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Dtype of the errors of parameters of ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -113,7 +113,9 @@ class Fragment:
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
     ) -> tuple[Shard, Exchange]:
         context, dtype = self._context, [*parameters, *buffers, *carried][0].dtype
-        codec = make_codec(context.config.across_dtype, dtype) if context.averages else None
+        config, codec = context.config, None
+        if context.averages:
+            codec = make_codec(config.across_dtype, dtype, config.across_density)
         shard = Shard(parameters, buffers, carried, context.placement, quantised=codec is not None)
         return shard, Exchange(shard, codec, context.communicators.route)
 

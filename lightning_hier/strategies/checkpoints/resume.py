@@ -168,8 +168,8 @@ def what_changes(
         if keeps_residuals
         else "residuals, if there were any, are lost"
     )
-    if saved.section["kinds"]["across_dtype"] not in (None, "same"):
-        given_up.append("the error feedback of quantisation is lost")
+    if saved.section["kinds"]["inter_host_ranks"] is not None:
+        given_up.append("the error feedback of quantised or sparse updates is lost")
     given_up.append("local optimizers start from the state of rank 0")
     given_up.append("random states and the order of the data start from the beginning")
     text = f"Resuming with a change: {'; '.join(said)}. Therefore {', '.join(given_up)}."

@@ -52,7 +52,7 @@ class RunState:
         session = self._session
         settings, communicators = session.settings, session.communicators
         sync = settings.block_sync
-        quantised = sync is not None and sync.across_dtype != "same"
+        has_errors = sync is not None and sync.has_error_feedback
         return {
             "gradient_sync": type(settings.gradient_sync).__name__,
             "block_sync": type(sync).__name__,
@@ -60,8 +60,9 @@ class RunState:
             "overlap": None if sync is None else sync.overlap,
             "merge": None if sync is None else sync.merge,
             "across_dtype": None if sync is None else sync.across_dtype,
-            # The ranks that exchange between hosts hold the error feedback of quantisation.
-            "inter_host_ranks": communicators.route.inter_host_ranks if quantised else None,
+            "across_density": None if sync is None else sync.across_density,
+            # The ranks that exchange between hosts hold the error feedback.
+            "inter_host_ranks": communicators.route.inter_host_ranks if has_errors else None,
             # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "sharded": self._synchroniser.placement.sharded,

@@ -82,7 +82,7 @@ class SavedRun:
         """
         differ = self._differing(kinds)
         # Error feedback and updates in flight belong to shards that cannot be divided again.
-        can_be_cut = not kinds["overlap"] and kinds["across_dtype"] in (None, "same")
+        can_be_cut = not kinds["overlap"] and kinds["inter_host_ranks"] is None
         return self.sizes == sizes and (
             not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut)
         )

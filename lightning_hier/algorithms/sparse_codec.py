@@ -1,0 +1,120 @@
+"""Codec that sends the largest elements of a tensor, with their positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
+from lightning_hier.algorithms.quantisation import Codec
+
+SELECTION_BLOCK = 4096
+"""Elements of which the largest are selected together."""
+
+
+class SparseCodec(Codec):
+    """Sends the largest magnitudes of each block of elements, and nothing of the others.
+
+    Of n elements, ``ceil(density * n)`` are sent from each block of ``SELECTION_BLOCK`` consecutive
+    ones, and from the shorter last one. An element that is not sent has itself as its error, so
+    decoded values plus errors are the encoded values, as with every codec. NaN and inf count as the
+    largest.
+
+    The values come first, in the encoding of another codec and padded with zeros to whole
+    quantisation groups. Two bytes for each follow, the position in its block. The length depends on
+    the number of elements alone, so ranks need not agree on it.
+
+    Any number of elements is valid.
+
+    Args:
+        values: codec of the values that are sent.
+        density: share of the elements that is sent, above 0.
+
+    """
+
+    def __init__(self, values: Codec, density: float) -> None:
+        self._values = values
+        self._density = density
+
+    def bytes_for(self, numel: int) -> int:
+        """Bytes of the values, and two for each, rounded up to a multiple of 8."""
+        sent = self.entries(numel)
+        return self._values.bytes_for(_padded(sent)) + -(-2 * sent // 8) * 8
+
+    def entries(self, numel: int) -> int:
+        """Number of elements that are sent."""
+        return sum(rows * self._of_block(length) for _, rows, length in _blocks(numel))
+
+    def encode_(
+        self, values: Tensor, out: Tensor, *, plus: Tensor | None = None, weight: float = 1.0
+    ) -> None:
+        """See :class:`Codec`."""
+        if plus is not None:
+            values[: plus.numel()].add_(plus, alpha=weight)
+        offsets, positions = self._largest(values)
+        sent = values.new_zeros(_padded(positions.numel()))
+        selected = sent[: positions.numel()].copy_(values[positions])
+        encoded, places = self._parts(out, values.numel())
+        self._values.encode_(sent, encoded)
+        values[positions] = selected
+        places.copy_(offsets)
+
+    def decode(self, data: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """See :class:`Codec`."""
+        encoded, places = self._parts(data, out.numel())
+        read = out.new_empty(_padded(places.numel()))
+        self._values.decode(encoded, read)
+        if not add:
+            out.zero_()
+        positions = places + self._block_starts(out.numel(), out.device)
+        # A position occurs once, so no result depends on the order of additions.
+        out.index_add_(0, positions, read[: places.numel()])
+
+    def _of_block(self, length: int) -> int:
+        return math.ceil(self._density * length)
+
+    def _largest(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions in their blocks, and positions, of the elements to send."""
+        found = [
+            values[start : start + rows * length]
+            .view(rows, length)
+            .abs()
+            .topk(self._of_block(length), dim=1, sorted=False)
+            .indices.view(-1)
+            for start, rows, length in _blocks(values.numel())
+        ]
+        offsets = torch.cat(found)
+        return offsets, offsets + self._block_starts(values.numel(), values.device)
+
+    def _block_starts(self, numel: int, device: torch.device) -> Tensor:
+        """Position of the first element of its block, for each element that is sent."""
+        starts = [
+            torch.arange(start, start + rows * length, length, device=device).repeat_interleave(
+                self._of_block(length)
+            )
+            for start, rows, length in _blocks(numel)
+        ]
+        return torch.cat(starts)
+
+    def _parts(self, data: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+        """Views of the encoded values and of the positions in their blocks (int16)."""
+        sent = self.entries(numel)
+        end = self._values.bytes_for(_padded(sent))
+        return data[:end], data[end : end + 2 * sent].view(torch.int16)
+
+
+def _blocks(numel: int) -> Iterator[tuple[int, int, int]]:
+    """Start, number and length of the whole blocks, and of the shorter last one."""
+    rows, rest = divmod(numel, SELECTION_BLOCK)
+    if rows:
+        yield 0, rows, SELECTION_BLOCK
+    if rest:
+        yield rows * SELECTION_BLOCK, 1, rest
+
+
+def _padded(numel: int) -> int:
+    """Length in whole quantisation groups."""
+    return -(-numel // QUANTISATION_GROUP) * QUANTISATION_GROUP

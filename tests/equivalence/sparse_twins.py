@@ -1,0 +1,133 @@
+"""Float64 twins of runs whose groups send the largest elements of their updates alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_hier import BMUF, HierarchicalStrategy
+from tests.equivalence.cases import Case
+from tests.equivalence.faults import FaultyTwin
+from tests.equivalence.twins import Sgd, Twin, Values, Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How updates travel.
+
+    Attributes:
+        density: share of the elements of a piece that is sent.
+        shards: equal parts of the model, one for each rank of a group that sends.
+        piece: elements of which the largest are selected together; None: a whole shard.
+        together: groups whose updates are added before they are sent.
+
+    """
+
+    density: float
+    shards: int = 1
+    piece: int | None = None
+    together: int = 1
+
+
+class SparseTwin(FaultyTwin):
+    """Workers that send the largest elements, and add the others to their next update."""
+
+    cut: Cut
+    errors: dict[tuple[int, int], Tensor]
+    _ends = False
+
+    def _end_block(self, index: int) -> None:
+        self._ends = True
+        super()._end_block(index)
+        self._ends = False
+
+    def _mean(self, index: int) -> Values:
+        start = self.blocks[index].start
+        self._index = index
+        return {
+            name: start[name] + value
+            for name, value in self._sent(index, lambda worker: _less(worker, start)).items()
+        }
+
+    def _mean_made(self, index: int) -> Values:
+        return self._sent(index, lambda worker: self._made(worker, index))
+
+    def _sent(self, index: int, update_of: Any) -> Values:
+        """Mean over the healthy of what all send; the others send what is left from before."""
+        healthy, first = self.leaders, self.workers[:: self.recipe.group]
+        terms = [
+            _flat(update_of(worker)) / len(healthy)
+            if any(worker is own for own in healthy)
+            else torch.zeros_like(_flat(self.blocks[index].w))
+            for worker in first
+        ]
+        total = torch.zeros_like(terms[0])
+        for number in range(0, len(terms), self.cut.together):
+            whole = torch.stack(terms[number : number + self.cut.together]).sum(0)
+            whole = whole + self.errors.get((index, number), 0.0)
+            sent = self._largest(whole)
+            total += sent
+            if self._ends:
+                self.errors[index, number] = whole - sent
+        w = self.blocks[index].w
+        pieces = total.split([value.numel() for value in w.values()])
+        return {name: own.view(w[name].shape) for name, own in zip(w, pieces, strict=True)}
+
+    def _largest(self, values: Tensor) -> Tensor:
+        sent = torch.zeros_like(values)
+        each = -(-len(values) // self.cut.shards)
+        for shard, out in zip(values.split(each), sent.split(each), strict=True):
+            length = self.cut.piece or each
+            for own, place in zip(shard.split(length), out.split(length), strict=True):
+                most = own.abs().topk(math.ceil(self.cut.density * len(own))).indices
+                place[most] = own[most]
+        return sent
+
+
+def _less(worker: Worker, start: Values) -> Values:
+    return {name: worker.values()[name] - value for name, value in start.items()}
+
+
+def _flat(values: Values) -> Tensor:
+    return torch.cat([value.flatten() for value in values.values()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseCase(Case):
+    """A run whose updates are cut."""
+
+    cut: Cut
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        """Its twin."""
+        sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
+        twin = SparseTwin(net, self.recipe, sgds)
+        twin.cut, twin.errors = self.cut, {}
+        return twin
+
+
+def sparse_case(
+    name: str, density: float, *, sync: Any = BMUF, group: int = 1, run: Any = None, **own: Any
+) -> Any:
+    """Of a block synchronisation with these settings."""
+    settings = dict(run or {})
+    cut = {key: settings.pop(key) for key in ("shards", "piece", "together") if key in settings}
+    made = partial(
+        HierarchicalStrategy,
+        group_size=group,
+        block_sync=sync(**{"block_size": 3, "across_density": density, **own}),
+        warmup_steps=0,
+        on_nonfinite="exclude",
+        find_unused_parameters=True,
+    )
+    recipe = Case.recipe_of(made, 4)
+    run = {"momentum": 0.8, "lr": 0.05, "batches": 11, **settings}
+    return SparseCase(
+        name=name, strategy=made, recipe=recipe, cut=Cut(density=density, **cut), **run
+    )

@@ -1,0 +1,43 @@
+"""Quantised updates stay close to exact ones, over many blocks, under a Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_hier import BMUFStrategy
+from tests.equivalence.cases import Case, case, difference, fit_all, identical, run_twin
+from tests.equivalence.twins import Values
+from tests.ranks import run_ranks
+
+# Largest difference at the end, relative to the largest value of a tensor. It does not grow with
+# the number of blocks, because rounding errors are sent later.
+BOUNDS = {"bfloat16": 1e-3, "int8": 5e-3, "int4": 5e-3 * 127 / 7}
+
+
+def _cases(dtype: str) -> list[Case]:
+    settings: Any = {"block_size": 3, "across_dtype": dtype, "momentum": 0.5, "batches": 15}
+    return [
+        case(f"{dtype}, {epochs} epochs, overlap {overlap}", BMUFStrategy, **settings,
+             epochs=epochs, overlap=overlap)
+        for epochs in (1, 8)
+        for overlap in (False, True)
+    ]  # fmt: skip
+
+
+CASES = [own for dtype in BOUNDS for own in _cases(dtype)]
+
+
+@pytest.fixture(scope="module")
+def states() -> list[dict[str, Values]]:
+    """Final states, rank by rank."""
+    return run_ranks(fit_all, 4, CASES)
+
+
+@pytest.mark.parametrize("own", CASES, ids=lambda own: own.name)
+def test_trainer_arrives_near_the_exact_twin(own: Case, states: list[dict[str, Values]]) -> None:
+    found = difference(states[0][own.name], run_twin(own).global_model())
+    assert 1e-6 < found < BOUNDS[own.name.split(",")[0]]
+    for rank in (1, 2, 3):
+        assert identical(states[rank][own.name], states[0][own.name]), f"rank {rank}"
