@@ -60,6 +60,9 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
         arguments["merge"] = dice.choice(("progress", "progress", 0.0, 0.5, 1.0))
     if dice.random() < 0.4:
         arguments["across"] = dice.choice(("leader", "sharded"))
+    # From a generator of its own, so that all other draws of a seed stay as they are.
+    if random.Random(repr(arguments)).random() < 0.2:
+        arguments["across_density"] = 0.2
     return ("HierarchicalStrategy", own), gradient, (name, arguments)
 
 

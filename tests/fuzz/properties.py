@@ -140,7 +140,7 @@ def averaging_conserves(runs: Runs) -> str | None:
     if block is None or strategy.virtual_workers > 1 or not exact or case.fault or runs.resumed:
         return None
     lookahead = getattr(block, "nesterov", True) and getattr(block, "block_lr", 1.0) == 1.0
-    if block.overlap or block.fragments > 1 or block.across_dtype != "same" or not lookahead:
+    if block.overlap or block.fragments > 1 or block.has_error_feedback or not lookahead:
         return None
     if isinstance(block, DiLoCo):
         return None
