@@ -18,7 +18,8 @@ from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
-# Arguments of DDPStrategy that the strategies set themselves, with the alternative.
+# Arguments of DDPStrategy that the strategies set themselves, and of components that the presets
+# do not have, with the alternative.
 _TAKEN: Mapping[str, str] = {
     "process_group": "use group_size, which determines the groups",
     "ddp_comm_hook": "pass gradient_sync=CommHook(hook, state)",
@@ -27,6 +28,7 @@ _TAKEN: Mapping[str, str] = {
     "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
     "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
     "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
+    "across_density": "pass HierarchicalStrategy(block_sync=BMUF(across_density=...))",
     "mixed_precision": "use Trainer(precision=...)",
     "static_graph": (
         "DDP reduces the first step of a static graph in a way that compression, groups of one "
