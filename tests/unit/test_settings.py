@@ -93,54 +93,6 @@ CLASSES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("settings", "given", "meant"),
-    [
-        (lh.BMUF, "blok_size", "block_size"),
-        (lh.BMUFAdam, "moment", "moments"),
-        (lh.ModelAveraging, "local_momentm", "local_momentum"),
-        (lh.GTC, "denisty", "density"),
-        (lh.CommHook, "byte_per_element", "bytes_per_element"),
-    ],
-)
-def test_misspelt_name_is_told_what_was_meant(settings: Any, given: str, meant: str) -> None:
-    expected = rf"{settings.__name__} has no argument {given!r}: did you mean {meant!r}.*It takes "
-    with pytest.raises(TypeError, match=expected):
-        settings(**{given: 3})
-
-
-FOREIGN: list[tuple[Any, str, str]] = [
-    *[(lh.DiLoCo, name, "'block_size' here") for name in ("sync_every", "H", "period")],
-    (lh.DiLoCo, "tau", "'block_size' or 'overlap' here"),
-    (lh.DiLoCo, "slowmo-momentum", "'outer_momentum' here"),
-    (lh.DiLoCo, "block_lr", "'outer_lr' here"),
-    (lh.BMUF, "outer_lr", "'block_lr' here"),
-    (lh.BMUFAdam, "diloco_outer_momentum", "'block_momentum' here"),
-    (lh.ModelAveraging, "should_quantize", "'across_dtype' here"),
-    (lh.ModelAveraging, "start_localSGD_iter", "'warmup_steps' here, and is .* of the strategy"),
-    (lh.BMUF, "group_size", "an argument of the strategy"),
-    (lh.DiLoCoStrategy, "diloco_sync_period", "'block_size' here"),
-    (lh.BMUFStrategy, "fragment_sync_delay", "'overlap' here"),
-    (lh.TwoStageASGDStrategy, "period", "'push_period' here"),
-    (lh.HierarchicalStrategy, "block_momentum", "an argument of BMUF, BMUFAdam"),
-    (lh.HierarchicalStrategy, "sync_every", "'block_size' here, and is an argument of Model.*DiL"),
-    (lh.HierarchicalStrategy, "slowmo-base-algorithm", "'block_sync' here"),
-]
-
-
-@pytest.mark.parametrize(("kind", "given", "ours"), FOREIGN)
-def test_name_of_another_package_is_told_ours(kind: Any, given: str, ours: str) -> None:
-    expected = rf"^{kind.__name__} has no argument {given!r}: it is.*{ours}.*\. It takes "
-    with pytest.raises(TypeError, match=expected):
-        kind(**{given: 3})
-
-
-def test_settings_without_arguments_take_none() -> None:
-    for settings in (lh.AllReduce, GradientSync):
-        with pytest.raises(TypeError, match=r"has no argument 'block'\. It takes none"):
-            cast(Any, settings)(block=3)
-
-
 def _annotated(kind: Any, *types: str) -> list[str]:
     """Arguments in whose annotation one of the types is named."""
     found = inspect.signature(kind).parameters.values()
@@ -257,27 +209,6 @@ def test_compression_does_not_work_where_gradients_of_other_optimizers_lie() -> 
     lh.HierarchicalStrategy(**options)
     for name in options:
         lh.GTCStrategy(**{name: True})
-
-
-@pytest.mark.parametrize(
-    "preset",
-    [
-        lh.GTCStrategy,
-        lh.ModelAveragingStrategy,
-        lh.BMUFStrategy,
-        lh.BMUFAdamStrategy,
-        lh.BMUFGTCStrategy,
-        lh.TwoStageASGDStrategy,
-        lh.PSPStrategy,
-    ],
-)
-def test_misspelt_argument_is_refused_at_construction(preset: Any) -> None:
-    with pytest.raises(TypeError, match="no argument 'dens.*[?.] It takes .*warmup_steps"):
-        preset(denses_below=3)
-    with pytest.raises(TypeError, match="'warm_up_steps': did you mean 'warmup_steps'[?] It takes"):
-        preset(warm_up_steps=3)
-    with pytest.raises(TypeError, match="did you mean 'find_unused_parameters'"):
-        preset(find_unused_parameter=True)
 
 
 def test_presets_pass_their_arguments_on() -> None:
