@@ -65,5 +65,6 @@ def place_in_block(worker: Worker, block_size: int | None, warmup_steps: int) ->
         if count.total < warmup_steps:
             places.append(f"warm-up {count.total}/{warmup_steps}")
         elif block_size is not None:
-            places.append(f"{count.blocks + 1} {count.in_block}/{block_size}")
+            size = count.block_size or block_size
+            places.append(f"{count.blocks + 1} {count.in_block}/{size}")
     return ", ".join(places)

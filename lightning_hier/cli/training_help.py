@@ -10,10 +10,10 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from lightning_hier.cli.commands import COMMANDS, PROGRAM
-from lightning_hier.comm.blocks.block_sync import ModelAveraging
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo
+from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.registry import PRESETS, Preset, summary
 

@@ -96,6 +96,7 @@ class StepCount:
         blocks: number of synchronisations of models.
         excluded: number of groups excluded from them because their models were not finite, summed
             over synchronisations.
+        block_size: steps of the current block if a rule computes them, otherwise 0.
 
     """
 
@@ -103,6 +104,7 @@ class StepCount:
     in_block: int = 0
     blocks: int = 0
     excluded: int = 0
+    block_size: int = 0
 
 
 @dataclass

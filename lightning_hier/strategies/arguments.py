@@ -12,10 +12,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from lightning_hier.algorithms.arguments import is_number
 from lightning_hier.algorithms.foreign_names import unknown_argument
-from lightning_hier.comm.blocks.block_sync import BlockSync, ModelAveraging
+from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.diloco import DiLoCo
+from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC, GradientSync
 
 # Arguments of DDPStrategy that the strategies set themselves, and of components that the presets

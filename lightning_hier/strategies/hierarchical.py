@@ -131,7 +131,7 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:
         if self.uneven_batches == "join":
-            trainer_checks.check_join(trainer)
+            trainer_checks.check_join(trainer, self.block_sync)
         if self.virtual_workers > 1:
             check_virtual_trainer(trainer, self.groups.worker_counts, self.warmup_steps)
 

@@ -18,6 +18,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Embedding, EmbeddingBag, Module
 
 from lightning_hier.comm.agreement import raise_everywhere, require_same
+from lightning_hier.comm.blocks.block_sync import BlockSync
 
 
 def check_on_all_ranks(trainer: pl.Trainer, check: Callable[[pl.Trainer], None]) -> None:
@@ -91,12 +92,14 @@ def check_trainer(trainer: pl.Trainer) -> None:
             )
 
 
-def check_join(trainer: pl.Trainer) -> None:
+def check_join(trainer: pl.Trainer, block_sync: BlockSync | None) -> None:
     """Raise ValueError for settings that do not support ``uneven_batches="join"``.
 
     They need all ranks within an epoch, or count steps.
     """
     found = []
+    if block_sync is not None and block_sync.block_rule is not None:
+        found.append("block_rule (learning rates of ranks without batches stay as they are)")
     settings: Any = trainer  # without annotations for some settings
     if not settings.fast_dev_run and (trainer.max_steps != -1 or trainer.min_steps is not None):
         found.append("max_steps and min_steps (ranks make different numbers: use max_epochs)")

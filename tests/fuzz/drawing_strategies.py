@@ -57,7 +57,7 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
     name = dice.choice(("ModelAveraging", "BMUF", "BMUF", "BMUFAdam", "DiLoCo"))
     arguments = _block(dice, name, groups)
     if arguments.get("overlap"):
-        arguments["merge"] = dice.choice(("progress", "progress", 0.0, 0.5, 1.0))
+        arguments["merge"] = dice.choice(("progress", "progress", 0.3, 0.5, 1.0))
     if dice.random() < 0.4:
         arguments["across"] = dice.choice(("leader", "sharded"))
     # From a generator of its own, so that all other draws of a seed stay as they are.

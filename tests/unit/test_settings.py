@@ -143,6 +143,12 @@ def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> No
     assert automatic.resolved(1000, 4).steps == 50
 
 
+@pytest.mark.parametrize("overlap", [True, 4])
+def test_a_block_in_flight_is_not_given_up(overlap: Any) -> None:
+    with pytest.raises(ValueError, match=r"would give up every step: pass a shorter overlap"):
+        lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
+
+
 def test_moments_can_t_be_late() -> None:
     with pytest.raises(ValueError, match=r"does not support overlap=3.*DiLoCo\(...\) or BMUF"):
         lh.BMUFAdam(overlap=3)

@@ -21,7 +21,7 @@ from lightning_hier.algorithms.arguments import (
 )
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
-from lightning_hier.comm.blocks.adam_state import SUPPORTED
+from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.delayed_bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
@@ -63,6 +63,9 @@ class BlockSync(NamedArguments):
             ``"progress"`` adds their update to the new start model; a number alpha in [0, 1] makes
             ``alpha * (local model) + (1 - alpha) * (start model)``. It has an effect with
             ``overlap`` only.
+        block_rule: computes the steps of each block from the learning rate of its first step, with
+            ``block_size`` as the least, see :class:`~lightning_hier.QSR`. None: all have
+            ``block_size`` steps. With several parameter groups, the largest learning rate counts.
 
     Raises:
         ValueError: a value is outside its range.
@@ -76,6 +79,7 @@ class BlockSync(NamedArguments):
     fragments: int = 1
     overlap: bool | int = False
     merge: Merge = "progress"
+    block_rule: QSR | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -88,6 +92,16 @@ class BlockSync(NamedArguments):
             check_whole("overlap", self.overlap, least=0)
         if self.merge != "progress":
             check_share("merge", self.merge, zero=True)
+        if self.block_rule is not None:
+            if not isinstance(self.block_rule, QSR):
+                raise ValueError(f"block_rule must be QSR(...) or None, got {self.block_rule!r}")
+            if self.block_size != "auto":
+                self.block_rule.check_least(self.block_size)
+        if self.overlap and self.merge == 0.0 and self.overlap in (True, self.block_size):
+            raise ValueError(
+                f"merge=0 with overlap={self.overlap}, a whole block, would give up every step: "
+                "pass a shorter overlap, or merge='progress'"
+            )
         for name, value in (("fragments", self.fragments), ("overlap", int(self.overlap))):
             if self.block_size != "auto" and value > self.block_size:
                 raise ValueError(
@@ -246,7 +260,7 @@ class LocalMomentumSync(BlockSync):
         if self.local_momentum != "average" or "momentum" in optimizer.defaults:
             return None
         return (
-            "local_momentum='average' averages the momentum of SGD or RMSprop, got "
+            "local_momentum='average' averages the momentum of SGD, RMSprop or Muon, got "
             f"{type(optimizer).__name__}: use BMUFAdam(...) for Adam, AdamW, NAdam and RAdam, and "
             "'reset' or 'keep' for other optimizers, whose state is then not changed"
         )
@@ -264,33 +278,3 @@ class LocalMomentumSync(BlockSync):
         return (
             ResetMomentum(optimizer, parameters) if self.local_momentum == "reset" else LocalState()
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelAveraging(LocalMomentumSync):
-    """Replace the models of the groups by their mean after every block (MA).
-
-    Attributes are those of :class:`BlockSync`, and
-
-    Attributes:
-        local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
-            block (bmuf eq. 8), ``"keep"`` does not change it, ``"average"`` averages it with the
-            models.
-
-    Raises:
-        ValueError: a value is outside its range.
-
-    """
-
-    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """Advise BMUFAdam: the mean of normalised steps of Adam is shorter than each of them."""
-        if not isinstance(optimizer, SUPPORTED):
-            return None
-        return (
-            f"ModelAveraging with {type(optimizer).__name__} learns less in the same number of "
-            "steps than BMUFAdam(...), whose block momentum compensates for the averaging."
-        )
-
-    def filter_for(self, num_models: int) -> BlockFilter:
-        """No block momentum, for any number of models."""
-        return BlockFilter(eta=0.0)

@@ -104,12 +104,6 @@ class BlockSynchroniser:
             # Between the warm-up and the first step: the blocks that this step will start.
             blocks=lambda: self.blocks or (None if self.warming else self._new_blocks()),
         )
-        self._schedule = Schedule(
-            config.steps if config else _CHECK_EVERY,
-            fragments=config.fragments if config else 1,
-            # A single model is not averaged, so it has nothing in flight.
-            delay=config.delay if config and communicators.models > 1 else 0,
-        )
         self.on_warm: Callable[[], None] = lambda: None
         self.on_block: Callable[[bool], None] = lambda takes_part: None
 
@@ -146,12 +140,13 @@ class BlockSynchroniser:
                 count.in_block = 0
                 self._check(optimizer)
             return
-        block, due = self.blocks[optimizer], self._schedule.due(count.in_block)
+        block, schedule = self.blocks[optimizer], self._schedule(optimizer)
+        due = schedule.due(count.in_block)
         block.count_step()
-        if self._schedule.delay:
+        if schedule.delay:
             self._communicators.route.in_flight.step()
         # Above the block size if a run resumes with a smaller block_size.
-        if count.in_block >= self._schedule.block_size:
+        if count.in_block >= schedule.block_size:
             count.in_block = 0
             count.blocks += 1
         if due == Due(None, None):
@@ -160,6 +155,21 @@ class BlockSynchroniser:
         place = self._communicators.progress.at(SyncPoint.BLOCK.text)
         with place if due.sends is not None else nullcontext():
             self._synchronise(optimizer, block, due)
+
+    def _schedule(self, optimizer: int) -> Schedule:
+        """Schedule of the current block, whose length a rule computes after its first step."""
+        config, count = self._config, self._worker.steps[optimizer]
+        assert config is not None
+        size = config.steps
+        if config.block_rule is not None:
+            if count.in_block == 1 or not count.block_size:
+                rates = [float(g["lr"]) for g in self._optimizers[optimizer].param_groups]
+                count.block_size = config.block_rule.block_size(max(rates), size)
+            size = count.block_size
+        delay = size if config.overlap is True else int(config.overlap)
+        # A single model is not averaged, so it has nothing in flight.
+        several = self._communicators.models > 1
+        return Schedule(size, config.fragments, delay if several else 0)
 
     @torch.no_grad()
     def _synchronise(self, optimizer: int, block: ModelBlock, due: Due) -> None:

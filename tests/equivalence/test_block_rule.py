@@ -1,0 +1,103 @@
+"""Blocks whose length a rule computes from the learning rate."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from lightning_hier import QSR
+from tests.ranks import run_ranks
+from tests.resume.runs import check_exact
+from tests.trainer.fitting import Net, fit, weights
+
+RATES = [0.4, 0.4, 0.3, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.01]
+
+
+class _Net(Net):
+    """With these learning rates, step by step; notes its steps in a block and its blocks."""
+
+    def __init__(self, rates: list[float]) -> None:
+        super().__init__(momentum=0.5)
+        self.rates = rates
+        self.places: list[tuple[int, int]] = []
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.5)
+        rate = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: self.rates[min(step, len(self.rates) - 1)]
+        )
+        return [optimizer], [{"scheduler": rate, "interval": "step"}]
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        strategy: Any = self.trainer.strategy
+        [count] = strategy._session.worker.steps
+        self.places.append((count.blocks, count.in_block))
+
+
+def _run(sync: Any, rates: list[float], **strategy: Any) -> tuple[list[tuple[int, int]], Tensor]:
+    model = _Net(rates)
+    own = {"group_size": 1, "warmup_steps": 0, **strategy}
+    fit(lh.HierarchicalStrategy(block_sync=sync, **own), len(rates), model)
+    return model.places, weights(model)
+
+
+def _expected(least: int, coefficient: float, longest: int) -> list[tuple[int, int]]:
+    found, blocks, step = [], 0, 0
+    while step < len(RATES):
+        size = min(max(least, int((coefficient / RATES[step]) ** 2 + 1e-9)), longest)
+        for place in range(1, size + 1):
+            end = place == size
+            found.append((blocks + end, 0 if end else place))
+        blocks, step = blocks + 1, step + size
+    return found[: len(RATES)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"fragments": 2}, {"overlap": 1}, {"fragments": 2, "overlap": True, "merge": 0.5}],
+)
+def test_blocks_have_the_length_of_the_rule_on_all_ranks(settings: dict[str, Any]) -> None:
+    """At 0.4 and 0.3 the least, two steps, at 0.2 four, and then the longest, five."""
+    rule = QSR(coefficient=0.4, max_block_size=5)
+    sync = lh.DiLoCo(block_size=2, block_rule=rule, **settings)
+    first, second = run_ranks(_run, 2, sync, RATES)
+    assert first[0] == second[0] == _expected(2, 0.4, 5)
+    assert len({size for size, _ in first[0]}) == 5
+    assert torch.equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("settings", [{"fragments": 3}, {"fragments": 2, "overlap": 2}])
+def test_a_constant_rate_makes_blocks_of_one_length(settings: dict[str, Any]) -> None:
+    rule = QSR(coefficient=0.245, max_block_size=50)  # (0.245 / 0.1)^2 = 6.0025
+    by_rule = lh.BMUF(block_size=3, block_rule=rule, **settings)
+    plain = lh.BMUF(block_size=6, **settings)
+    one, other = (run_ranks(_run, 2, own, [0.1] * 15)[0] for own in (by_rule, plain))
+    assert one[0] == other[0]
+    assert torch.equal(one[1], other[1])
+
+
+def test_resume_in_the_middle_of_a_long_block(tmp_path: Path) -> None:
+    rule = QSR(coefficient=0.17, max_block_size=50)
+    sync = lh.DiLoCo(block_size=2, fragments=2, overlap=1, block_rule=rule)
+    strategy = partial(lh.HierarchicalStrategy, group_size=1, block_sync=sync, warmup_steps=0)
+    check_exact(2, strategy, tmp_path, optimizer="SGD", workers=1)
+
+
+def _uneven(settings: dict[str, Any]) -> None:
+    sync = lh.BMUF(block_rule=QSR(coefficient=1.0, max_block_size=50))
+    fit(lh.HierarchicalStrategy(group_size=1, block_sync=sync, **settings), 4, Net())
+
+
+def test_a_rule_and_ranks_that_join_are_refused() -> None:
+    for error in run_ranks(_uneven, 2, {"uneven_batches": "join"}, expect_failure=True):
+        assert "block_rule" in error and error.startswith("ValueError")
+    with pytest.raises(ValueError, match="block_rule must be QSR"):
+        lh.BMUF(block_rule=0.5)
+    with pytest.raises(ValueError, match="max_block_size must be at least block_size"):
+        lh.BMUF(block_size=9, block_rule=QSR(coefficient=1.0, max_block_size=8))
