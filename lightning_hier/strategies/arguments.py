@@ -100,7 +100,7 @@ def check_synchronisations(
     if block_sync is not None and not isinstance(block_sync, BlockSync):
         raise ValueError(
             "block_sync must be None, ModelAveraging(...), BMUF(...), BMUFAdam(...) or "
-            f"DiLoCo(...), got {block_sync!r}"
+            f"DiLoCo(...), one for all optimizers, got {block_sync!r}"
         )
 
 

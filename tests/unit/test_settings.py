@@ -191,6 +191,7 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("gradient_sync", lh.BMUF(), "must be AllReduce.*got BMUF"),
     ("block_sync", "bmuf", "must be None, ModelAveraging.*got 'bmuf'"),
     ("block_sync", lh.GTC(), "must be None, ModelAveraging.*got GTC"),
+    ("block_sync", [lh.BMUF(), lh.DiLoCo()], "must be .*, one for all optimizers, got .BMUF"),
     ("process_group", object(), "can't be set.*use group_size"),
     ("ddp_comm_hook", print, "can't be set.*gradient_sync=CommHook"),
     ("ddp_comm_state", object(), "can't be set.*gradient_sync=CommHook"),
