@@ -45,6 +45,11 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(overlap=True, **_SPARSE)),
         "SGD",
     ),
+    "sparse_fragments": (
+        2,
+        partial(_GROUPS_OF_ONE, block_sync=lh.DiLoCo(fragments=2, overlap=3, merge=0.5, **_SPARSE)),
+        "SGD",
+    ),
     "sparse_adam": (2, partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE)), "Adam"),
     "sparse_virtual": (
         2,

@@ -78,6 +78,12 @@ SYSTEMS: dict[str, tuple[int, str, dict[str, Any], str]] = {
     "bmuf_bfloat16": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "bfloat16"}, "SGD"),
     "bmuf_int8": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "int8"}, "SGD"),
     "bmuf_int4": (2, "BMUFStrategy", {"block_size": 3, "across_dtype": "int4"}, "SGD"),
+    "sparse": (
+        2,
+        "HierarchicalStrategy",
+        {"group_size": 1, "block_sync": lh.BMUF(block_size=3, across_density=0.2)},
+        "SGD",
+    ),
     "bmuf_adam": (2, "BMUFAdamStrategy", {"block_size": 3}, "AdamW"),
     "bmuf_gtc": (4, "BMUFGTCStrategy", {**_GROUPS, **_SMALL_GTC}, "SGD"),
     "bmuf_gtc_overlap": (

@@ -79,7 +79,7 @@ class Exchange:
 
     @property
     def quantises(self) -> bool:
-        """Whether local updates are quantised."""
+        """Whether local updates, quantised or sparse, are exchanged instead of models."""
         return self._codec is not None
 
     def chunk(
