@@ -166,11 +166,17 @@ class FragmentTwin(Twin):
 
     def _mean_of(self, part: Part, sick: Sequence[int] = ()) -> Values:
         made = [
-            {name: value - part.begun[worker][name] for name, value in own.items()}
+            None
+            if worker in sick
+            else {name: value - part.begun[worker][name] for name, value in own.items()}
             for worker in range(0, len(self.workers), self.recipe.group)
             for own in [self._own(part, worker)]
-            if worker not in sick
         ]
+        return self._average(part, made)
+
+    def _average(self, part: Part, updates: Sequence[Values | None]) -> Values:
+        """Mean of the updates of all groups; None is left out."""
+        made = [own for own in updates if own is not None]
         return {name: torch.stack([own[name] for own in made]).mean(0) for name in part.names}
 
     def _average_buffers(self) -> None:
@@ -192,7 +198,7 @@ class FragmentTwin(Twin):
                     self._kept(part, worker, start)
                     for worker in range(0, len(self.workers), self.recipe.group)
                 ]
-                rest = {n: torch.stack([own[n] for own in kept]).mean(0) for n in part.names}
+                rest = self._average(part, kept)
                 pending = pending and self.timing.merge != 0.0
             w, _ = self.outer(part.first, [*updates, rest] if pending else updates)
             found.update(w)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_hier import BMUF, HierarchicalStrategy
 from tests.equivalence.cases import Case
 from tests.equivalence.faults import FaultyTwin
+from tests.equivalence.fragment_twins import FragmentCase, FragmentTwin, Part, fragment_case
 from tests.equivalence.twins import Sgd, Twin, Values, Worker
 
 
@@ -85,9 +86,40 @@ class SparseTwin(FaultyTwin):
         for shard, out in zip(values.split(each), sent.split(each), strict=True):
             length = self.cut.piece or each
             for own, place in zip(shard.split(length), out.split(length), strict=True):
-                most = own.abs().topk(math.ceil(self.cut.density * len(own))).indices
-                place[most] = own[most]
+                place.copy_(_largest(own, self.cut.density))
         return sent
+
+
+def _largest(values: Tensor, density: float) -> Tensor:
+    most = values.abs().topk(math.ceil(density * len(values))).indices
+    return torch.zeros_like(values).index_copy(0, most, values[most])
+
+
+class SparseFragmentTwin(FragmentTwin):
+    """The same, fragment by fragment."""
+
+    density: float
+    errors: dict[tuple[str, int], Tensor]
+    _sends = False
+
+    def _send(self, part: Part) -> None:
+        self._sends = True
+        super()._send(part)
+        self._sends = False
+
+    def _average(self, part: Part, updates: Sequence[Values | None]) -> Values:
+        healthy = sum(own is not None for own in updates)
+        zero, total = torch.zeros_like(_flat(part.first)), torch.zeros_like(_flat(part.first))
+        for number, own in enumerate(updates):
+            left = self.errors.get((part.names[0], number), zero)
+            whole = left if own is None else left + _flat(own) / healthy
+            sent = _largest(whole, self.density)
+            total += sent
+            if self._sends:
+                self.errors[part.names[0], number] = whole - sent
+        pieces = total.split([part.first[name].numel() for name in part.names])
+        found = zip(part.names, pieces, strict=True)
+        return {name: own.view(part.first[name].shape) for name, own in found}
 
 
 def _less(worker: Worker, start: Values) -> Values:
@@ -131,3 +163,25 @@ def sparse_case(
     return SparseCase(
         name=name, strategy=made, recipe=recipe, cut=Cut(density=density, **cut), **run
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseFragmentCase(FragmentCase):
+    """A run in fragments whose updates are cut."""
+
+    density: float
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        """Its twin."""
+        twin = super().twin(net, names)
+        twin.__class__ = SparseFragmentTwin
+        assert isinstance(twin, SparseFragmentTwin)
+        twin.density, twin.errors = self.density, {}
+        return twin
+
+
+def sparse_fragment_case(name: str, density: float, **own: Any) -> Any:
+    """As :func:`fragment_case`."""
+    dense = fragment_case(name, across_density=density, **own)
+    settings = {field.name: getattr(dense, field.name) for field in fields(dense)}
+    return SparseFragmentCase(density=density, **settings)

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from lightning_hier import ModelAveraging
+from lightning_hier import BMUF, ModelAveraging
 from lightning_hier.comm.blocks import shard
 from tests.equivalence.cases import difference, fit_all, identical, run_twin
 from tests.equivalence.faults import Fault
-from tests.equivalence.sparse_twins import Cut, sparse_case
+from tests.equivalence.sparse_twins import Cut, sparse_case, sparse_fragment_case
 from tests.equivalence.twins import Values
 from tests.ranks import run_ranks
 
@@ -35,6 +35,16 @@ CASES: list[Any] = [
     sparse_case("groups are left out", 0.1, run=_FAULTS),
     sparse_case("groups are left out, overlapping", 0.1, overlap=True, run=_FAULTS),
 ]
+IN_FRAGMENTS: list[Any] = [
+    sparse_fragment_case("two fragments", 0.2, fragments=2, run=_SEEN),
+    sparse_fragment_case("a delay of half a block", 0.2, sync=BMUF, overlap=2, run=_SEEN),
+    sparse_fragment_case("Streaming DiLoCo", 0.2, fragments=2, overlap=3, merge=0.5, run=_SEEN),
+    sparse_fragment_case("three, groups", 0.2, fragments=3, overlap=1, group=2, across="leader"),
+    sparse_fragment_case(
+        "fragments, and a group is left out", 0.2, fragments=2, overlap=1,
+        run={"faults": (Fault(batch=5, rank=2),), "batches": 17},
+    ),
+]  # fmt: skip
 IN_PIECES: list[Any] = [
     sparse_case("hosts", 0.2, run={"together": 2}),
     sparse_case("hosts, overlapping", 0.2, overlap=True, run={"together": 2}),
@@ -63,7 +73,7 @@ def _on_hosts() -> dict[str, Values]:
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
     """Final states, rank by rank."""
-    return run_ranks(_run, 4, None, [*CASES, ALL])
+    return run_ranks(_run, 4, None, [*CASES, *IN_FRAGMENTS, ALL])
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +82,7 @@ def states_on_hosts() -> list[dict[str, Values]]:
     return run_ranks(_on_hosts, 4, ranks_per_node=2)
 
 
-@pytest.mark.parametrize("case", [*CASES, ALL], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *IN_FRAGMENTS, ALL], ids=lambda case: case.name)
 def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
     _compare(case, states)
 
