@@ -32,8 +32,8 @@ class FitSession:
     """Workers, gradient reduction, block synchronisation, and changes to the Trainer.
 
     It is created when DDP is about to wrap the module and closed at teardown, so that no state of a
-    ``fit`` affects the next one. :meth:`reduce` and :meth:`begin` set the attributes that depend on
-    the length of the run and on the optimizers.
+    ``fit`` affects the next one. :meth:`set_reduction` and :meth:`begin` set the attributes that
+    depend on the length of the run and on the optimizers.
 
     Args:
         trainer: Trainer that is about to fit. The position in its data is recorded from here on,
@@ -49,8 +49,8 @@ class FitSession:
         workers: workers of this rank.
         random: random states of the workers.
         position: position in the training data.
-        settings: settings of the synchronisation in this run. Set by :meth:`reduce`.
-        reduction: averages gradients. Set by :meth:`reduce`.
+        settings: settings of the synchronisation in this run. Set by :meth:`set_reduction`.
+        reduction: averages gradients. Set by :meth:`set_reduction`.
         models: local models of this rank. Set by :meth:`begin`, like all following attributes.
         synchroniser: synchronises the models at the end of each block.
         state: state of this rank in a checkpoint.
@@ -84,7 +84,7 @@ class FitSession:
         self.begun = self.closed = False
         self.accumulated_gradients: Sequence[dict[str, Any]] = ()
 
-    def reduce(self, settings: Synchronisation) -> None:
+    def set_reduction(self, settings: Synchronisation) -> None:
         """Set the synchronisation of gradients, with numbers instead of ``"auto"``."""
         self.settings = settings
         strategy: Any = self.trainer.strategy
@@ -98,7 +98,7 @@ class FitSession:
         on_nonfinite: OnNonfinite,
         *,
         join: bool,
-        metrics: Callback,
+        metrics_callback: Callback,
     ) -> None:
         """Start counting steps and change the Trainer. A collective of the world.
 
@@ -106,7 +106,7 @@ class FitSession:
             optimizers: optimizers of the module; each has its own block.
             on_nonfinite: action for groups whose models are not finite.
             join: whether ranks that have run out of batches join the others.
-            metrics: callback that logs metrics.
+            metrics_callback: logs metrics.
 
         """
         module = self.trainer.lightning_module
@@ -129,10 +129,10 @@ class FitSession:
             self.worker.loss_scale = self._grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
         self.state = RunState(self, optimizers)
-        self._change_trainer(join, metrics)
+        self._change_trainer(join, metrics_callback)
         self.begun = True
 
-    def _change_trainer(self, join: bool, metrics: Callback) -> None:
+    def _change_trainer(self, join: bool, metrics_callback: Callback) -> None:
         synchroniser, changes = self.synchroniser, self.changes
         if len(self.workers) > 1:
             WorkerSteps(self)
@@ -150,7 +150,7 @@ class FitSession:
             lifecycle.GlobalModelLifecycle(synchroniser.evaluation),
             self.averages,
         ]
-        changes.surround_callbacks(first, [metrics, self.termination])
+        changes.surround_callbacks(first, [metrics_callback, self.termination])
         changes.show_in_progress_bar(
             self.communicators.traffic,
             self.worker,
@@ -192,10 +192,11 @@ class FitSession:
 
     def before_batch(self) -> None:
         """Include parameters that were unfrozen. May be a collective of the group."""
-        self.synchroniser.admit_trainable()
-        # Faster than iterating over the module, which may have lost some of its parameters.
-        trained = self.synchroniser.trained.parameters
-        if not self.reduction.suits(trained, warming=self.warming):
+        trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
+        parameters = self.trainer.lightning_module.parameters()
+        # One pass over the parameters, because this is done at every step.
+        if self.reduction.temporary or not all(p in trained and p in reduced for p in parameters):
+            self.synchroniser.admit_trainable()
             self.wrap_if_changed()
 
     @contextmanager

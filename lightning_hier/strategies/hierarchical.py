@@ -150,8 +150,12 @@ class HierarchicalStrategy(TieredStrategy):
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
-        join, metrics = self.uneven_batches == "join", self._metrics_callback
-        self._fit_session.begin(self.optimizers, self.on_nonfinite, join=join, metrics=metrics)
+        self._fit_session.begin(
+            self.optimizers,
+            self.on_nonfinite,
+            join=self.uneven_batches == "join",
+            metrics_callback=self._metrics_callback,
+        )
 
     @override
     def configure_ddp(self) -> None:
@@ -163,7 +167,7 @@ class HierarchicalStrategy(TieredStrategy):
         used = resolved_for_run(self._asked, numbers, session, even_batches=even)
         self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
         self.block_sync = used.block_sync
-        session.reduce(used)
+        session.set_reduction(used)
         module_setup.share_initial_model(self._module, self.communicators)
         session.wrap()
 

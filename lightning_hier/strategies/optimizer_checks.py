@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from itertools import zip_longest
 from typing import Any
 
@@ -17,21 +16,11 @@ from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.parameter_server.updater import objection
 
-Place = tuple[int, int, str]
-"""Position of a parameter: index of its optimizer and of its group, and its name."""
-
 # Entries in the parameter groups of all optimizers.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}
 
-# Optimizers by the names of their arguments, which equal those of their saved hyperparameters.
-_ARGUMENTS = {
-    kind: set(signature(kind).parameters) - {"params"}
-    for kind in vars(torch.optim).values()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
-}
-
 _WAY_OUT = (
-    "a run must resume with the optimizers with which it was saved. Use those, or start a new run "
+    "A run must resume with the optimizers with which it was saved. Use those, or start a new run "
     "from the weights: model = Model.load_from_checkpoint(path), then fit without ckpt_path"
 )
 
@@ -76,40 +65,23 @@ def require_same_order(
     A collective of the world: every rank must call it.
     """
     names = {own: name for name, own in module.named_parameters()}
-    places = [
-        (index, number, names.get(own, f"a tensor of shape {tuple(own.shape)}"))
+    order = [
+        f"{names.get(own)} (optimizer {index}, group {i})"
         for index, optimizer in enumerate(optimizers)
-        for number, group in enumerate(optimizer.param_groups)
+        for i, group in enumerate(optimizer.param_groups)
         for own in group["params"]
     ]
-    rows = gather_where_different(places, device, place="the comparison of optimizers") or ()
-    check_order([[(one, group, name) for one, group, name in row] for row in rows])
-
-
-def check_order(rows: Sequence[Sequence[Place]]) -> None:
-    """Raise ValueError that names the first position at which the optimizers of two ranks differ.
-
-    Args:
-        rows: for each rank, all parameters of its optimizers in their order.
-
-    """
+    rows = gather_where_different(order, device, place="the comparison of optimizers") or []
     for rank, row in enumerate(rows):
-        for number, (first, own) in enumerate(zip_longest(rows[0], row)):
+        for position, (first, own) in enumerate(zip_longest(rows[0], row, fillvalue="missing")):
             if own != first:
                 raise ValueError(
                     "optimizers must list the same parameters in the same order on all ranks, "
                     "because servers identify a parameter by its position. "
-                    f"Position {number} is {_named(first)} on rank 0, and {_named(own)} on rank "
-                    f"{rank}. The order of a set differs between processes: use the order of the "
-                    "module, `[p for p in self.parameters() if p in chosen]`"
+                    f"Position {position} is {first} on rank 0, and {own} on rank {rank}. The "
+                    "order of a set differs between processes: use the order of the module, "
+                    "`[p for p in self.parameters() if p in chosen]`"
                 )
-
-
-def _named(place: Place | None) -> str:
-    if place is None:
-        return "nothing more"
-    optimizer, group, name = place
-    return f"{name} (optimizer {optimizer}, group {group})"
 
 
 def log_advice(
@@ -157,78 +129,39 @@ def check_saved(
 def check_saved_optimizers(
     states: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Raise ValueError that names both, if saved states do not match the optimizers.
+    """Raise ValueError if saved states do not match the optimizers.
 
-    A checkpoint does not contain the types of its optimizers, which follow from their
-    hyperparameters.
+    A checkpoint does not contain the types of optimizers, so hyperparameters are compared.
     """
     if len(states) != len(optimizers):
         raise ValueError(
-            f"the checkpoint has {_count(len(states), 'optimizer')} "
-            f"({', '.join(_saved_type(_groups(state)) for state in states)}), but "
-            f"configure_optimizers returns {len(optimizers)} "
-            f"({', '.join(type(own).__name__ for own in optimizers)}): {_WAY_OUT}"
+            f"the number of optimizers in the checkpoint is {len(states)}, but "
+            f"configure_optimizers returns {len(optimizers)}. {_WAY_OUT}"
         )
     for index, (state, optimizer) in enumerate(zip(states, optimizers, strict=True)):
-        if differs := _difference(_groups(state), optimizer):
-            which = "the optimizer" if len(optimizers) == 1 else f"optimizer {index}"
-            raise ValueError(f"{which} of the checkpoint {differs}: {_WAY_OUT}")
+        groups = state.get("param_groups")
+        if not groups:
+            continue  # an optimizer with its own format, which it checks itself
+        if difference := _difference(groups, optimizer.param_groups):
+            raise ValueError(
+                f"optimizer {index} of the checkpoint does not match {type(optimizer).__name__} of "
+                f"configure_optimizers: {difference}. {_WAY_OUT}"
+            )
 
 
-def _difference(saved: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> str | None:
-    if not saved:
-        return None  # an optimizer with its own format, which it checks itself
-    present = type(optimizer).__name__
-    if _is_other_type(saved[0], optimizer):
-        return f"is {_saved_type(saved)}, but configure_optimizers returns {present}"
-    sizes = [len(group["params"]) for group in saved]
-    own_sizes = [len(group["params"]) for group in optimizer.param_groups]
+def _difference(
+    saved: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]]
+) -> str | None:
+    sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (saved, present))
     if sizes != own_sizes:
-        return (
-            f"({_saved_type(saved)}) has groups of {_listed(sizes)} parameters, but that of "
-            f"configure_optimizers ({present}) has groups of {_listed(own_sizes)}"
-        )
+        return f"it has groups of {sizes} parameters instead of {own_sizes}"
+    lacks = sorted(set(present[0]) - set(saved[0]) - _ALWAYS)
+    others = sorted(set(saved[0]) - set(present[0]) - _ALWAYS)
+    # A version of the same optimizer may add or remove hyperparameters. Other types do both.
+    if lacks and others:
+        return f"it has {', '.join(others)} instead of {', '.join(lacks)}"
+    # Adam and AdamW have the same hyperparameters. The saved value would replace that of the user.
+    decoupled = present[0].get("decoupled_weight_decay")
+    if saved[0].get("decoupled_weight_decay", decoupled) != decoupled:
+        return f"it has decoupled_weight_decay={not decoupled} instead of {decoupled}"
     return None
-
-
-def _is_other_type(saved: Mapping[str, Any], optimizer: Optimizer) -> bool:
-    kind = _torch_type(saved)
-    own = next((base for base in type(optimizer).__mro__ if base in _ARGUMENTS), None)
-    if kind is not None and own is not None:
-        return kind is not own
-    # A version of the same optimizer may add or remove hyperparameters. Other types have others.
-    now = set(optimizer.param_groups[0])
-    return bool(now - set(saved) - _ALWAYS) and bool(set(saved) - now - _ALWAYS)
-
-
-def _torch_type(saved: Mapping[str, Any]) -> type[Optimizer] | None:
-    """The optimizer of torch with these hyperparameters, or None."""
-    fitting = [kind for kind, arguments in _ARGUMENTS.items() if arguments <= set(saved)]
-    if not fitting:
-        return None
-    best = max(fitting, key=lambda kind: len(_ARGUMENTS[kind]))
-    # AdamW has one more hyperparameter than its arguments, which is an argument of Adam only.
-    if best is torch.optim.Adam and saved["decoupled_weight_decay"]:
-        return torch.optim.AdamW
-    return best
-
-
-def _saved_type(saved: Sequence[Mapping[str, Any]]) -> str:
-    kind = _torch_type(saved[0]) if saved else None
-    if kind is not None:
-        return kind.__name__
-    names = sorted(set(saved[0]) - _ALWAYS) if saved else []
-    return f"an optimizer with {', '.join(names)}" if names else "an optimizer of another package"
-
-
-def _groups(state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    groups: Sequence[Mapping[str, Any]] = state.get("param_groups", ())
-    return groups
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return " and ".join(map(str, sizes))

@@ -110,14 +110,14 @@ class ServerSession:
         self,
         trainer: pl.Trainer,
         optimizers: Sequence[Optimizer],
-        metrics: Callback,
+        metrics_callback: Callback,
     ) -> None:
         """Install the hooks of the optimizers, and change the Trainer.
 
         Args:
             trainer: Trainer that is about to fit.
             optimizers: optimizers of its module.
-            metrics: callback that logs metrics.
+            metrics_callback: logs metrics.
 
         """
         module = trainer.lightning_module
@@ -139,7 +139,9 @@ class ServerSession:
         self._at_end.callback(changes.close)
         termination = sigterm.QuietTermination(changes)
         data_position.IsolatedValidation(changes, trainer.strategy.root_device)
-        changes.surround_callbacks([lifecycle.GlobalModelLifecycle(self)], [metrics, termination])
+        changes.surround_callbacks(
+            [lifecycle.GlobalModelLifecycle(self)], [metrics_callback, termination]
+        )
         changes.show_in_progress_bar(self._traffic)
 
     def start(self, module: torch.nn.Module) -> None:

@@ -50,7 +50,6 @@ class TieredStrategy(DDPStrategy, ABC):
         group_size, warmup_steps, virtual_workers, timeout, **ddp_kwargs: see the subclasses.
 
     Attributes:
-        has_trainer: whether the strategy belongs to a Trainer.
         groups: groups of the ranks.
 
     Raises:
@@ -59,7 +58,6 @@ class TieredStrategy(DDPStrategy, ABC):
     """
 
     strategy_name = "tiered"
-    has_trainer = False
     _session: Any = None  # while a Trainer fits
     _ended: Any = None  # the previous session, for a checkpoint that is saved after training
 
@@ -156,7 +154,6 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @override
     def set_world_ranks(self) -> None:
-        self.has_trainer = True  # the first method that a Trainer calls
         super().set_world_ranks()
         placement.let_prepare_trainer_accept(TieredStrategy)
 

@@ -149,7 +149,7 @@ def test_files_of_all_presets_make_what_the_names_make() -> None:
             ["--trainer.strategy=diloco", "--trainer.strategy.init_args.sync_every=3"],
             "'sync_every' is not accepted: it is called 'block_size' here.",
         ),
-        (["--trainer.strategy=bmff"], "'bmff': did you mean 'bmuf'"),
+        (["--trainer.strategy=bmff"], "strategy='bmff'"),
         (["--trainer.nodes=4"], "--trainer.nodes=4"),
         (["--model=no_such.Net"], "no_such.Net"),
         (["--config=no_such.yaml"], "no_such.yaml"),

@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import StrategyRegistry
 
 import lightning_hier as lh
 from tests.conftest import REPOSITORY
@@ -61,63 +61,10 @@ def test_import_loads_nothing_heavy_beyond_lightning() -> None:
     assert (done.stdout.strip(), done.stderr) == ("begin", "")
 
 
-def _trainer(strategy: Any) -> pl.Trainer:
-    return pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
-
-
 @pytest.mark.parametrize("strategy", [lh.BMUFStrategy, lh.PSPStrategy])
-def test_strategy_object_serves_one_trainer(strategy: Any) -> None:
-    own = strategy()
-    _trainer(own)
-    for settings in ({}, {"accelerator": "cpu"}):
-        with pytest.raises(
-            ValueError, match="belongs to another Trainer already.*Create a new one"
-        ):
-            pl.Trainer(strategy=own, devices=2, logger=False, **settings)
+def test_strategy_with_an_accelerator_of_its_own(strategy: Any) -> None:
     placed = strategy(accelerator=CPUAccelerator())
     assert pl.Trainer(strategy=placed, devices=2, logger=False).strategy is placed
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("bmuf_gct", "bmuf_gtc"),
-        ("BMUF-Adam", "bmuf_adam"),
-        ("two_stage", "two_stage_asgd"),
-        ("psp_sgd", "psp"),
-    ],
-)
-def test_mistyped_name_is_told_what_was_meant(given: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"{given.lower()!r}: did you mean {meant!r}") as caught:
-        _trainer(given)
-    assert all(name in str(caught.value) for name in NAMES)
-
-
-def test_names_of_lightning_go_their_own_way() -> None:
-    for name in ("ddp", "ddp_spawn", "DDP_find_unused_parameters_true"):
-        assert type(_trainer(name).strategy) is DDPStrategy
-    assert type(_trainer(DDPStrategy()).strategy) is DDPStrategy
-    assert type(pl.Trainer(accelerator="cpu", devices=1, logger=False).strategy) is not DDPStrategy
-    assert sorted(StrategyRegistry.available_strategies()) == sorted(StrategyRegistry)
-
-
-@pytest.mark.parametrize(
-    "given", ["asgd", "easgd", "ma", "hierarchical", "dilocco", "local_sgd", "ddp_spwan", "no_such"]
-)
-def test_unknown_name_is_told_all_that_there_are(given: str) -> None:
-    with pytest.raises(ValueError, match=f"no strategy has the name {given!r}") as caught:
-        _trainer(given)
-    assert all(name in str(caught.value) for name in (*StrategyRegistry, "HierarchicalStrategy"))
-
-
-def test_names_of_other_packages_are_found_and_looked_for() -> None:
-    assert "bmuf_of_others" not in StrategyRegistry.available_strategies()
-    StrategyRegistry.register("bmuf_of_others", DDPStrategy)
-    try:
-        assert "bmuf_of_others" in StrategyRegistry.available_strategies()
-        assert type(_trainer("bmuf_of_others").strategy) is DDPStrategy
-    finally:
-        StrategyRegistry.remove("bmuf_of_others")
 
 
 def _fit_by_each_name() -> dict[str, str]:

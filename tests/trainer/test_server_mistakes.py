@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from lightning.pytorch.callbacks import LearningRateFinder
 
 import lightning_hier as lh
-from lightning_hier.strategies.optimizer_checks import Place, check_order
 from tests.ranks import rank_outcomes, run_ranks
 from tests.trainer.fitting import Net, Untrained, fit, loader, make_trainer, this_rank
 from tests.trainer.mistakes import Mistakes, check_errors, errors_by_rank
@@ -122,23 +120,6 @@ def test_order_of_parameters_that_differs_is_one_clear_error_on_every_rank() -> 
         "Position 0 is layers.0.weight (optimizer 0, group 0) on rank 0, and layers.0.bias "
         "(optimizer 0, group 0) on rank 1" in problems[0][0]
     )
-
-
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        ([[(0, 0, "a"), (0, 1, "b")]] * 3, None),
-        ([[(0, 0, "a")], [(0, 0, "a")], [(0, 1, "a")]], "a (optimizer 0, group 1) on rank 2"),
-        ([[(0, 0, "a")], [(0, 0, "a"), (1, 0, "b")]], "nothing more on rank 0, and b (opt"),
-        ([[(0, 0, "a")], []], "a (optimizer 0, group 0) on rank 0, and nothing more on rank 1"),
-    ],
-)
-def test_first_place_that_differs(rows: list[list[Place]], found: str | None) -> None:
-    if found is None:
-        check_order(rows)
-    else:
-        with pytest.raises(ValueError, match=re.escape(found)):
-            check_order(rows)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ class Reduction:
 
     Attributes:
         warming: whether the module was last wrapped for the warm-up.
+        reduced: parameters that were trainable when the module was last wrapped.
 
     """
 
@@ -97,13 +98,14 @@ class Reduction:
         self._device = communicators.device
         self._workers = workers
         self._config = config
+        self._is_hook = isinstance(config, CommHook)
         self._grad_scale = grad_scale
         self._wrap = wrap
         self.warming = False
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
         self._in_turns: WorkerGradients | None = None
-        self._reduced: set[Parameter] = set()
+        self.reduced: set[Parameter] = set()
         self._over: Channel | None = None
 
     @property
@@ -117,6 +119,11 @@ class Reduction:
         if self._in_turns is None:
             raise RuntimeError("gradients are not reduced before the module is set up")
         return self._in_turns
+
+    @property
+    def temporary(self) -> bool:
+        """Whether DDP is used only until a group of one rank has returned older residuals."""
+        return self._over is not None and self._over.size == 1 and not self._is_hook
 
     def wrap(self, *, warming: bool) -> None:
         """Wrap the module over the ranks that average gradients now. A collective of these ranks.
@@ -139,13 +146,13 @@ class Reduction:
         ranks = self._world if warming else self._group
         if len(self._workers) > 1:
             return None
-        used = isinstance(self._config, CommHook) or bool(self._workers[0].memory.tensors)
+        used = self._is_hook or bool(self._workers[0].memory.tensors)
         return ranks if ranks.size > 1 or used else None
 
     def _attach(self, model: Module, *, warming: bool) -> None:
         self.close()
         reduced = [own for own in model.parameters() if own.requires_grad]
-        self._reduced, self.warming = set(reduced), warming
+        self.reduced, self.warming = set(reduced), warming
         self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
         reducer = AllReducer(self._world) if warming else self._in_group
         self._hook = None
@@ -162,7 +169,7 @@ class Reduction:
         return (
             self.warming == warming
             and self._over is self._ranks_of_ddp(warming=warming)
-            and all(own in self._reduced for own in parameters if own.requires_grad)
+            and all(own in self.reduced for own in parameters if own.requires_grad)
         )
 
     def rehearse(self, model: Module | None, order: list[Parameter]) -> None:
@@ -174,7 +181,7 @@ class Reduction:
             return
         if model.find_unused_parameters or self._device.type != "cpu":
             return
-        if not order or set(order) != self._reduced:
+        if not order or set(order) != self.reduced:
             return
         self._hook.rehearsing = True
         rehearse(model, order)

@@ -50,6 +50,8 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
             _resume_exactly(saved, session, kinds)
         else:
             _resume_elsewhere(saved, checkpoint, session, kinds)
+        # A group of one rank uses DDP to return the residuals that were loaded.
+        session.wrap_if_changed()
 
 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
@@ -120,7 +122,11 @@ def _resume_elsewhere(
     compresses = isinstance(session.settings.gradient_sync, GTC) and not alone
     if compresses:
         _take_residuals(saved, session)
-    rank_zero_warn(what_changes(saved, layout, kinds, keeps_residuals=compresses))
+    momenta, sync = ("block_momentum", "outer_momentum"), session.settings.block_sync
+    automatic = [name for name in momenta if getattr(sync, name, None) == "auto"]
+    rank_zero_warn(
+        what_changes(saved, layout, kinds, automatic=automatic, keeps_residuals=compresses)
+    )
 
 
 def _open_blocks(saved: SavedRun, state: RunState) -> None:
@@ -147,9 +153,23 @@ def _take_residuals(saved: SavedRun, session: FitSession) -> None:
 
 
 def what_changes(
-    saved: SavedRun, layout: RankLayout, kinds: Mapping[str, Any], *, keeps_residuals: bool
+    saved: SavedRun,
+    layout: RankLayout,
+    kinds: Mapping[str, Any],
+    *,
+    automatic: Sequence[str],
+    keeps_residuals: bool,
 ) -> str:
-    """Message that lists the differences to the saved run and their consequences."""
+    """Message that lists the differences to the saved run and their consequences.
+
+    Args:
+        saved: saved run.
+        layout: assignment of the current workers to groups.
+        kinds: settings of the current run.
+        automatic: names of momenta that are ``"auto"``.
+        keeps_residuals: whether the current run uses the saved residuals.
+
+    """
     (devices, groups), before = layout.sizes, saved.sizes
     said = []
     if (devices, groups) != before:
@@ -160,7 +180,9 @@ def what_changes(
         if kinds.get(name) != old
     ]
     steps = max(count["in_block"] for count in saved.section["steps"])
-    given_up = ["block momentum 'auto' follows the number of groups"]
+    given_up = []
+    if groups != before[1]:
+        given_up += [f"{name}='auto' follows the number of groups" for name in automatic]
     if steps and saved.section["counts"] is not None:
         given_up.append(f"the current block ended after {steps} steps")
     given_up.append(
