@@ -1,7 +1,7 @@
-"""The settings that ``"auto"`` stands for, from the length of a run and the number of models.
+"""Values of ``"auto"``, from the length of a run and the number of models.
 
-Each rule is one line, so that the log and the documentation can state it. An unknown
-length, as of an iterable dataset without ``max_steps``, is infinite.
+Each rule is simple enough for one line of the log and of the documentation. A run of unknown
+length, such as one on an iterable dataset without ``max_steps``, is infinite.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def auto_block_size(run_steps: float, num_models: int | None = None) -> int:
 
     Args:
         run_steps: steps of one optimizer in the run, or infinity.
-        num_models: averaged models, where the block momentum needs 20 blocks for each of them.
-            Blocks of fewer than 4 steps are not made for that.
+        num_models: number of averaged models, if the block momentum needs 20 blocks for each of
+            them. This rule does not make a block shorter than 4 steps.
 
     """
     longest = min(run_steps / _BLOCKS_PER_RUN, _LONGEST_BLOCK)
@@ -49,10 +49,9 @@ def auto_warmup_steps(run_steps: float) -> int:
 
 
 def auto_density(run_steps: float) -> float:
-    """Share of the elements that GTC sends: 30 / run_steps, from 1% to 10%.
+    """Fraction of the elements that GTC sends: 30 / run_steps, from 1% to 10%.
 
-    An element is sent about every ``1 / density`` steps, so that over a run each is sent at least
-    some 30 times.
+    An element is sent about every ``1 / density`` steps, hence about 30 times or more in a run.
 
     Args:
         run_steps: steps of one optimizer in the run, or infinity.

@@ -92,7 +92,6 @@ class Communicators:
         with progress.at("the creation of process groups"):
             mesh = build_mesh(
                 layout,
-                ("group", "across"),
                 device_type=device.type,
                 timeout=timeout,
                 process_groups=groups,

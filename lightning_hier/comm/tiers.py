@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_hier.comm.process_groups import ProcessGroups
+from lightning_hier.comm.traffic import TIERS
 
 GroupSize = int | Literal["node", "world"]
 """Size of a group: a number, ``"node"`` (devices of a host) or ``"world"`` (all ranks)."""
@@ -123,17 +124,15 @@ class RankLayout:
 
 def build_mesh(
     layout: RankLayout,
-    names: tuple[str, ...],
     *,
     device_type: str,
     timeout: timedelta,
     process_groups: ProcessGroups,
 ) -> DeviceMesh:
-    """Create the process groups of all tiers. Every rank of the world must call it.
+    """Create the process groups of both tiers. Every rank of the world must call it.
 
     Args:
-        layout: sizes, lowest tier first.
-        names: a name for each tier, lowest first.
+        layout: numbers of ranks and groups.
         device_type: ``"cpu"`` or ``"cuda"``.
         timeout: time limit of every collective of the groups.
         process_groups: keeps the groups for later fits.
@@ -141,7 +140,7 @@ def build_mesh(
     """
     own: list[dist.ProcessGroup] = []
     rank = dist.get_rank()
-    for tier, name in enumerate(names):
+    for tier, name in enumerate(TIERS):
         for ranks in layout.groups(tier):
             group = process_groups.of(ranks, timeout, name)
             if rank in ranks:
@@ -150,5 +149,5 @@ def build_mesh(
         list(reversed(own)),
         device_type,
         mesh=layout.grid(),
-        mesh_dim_names=tuple(reversed(names)),
+        mesh_dim_names=tuple(reversed(TIERS)),
     )

@@ -61,7 +61,7 @@ class DataPosition:
         start(fetcher)
         renewed = self._iterator() is not before
         if self._resumed is not None:
-            self._go_on(fetcher, random, renewed=renewed)
+            self._skip_used_batches(fetcher, random, renewed=renewed)
         elif renewed:
             self._begun = random
 
@@ -122,7 +122,7 @@ class DataPosition:
         check_names(loader)
         return loader._iterator
 
-    def _go_on(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
+    def _skip_used_batches(self, fetcher: Any, random: RandomStates, *, renewed: bool) -> None:
         """Skip the used batches of the first epoch, and restore the random state."""
         assert self._resumed is not None
         begun, self._resumed = self._resumed, None

@@ -45,7 +45,7 @@ class FitSession:
         changes: changes to the Trainer.
         communicators: channels of this rank.
         worker_layout: assignment of workers to groups.
-        numbers: numbers of this rank's workers among all.
+        worker_numbers: numbers of the workers of this rank among those of all ranks.
         workers: workers of this rank.
         random: random states of the workers.
         position: position in the training data.
@@ -76,9 +76,9 @@ class FitSession:
         self._groups = groups
         self.communicators = groups.communicators
         self.worker_layout = groups.worker_layout
-        self.numbers = groups.own_workers
-        self.workers = Worker.several(len(self.numbers))
-        self.random = WorkerRandom(len(self.numbers), self.communicators.device)
+        self.worker_numbers = groups.own_workers
+        self.workers = Worker.several(len(self.worker_numbers))
+        self.random = WorkerRandom(len(self.worker_numbers), self.communicators.device)
         self.changes = TrainerChanges(trainer)
         self.position = DataPosition(self.changes, self.random, self.communicators.device)
         self.begun = self.closed = False
@@ -96,17 +96,17 @@ class FitSession:
         self,
         optimizers: Sequence[Optimizer],
         on_nonfinite: OnNonfinite,
+        metrics_callback: Callback,
         *,
         join: bool,
-        metrics_callback: Callback,
     ) -> None:
         """Start counting steps and change the Trainer. A collective of the world.
 
         Args:
             optimizers: optimizers of the module; each has its own block.
             on_nonfinite: action for groups whose models are not finite.
-            join: whether ranks that have run out of batches join the others.
             metrics_callback: logs metrics.
+            join: whether ranks that have run out of batches join the others.
 
         """
         module = self.trainer.lightning_module
@@ -129,10 +129,10 @@ class FitSession:
             self.worker.loss_scale = self._grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
         self.state = RunState(self, optimizers)
-        self._change_trainer(join, metrics_callback)
+        self._change_trainer(metrics_callback, join=join)
         self.begun = True
 
-    def _change_trainer(self, join: bool, metrics_callback: Callback) -> None:
+    def _change_trainer(self, metrics_callback: Callback, *, join: bool) -> None:
         synchroniser, changes = self.synchroniser, self.changes
         if len(self.workers) > 1:
             WorkerSteps(self)
@@ -239,7 +239,7 @@ class FitSession:
             worker.memory.tensors.clear()
         self.position.rewind()
 
-    def turns(self) -> Iterator[range]:
+    def workers_by_model(self) -> Iterator[range]:
         """Yield the workers of each local model in turn, with this model in the module.
 
         Workers of a group share a model. In the warm-up, all workers of the rank share one.
@@ -250,12 +250,12 @@ class FitSession:
 
     def each_worker(self) -> Iterator[int]:
         """Yield each worker, with its model and the gradients of its accumulated step active."""
-        for workers in self.turns():
+        for workers in self.workers_by_model():
             for number in workers:
                 if len(self.workers) == 1 or (len(workers) == 1 and not self.warming):
                     yield number  # its gradients are swapped together with its model
                 else:
-                    with self.reduction.in_turns.of(number):
+                    with self.reduction.worker_gradients.of(number):
                         yield number
 
     def metrics(self) -> dict[str, float]:

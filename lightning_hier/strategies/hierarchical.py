@@ -150,12 +150,8 @@ class HierarchicalStrategy(TieredStrategy):
         sync = None if self.groups.size == 1 else self.gradient_sync  # one worker sends nothing
         models = self.communicators.models
         optimizer_checks.log_advice(self.optimizers, sync, self.block_sync, models)
-        self._fit_session.begin(
-            self.optimizers,
-            self.on_nonfinite,
-            join=self.uneven_batches == "join",
-            metrics_callback=self._metrics_callback,
-        )
+        join, callback = self.uneven_batches == "join", self._metrics_callback
+        self._fit_session.begin(self.optimizers, self.on_nonfinite, callback, join=join)
 
     @override
     def configure_ddp(self) -> None:
@@ -163,8 +159,8 @@ class HierarchicalStrategy(TieredStrategy):
         self._session = session = FitSession(trainer, self.groups)
         self._ended = None
         even = self.uneven_batches == "error"
-        numbers = self._checkpoints.numbers
-        used = resolved_for_run(self._asked, numbers, session, even_batches=even)
+        resumed = self._checkpoints.automatic_values
+        used = resolved_for_run(self._asked, resumed, session, even_batches=even)
         self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
         self.block_sync = used.block_sync
         session.set_reduction(used)
@@ -282,7 +278,7 @@ class HierarchicalStrategy(TieredStrategy):
             self._session.close()
             self._ended = self._session
         self._session = None
-        self._checkpoints.numbers = {}
+        self._checkpoints.automatic_values = {}
         super().teardown()
 
     @override

@@ -64,12 +64,12 @@ class Synchronisation:
             None if self.block_sync is None else self.block_sync.resolved(run_steps, num_models),
         )
 
-    def with_numbers(self, numbers: Mapping[str, Any]) -> Self:
+    def with_values(self, values: Mapping[str, Any]) -> Self:
         """Replace each ``"auto"`` by the value of another run."""
         found: Any = self
         for name in self.automatic:
-            if numbers.get(name) is not None:
-                found = found._with(name, numbers[name])
+            if values.get(name) is not None:
+                found = found._with(name, values[name])
         made: Self = found
         return made
 
@@ -81,7 +81,7 @@ class Synchronisation:
         return replace(self, **changes)
 
 
-def numbers(
+def automatic_values(
     warmup_steps: int, gradient_sync: GradientSync, block_sync: BlockSync | None
 ) -> dict[str, Any]:
     """Values of the settings that depend on the length of a run, by name, or None."""
@@ -105,11 +105,11 @@ def resolved_for_run(
 ) -> Synchronisation:
     """Choose a number for each ``"auto"`` and log the choice. A collective of the world.
 
-    A resumed run keeps its original numbers, even if it is longer now.
+    A resumed run keeps its original values, even if it is longer now.
 
     Args:
         asked: settings of the user. Without ``"auto"``, they are returned unchanged.
-        resumed: :func:`numbers` of the resumed run, if there is one.
+        resumed: :func:`automatic_values` of the resumed run, if there is one.
         session: session of the run. Its Trainer determines the length of the run, which loads the
             training data.
         even_batches: whether all ranks must have the same number of batches, as a warm-up requires.
@@ -118,7 +118,7 @@ def resolved_for_run(
     names = asked.automatic
     if not names:
         return asked
-    used, why = asked.with_numbers(resumed), "as in the resumed run"
+    used, why = asked.with_values(resumed), "as in the resumed run"
     if used.automatic:
         steps = run_steps(session.trainer)
         warms_up = even_batches and _can_warm_up(asked, session)
@@ -126,7 +126,7 @@ def resolved_for_run(
         used = used.resolved(steps, num_models=num_models, warms_up=warms_up)
         length = f"{steps:g} steps" if steps < math.inf else "an unknown number of steps"
         why = f"because the run has {length} and {num_models} groups"
-    found = numbers(int(used.warmup_steps), used.gradient_sync, used.block_sync)
+    found = automatic_values(int(used.warmup_steps), used.gradient_sync, used.block_sync)
     chosen = ", ".join(f"{name}='auto' is {found[name]:.3g}" for name in names)
     rank_zero_info(f"{chosen}, {why}.")
     return used
@@ -146,43 +146,20 @@ def run_steps(trainer: pl.Trainer) -> float:
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings to JSON values.
+    """Convert settings to JSON values, which are equal on two ranks if the settings are.
 
     An object, such as ``block_sync=BMUF(...)``, becomes the name of its class and its settings.
     """
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        if is_dataclass(value) and not isinstance(value, type):
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found[name] = value
+        elif is_dataclass(value) and not isinstance(value, type):
             found[name] = type(value).__name__
             found |= described({f.name: getattr(value, f.name) for f in fields(value)})
+        elif callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
+            # Their representations contain addresses, which differ between processes.
+            found[name] = getattr(value, "__qualname__", type(value).__name__)
         else:
-            found[name] = _plain(value)
+            found[name] = repr(value)
     return found
-
-
-def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings to values that can be compared between ranks.
-
-    Functions, and objects without a representation, are compared by name, because their addresses
-    differ between processes.
-    """
-    return {name: value if _is_plain(value) else _text(value) for name, value in settings.items()}
-
-
-def _text(value: Any) -> str:
-    if is_dataclass(value) and not isinstance(value, type):
-        held = ", ".join(f"{f.name}={_text(getattr(value, f.name))}" for f in fields(value))
-        return f"{type(value).__name__}({held})"
-    if callable(value) or type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
-        return str(_plain(value))
-    return repr(value)
-
-
-def _plain(value: Any) -> Any:
-    if _is_plain(value):
-        return value
-    return getattr(value, "__qualname__", type(value).__name__)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))

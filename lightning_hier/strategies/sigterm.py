@@ -66,8 +66,8 @@ class QuietTermination(Callback):
         if self._health is not None and self._health.take_signal():
             own = set(self._received)
             self._received -= own  # a handler may have added another one in the meantime
-            for told in gather_json(sorted(own), self._trainer.strategy.root_device):
-                self._to_do |= set(told)
+            for received in gather_json(sorted(own), self._trainer.strategy.root_device):
+                self._to_do |= set(received)
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Save, then requeue or let Lightning stop, after an agreed signal. A collective."""

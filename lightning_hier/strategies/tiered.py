@@ -38,7 +38,7 @@ from lightning_hier.strategies import (
 from lightning_hier.strategies.checkpoints.atomic_io import atomic
 from lightning_hier.strategies.checkpoints.saved_run import read_nothing, read_same
 from lightning_hier.strategies.rank_groups import RankGroups
-from lightning_hier.strategies.settings import comparable, described
+from lightning_hier.strategies.settings import described
 
 
 class TieredStrategy(DDPStrategy, ABC):
@@ -183,7 +183,7 @@ class TieredStrategy(DDPStrategy, ABC):
             self._check_groups()
         own: dict[str, Any] = {"strategy": type(self).__name__, "timeout": str(self.limit)}
         own |= {"group_size": self.groups.size, "virtual_workers": self.virtual_workers}
-        own |= {"warmup_steps": self.warmup_steps} | comparable(self._settings())
+        own |= {"warmup_steps": self.warmup_steps} | described(self._settings())
         require_same(own, self.root_device)
         self.groups.build(generation, hosts, timeout=self.limit, traffic=self.traffic)
 
@@ -287,5 +287,5 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @property
     def limit(self) -> timedelta:
-        """Time time limit of every wait."""
+        """Time limit of every wait."""
         return self._timeout or default_pg_timeout

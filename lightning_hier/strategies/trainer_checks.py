@@ -79,11 +79,12 @@ def check_trainer(trainer: pl.Trainer) -> None:
             "several ranks, which must validate at the same step but have different clocks. Set it "
             "to a number of batches or a fraction of an epoch."
         )
-    # Hooks may write at any time if all ranks train one model at every step.
-    one_model = getattr(trainer.strategy, "block_sync", trainer) is None
+    # Without blocks, all ranks train one model, so the model that a callback changes is kept.
+    strategy: Any = trainer.strategy
+    if hasattr(strategy, "block_sync") and strategy.block_sync is None:
+        return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        resets = isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis
-        if resets and not one_model:
+        if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
             raise ValueError(
                 f"{type(callback).__name__} can't reset weights at the end of an epoch "
                 "(use_lottery_ticket_hypothesis, on by default): the module holds the global model "

@@ -12,7 +12,7 @@ from lightning_hier.algorithms.automatic import (
     auto_density,
     auto_warmup_steps,
 )
-from lightning_hier.strategies.settings import Synchronisation, numbers
+from lightning_hier.strategies.settings import Synchronisation, automatic_values
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_warm_up_that_can_not_be_had_is_none() -> None:
 def test_numbers_of_another_run_fill_what_is_automatic() -> None:
     asked = Synchronisation("auto", lh.GTC(), lh.BMUF(block_size=3))
     run = asked.resolved(600, num_models=2, warms_up=True)
-    saved = numbers(int(run.warmup_steps), run.gradient_sync, lh.BMUF(block_size=9))
-    assert asked.with_numbers(saved) == run
-    assert asked.with_numbers({}) == asked
+    saved = automatic_values(int(run.warmup_steps), run.gradient_sync, lh.BMUF(block_size=9))
+    assert asked.with_values(saved) == run
+    assert asked.with_values({}) == asked
 
 
 def test_a_component_has_no_number_before_a_run() -> None:

@@ -255,9 +255,9 @@ class GTCReducer(Reducer):
                 tensor.decode_(bucket.scale)
         for tensor in bucket.compressed:
             if not tensor.skipped:
-                self._follow(tensor)
+                self._adapt_threshold(tensor)
 
-    def _follow(self, tensor: CompressedTensor) -> None:
+    def _adapt_threshold(self, tensor: CompressedTensor) -> None:
         """Count the elements sent of a tensor, and set the threshold of the next step."""
         self._sent += sum(map(len, tensor.words))
         self._elements += sum(map(len, tensor.flats)) if tensor.words else 0

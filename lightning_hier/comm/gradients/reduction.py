@@ -104,7 +104,7 @@ class Reduction:
         self.warming = False
         self._in_group: Reducer | None = None
         self._hook: GradientHook | None = None
-        self._in_turns: WorkerGradients | None = None
+        self._worker_gradients: WorkerGradients | None = None
         self.reduced: set[Parameter] = set()
         self._over: Channel | None = None
 
@@ -114,11 +114,11 @@ class Reduction:
         return [] if self._hook is None else self._hook.reached.first_order
 
     @property
-    def in_turns(self) -> WorkerGradients:
+    def worker_gradients(self) -> WorkerGradients:
         """Gradients of the workers of this rank, which are computed one after the other."""
-        if self._in_turns is None:
+        if self._worker_gradients is None:
             raise RuntimeError("gradients are not reduced before the module is set up")
-        return self._in_turns
+        return self._worker_gradients
 
     @property
     def temporary(self) -> bool:
@@ -162,7 +162,9 @@ class Reduction:
             model.register_comm_hook(self._hook, gradient_hook)
         elif len(self._workers) > 1:
             self._hook = GradientHook(reducer, ReachedParameters(reduced, every_step=False))
-            self._in_turns = WorkerGradients(reduced, reducer, self._hook.reached, self._in_turns)
+            self._worker_gradients = WorkerGradients(
+                reduced, reducer, self._hook.reached, self._worker_gradients
+            )
 
     def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
         """Whether the module is wrapped for all trainable ``parameters`` and the right ranks."""

@@ -86,18 +86,18 @@ class RankFiles:
                 os.rmdir(folder)
 
     def remove_abandoned(self) -> None:
-        """Remove other saves of this name, written an hour or more before this one.
+        """Remove other saves of this name that were written an hour or more before this one.
 
-        To be called when the checkpoint names this save or a newer one, so nobody needs the
-        others; but another job that saves under the same name may be writing one. That they cannot
-        be listed is a warning, and a later save removes them.
+        Call it when the checkpoint names this save or a newer one, so that the others are not
+        needed. Newer ones are kept, because another job may be writing a save of the same name. If
+        the saves cannot be listed, there is a warning, and a later save removes them.
         """
         try:
             for name in self._abandoned():
                 remove_folder(f"{self.of_all_saves}/{name}")
         except FileNotFoundError:
             pass  # another job has removed a file in the meantime
-        except Exception as error:  # fsspec's file systems have errors of their own
+        except Exception as error:  # file systems of fsspec raise errors of other types
             _log.warning("old saves in %s could not be listed: %s", self.of_all_saves, error)
 
     def _abandoned(self) -> list[str]:
@@ -106,14 +106,15 @@ class RankFiles:
             path.rstrip("/").rsplit("/", 1)[-1]: _last_write(filesystem, path)
             for path in filesystem.ls(folder, detail=False)
         }
-        if self._save not in last_write:  # a network's file system may show it later
+        if self._save not in last_write:  # a network file system may list it later
             return []
-        now = last_write[self._save]  # by the clock of the file system
+        # The clock of the file system, because that of this host may differ.
+        now = last_write[self._save]
         return [name for name, written in last_write.items() if now - written > ABANDONED_AFTER]
 
 
 def _last_write(filesystem: Any, folder: str) -> datetime:
-    """When a file below a folder was written last."""
+    """Time of the last write to a file in a directory."""
     written: list[datetime] = [
         filesystem.modified(path) for path in filesystem.find(folder) or [folder]
     ]
@@ -128,7 +129,7 @@ def remove_folder(folder: str) -> None:
         with suppress(FileNotFoundError):
             if filesystem.exists(path):
                 filesystem.rm(path, recursive=True)
-    except Exception as error:  # fsspec's file systems have errors of their own
+    except Exception as error:  # file systems of fsspec raise errors of other types
         _log.warning("%s is no longer needed and could not be removed: %s", folder, error)
 
 

@@ -8,7 +8,7 @@ are redistributed such that their mean gradient is kept: with N ranks before and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 
     """
     state, kinds = session.state, session.state.kinds()
-    exactly = saved.goes_on(session.worker_layout.sizes, kinds)
+    exactly = saved.resumes_exactly(session.worker_layout.sizes, kinds)
     # If no training is left, the module keeps its values, which are the result of ``fit``.
     with session.synchroniser.local.loading():
         trained = exactly and session.worker.begun
@@ -56,10 +56,10 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
     state, group = session.state, _group(session, 0)
-    first, of_group = saved.of_rank(session.numbers[0]), saved.of_group(group)
+    first, of_group = saved.of_rank(session.worker_numbers[0]), saved.of_group(group)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     session.reduction.rehearse(session.trainer.strategy.model, order)
-    state.load(saved.section, of_group, first, saved.shares_for(group, kinds))
+    state.load(saved.section, of_group, first, saved.shards_for(group, kinds))
     session.averages.load(of_group["averages"], first["averages"])
     if first["precision"]:
         session.trainer.precision_plugin.load_state_dict(first["precision"])
@@ -73,9 +73,9 @@ def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]
     if not session.warming:
         session.models.open()
     random, gradients = [], []
-    for workers in session.turns():
+    for workers in session.workers_by_model():
         for number in workers:
-            rank = saved.of_rank(session.numbers[number]) if number else dict(first)
+            rank = saved.of_rank(session.worker_numbers[number]) if number else dict(first)
             if number == workers[0] and number:
                 state.load_local(saved.of_group(_group(session, number)), rank)
             worker = session.workers[number]
@@ -89,7 +89,7 @@ def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]
 
 def _group(session: FitSession, number: int) -> int:
     """Return the group of a worker of this rank."""
-    return session.worker_layout.coordinates(session.numbers[number])[1]
+    return session.worker_layout.coordinates(session.worker_numbers[number])[1]
 
 
 @torch.no_grad()
@@ -139,14 +139,14 @@ def _open_blocks(saved: SavedRun, state: RunState) -> None:
 def _take_residuals(saved: SavedRun, session: FitSession) -> None:
     """Give each worker its part of the saved residuals. Reads the files of their workers."""
     total = session.worker_layout.world_size
-    share = total / saved.ranks
+    scale = total / saved.ranks
     first = saved.of_rank(0)["memory"]
-    for number, worker in zip(session.numbers, session.workers, strict=True):
+    for number, worker in zip(session.worker_numbers, session.workers, strict=True):
         sums = {name: torch.zeros_like(residual) for name, residual in first["residuals"].items()}
         for before in range(number, saved.ranks, total):
             residuals = (first if before == 0 else saved.of_rank(before)["memory"])["residuals"]
             for name, residual in residuals.items():
-                sums[name].add_(residual, alpha=share)
+                sums[name].add_(residual, alpha=scale)
         # Workers of a group need the same thresholds, which differ between saved groups.
         memory = {"residuals": sums, "thresholds": first["thresholds"]}
         worker.memory.load(memory, session.state.parameters)

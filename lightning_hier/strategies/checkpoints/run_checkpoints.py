@@ -46,13 +46,14 @@ class RunCheckpoints:
         strategy: strategy of this rank.
 
     Attributes:
-        numbers: automatic values of the resumed run, which do not depend on its new length.
+        automatic_values: numbers that ``"auto"`` stood for in the resumed run. They are kept even
+            if the run is longer now.
 
     """
 
     def __init__(self, strategy: DDPStrategy) -> None:
         self._strategy = strategy
-        self.numbers: Mapping[str, Any] = {}
+        self.automatic_values: Mapping[str, Any] = {}
         self._path = ""
         self._weights_only = True
         # Saves of this job by the path of their checkpoint, oldest first.
@@ -61,7 +62,7 @@ class RunCheckpoints:
     def note(self, path: str | Path, weights_only: bool | None, checkpoint: Any) -> None:
         """Record a checkpoint that was loaded. A Tuner resumes from its own checkpoint."""
         self._path, self._weights_only = str(path), weights_only is not False
-        self.numbers = (section_of(checkpoint) or {}).get("numbers", {})
+        self.automatic_values = (section_of(checkpoint) or {}).get("automatic_values", {})
 
     def save(
         self,

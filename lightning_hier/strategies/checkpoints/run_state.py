@@ -16,8 +16,8 @@ from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.gradients.reached import reach
 from lightning_hier.comm.worker import StepCount
 from lightning_hier.strategies.checkpoints.rank_files import Part, State
-from lightning_hier.strategies.checkpoints.saved_run import Shares, cut_for
-from lightning_hier.strategies.settings import numbers
+from lightning_hier.strategies.checkpoints.saved_run import Shards, cut_for
+from lightning_hier.strategies.settings import automatic_values
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -83,7 +83,7 @@ class RunState:
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
             "kinds": self.kinds(),
-            "numbers": numbers(
+            "automatic_values": automatic_values(
                 int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
             ),
             "ready_order": [self.names[own] for own in self._session.reduction.ready_order],
@@ -94,7 +94,7 @@ class RunState:
         session = self._session
         with session.models.opened():
             for number in session.each_worker():
-                worker, is_first = session.numbers[number], number % self._per_model == 0
+                worker, is_first = session.worker_numbers[number], number % self._per_model == 0
                 yield "rank", worker, self._of_worker(number, with_blocks=is_first)
                 position, group = session.worker_layout.coordinates(worker)
                 if position == 0:
@@ -147,7 +147,7 @@ class RunState:
 
     @torch.no_grad()
     def load(
-        self, shared: Mapping[str, Any], group: State, rank: State, shares: Shares | None
+        self, shared: Mapping[str, Any], group: State, rank: State, shards: Shards | None
     ) -> None:
         """Resume a run of the same groups exactly. The module then contains the local model.
 
@@ -155,14 +155,14 @@ class RunState:
             shared: result of :meth:`shared`.
             group: state of the group from :meth:`parts`.
             rank: state of the first worker of this rank from :meth:`parts`.
-            shares: block states of each rank of the group, in order, if the model was divided into
+            shards: block states of each rank of the group, in order, if the model was divided into
                 other shards; otherwise None.
 
         """
         self.load_optimizers(group["optimizers"])
         if shared["counts"] is not None:
             blocks = self.open_blocks(shared)
-            own = rank["blocks"] if shares is None else cut_for(blocks, shares)
+            own = rank["blocks"] if shards is None else cut_for(blocks, shards)
             for block, parts, counts in zip(blocks, own, shared["counts"], strict=True):
                 block.load(parts, self.by_parameter(counts))
         self._load_values(group, rank)

@@ -19,7 +19,7 @@ from lightning_hier.strategies.checkpoints.atomic_io import AtomicCheckpointIO, 
 from lightning_hier.strategies.checkpoints.integrity import DamagedFileError, damage_beside
 from lightning_hier.strategies.checkpoints.rank_files import RankFiles, State, section_of
 
-Shares = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
+Shards = Sequence[Sequence[Sequence[Mapping[str, Any]]]]
 """Block states of each rank of a group, in order."""
 
 _WAY_OUT = (
@@ -64,7 +64,7 @@ class SavedRun:
         """State of a group, on the CPU."""
         return self._read(self.files.path("group", group))
 
-    def blocks_of(self, group: int) -> Shares:
+    def blocks_of(self, group: int) -> Shards:
         """Block states of each rank of a group, in order. Empty without blocks.
 
         The first of several virtual workers with one model has saved them.
@@ -74,7 +74,7 @@ class SavedRun:
         blocks = [self.of_rank(worker)["blocks"] for worker in workers]
         return [own for own in blocks if own is not None]
 
-    def goes_on(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
+    def resumes_exactly(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
         """Whether a run with these groups and settings resumes exactly.
 
         The number of ranks in a group, and the division of the model among them, may differ if the
@@ -87,7 +87,7 @@ class SavedRun:
             not differ or (differ <= {"sharded", "ranks_per_group"} and can_be_cut)
         )
 
-    def shares_for(self, group: int, kinds: Mapping[str, Any]) -> Shares | None:
+    def shards_for(self, group: int, kinds: Mapping[str, Any]) -> Shards | None:
         """Shards of a group's ranks if the model must be divided again, otherwise None."""
         return self.blocks_of(group) if self._differing(kinds) else None
 
@@ -135,17 +135,17 @@ class SavedRun:
         return state
 
 
-def whole_blocks(shares: Shares) -> list[list[dict[str, Any]]]:
+def whole_blocks(shards: Shards) -> list[list[dict[str, Any]]]:
     """State of each fragment of each block, with the shards of every tensor joined."""
     return [
-        [_whole(shards) for shards in zip(*fragments, strict=True)]
-        for fragments in zip(*shares, strict=True)
+        [_whole(own) for own in zip(*fragments, strict=True)]
+        for fragments in zip(*shards, strict=True)
     ]
 
 
-def cut_for(blocks: Sequence[ModelBlock], shares: Shares) -> list[list[dict[str, Any]]]:
+def cut_for(blocks: Sequence[ModelBlock], shards: Shards) -> list[list[dict[str, Any]]]:
     """Block states of this rank, for the current division of the model in its group."""
-    found = whole_blocks(shares)
+    found = whole_blocks(shards)
     for block, fragments in zip(blocks, found, strict=True):
         for own, fragment in zip(block.state(), fragments, strict=True):
             buckets = zip(fragment["buckets"], own["buckets"], strict=True)

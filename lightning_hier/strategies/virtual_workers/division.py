@@ -57,7 +57,7 @@ class WorkerData:
         with raise_everywhere(session.communicators.device):
             return divide_among_workers(
                 loader,
-                session.numbers,
+                session.worker_numbers,
                 session.worker_layout.world_size,
                 session.random,
                 make_loader if source.is_module() else None,
@@ -127,10 +127,10 @@ def _divides_when_made(sampler: Any, number: int, total: int) -> bool:
         plain = type(sampler).__init__ is DistributedSampler.__init__
         return not plain and not isinstance(sampler, DistributedSamplerWrapper)
     try:
-        told = _told(sampler, number, total, OwnGenerators())
+        divided = _copy_for_worker(sampler, number, total, OwnGenerators())
     except AttributeError:  # read-only attributes
         return True
-    before, now = sized_len(sampler), sized_len(told)
+    before, now = sized_len(sampler), sized_len(divided)
     return before is not None and before > 1 and now == before
 
 
@@ -169,7 +169,7 @@ def _for_worker(
     loader: DataLoader[Any], sampler: Any, worker: int, workers: int
 ) -> DataLoader[Any]:
     generators = OwnGenerators()
-    own, made = _told(sampler, worker, workers, generators), generators.copied(loader)
+    own, made = _copy_for_worker(sampler, worker, workers, generators), generators.copied(loader)
     # A DataLoader does not allow these attributes to be set.
     if loader.batch_sampler is sampler:
         made.__dict__["batch_sampler"] = own
@@ -182,7 +182,7 @@ def _for_worker(
     return made
 
 
-def _told(sampler: Any, worker: int, workers: int, generators: OwnGenerators) -> Any:
+def _copy_for_worker(sampler: Any, worker: int, workers: int, generators: OwnGenerators) -> Any:
     """Copy a sampler such that it divides the data among workers."""
     own = generators.copied(sampler)
     if not isinstance(own, DistributedSampler):

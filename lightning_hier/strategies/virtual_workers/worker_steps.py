@@ -90,7 +90,7 @@ class WorkerSteps:
         self._session.synchroniser.before_step()
         self._writes.begin_step()
         output = None
-        for workers in self._session.turns():
+        for workers in self._session.workers_by_model():
             self._workers = workers
             if len(workers) > 1:
                 batch: Any = batches.of(workers)
@@ -108,7 +108,7 @@ class WorkerSteps:
 
     def _make_gradients(self, batch: WorkerBatches, closures: Sequence[Closure]) -> ClosureResult:
         """Compute the gradients of each worker of a model and, at the end of a step, their mean."""
-        gradients = self._session.reduction.in_turns
+        gradients = self._session.reduction.worker_gradients
         self._share_buffers()
         for worker, own, closure in zip(self._workers, batch.batches, closures, strict=True):
             self._log_for(own)
