@@ -38,6 +38,7 @@ def gather_json(
     if not dist.is_initialized():
         return [json.loads(text)]
     with progress_record().at(place):
+        # Lengths first, because gloo gathers tensors of equal length only.
         lengths = _gather(torch.tensor([len(text)]), device).tolist()
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)

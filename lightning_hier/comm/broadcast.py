@@ -89,6 +89,7 @@ def average_tensors_(tensors: Sequence[Tensor], channel: Channel, kind: str) -> 
         view = FlatView(same)
         flat = torch.empty(len(view), dtype=dtype, device=same[0].device)
         view.read_(0, len(view), flat)
+        # Divided before the sum, so that half precision stays in range.
         channel.all_reduce_(flat.div_(channel.size), kind).wait()
         view.write_from(flat)
     others = [tensor for tensor in tensors if not is_averaged(tensor)]

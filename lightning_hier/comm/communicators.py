@@ -77,6 +77,7 @@ class Communicators:
 
         """
         progress = progress_record()
+        # With a short time limit, other ranks fail soon too, and their records arrive soon.
         progress.grace_s = min(5.0, timeout.total_seconds() / 2)
         groups = process_groups or ProcessGroups()
         rank = dist.get_rank()

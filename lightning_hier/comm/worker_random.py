@@ -34,6 +34,7 @@ class WorkerRandom:
     @contextmanager
     def of(self, worker: int) -> Iterator[None]:
         """Activate the generator states of this worker in the body."""
+        # At the first use, because the user may seed the generators before training.
         if self.number > 1 and not self._saved:
             self._saved = dict.fromkeys(range(1, self.number), self._read())
         if worker == 0:

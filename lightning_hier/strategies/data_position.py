@@ -72,6 +72,7 @@ class DataPosition:
             reset()
 
     def _end(self) -> None:
+        # A checkpoint that is saved after training needs the random states at its end.
         self._ended = [self._now(worker) for worker in range(self._generators.number)]
 
     def state(self, worker: int = 0) -> dict[str, RandomState]:

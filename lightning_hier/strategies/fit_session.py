@@ -145,6 +145,8 @@ class FitSession:
         self.averages = averaged_weights.AveragedWeights(
             self.trainer, self.communicators, lambda: synchroniser.trained.kept_equal
         )
+        # All ranks reach the end of the epoch before the global model, a collective, is swapped in.
+        # Averages of weights follow, which callbacks of the user put into the module in its place.
         first = [
             lifecycle.EndOfData(self, join=join),
             lifecycle.GlobalModelLifecycle(synchroniser.evaluation),
@@ -208,6 +210,7 @@ class FitSession:
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
         with self._raw_steps.counted(), stepping:
             yield
+        # The steps of all local models of the rank count as one.
         if self.models.is_last:
             self.synchroniser.after_step(optimizer)
             self.termination.agree()
@@ -215,7 +218,7 @@ class FitSession:
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Call ``read`` while the module contains the global model. A collective of the world."""
         evaluation = self.synchroniser.evaluation
-        if evaluation.active:
+        if evaluation.active:  # a callback saves while the module contains the global model
             return read()
         with profiler_range("hier/global_model/swap_in"):
             evaluation.swap_in_global_model()

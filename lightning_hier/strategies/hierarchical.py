@@ -239,7 +239,7 @@ class HierarchicalStrategy(TieredStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the global model. A collective of the world during training."""
         session, read = self._session, super().lightning_module_state_dict
-        if session is None or not session.begun:
+        if session is None or not session.begun:  # it is in the module
             return read()
         return session.global_state(read)
 

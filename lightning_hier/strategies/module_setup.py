@@ -61,6 +61,7 @@ def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
     try:
         strategy.model = wrapped = strategy._setup_model(module)
     finally:
+        # The strategy may outlive the process group, and no reference to it may remain at exit.
         del strategy._ddp_kwargs["process_group"]
     _wait_for_kernels(strategy.root_device)
     return wrapped

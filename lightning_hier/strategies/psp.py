@@ -111,6 +111,7 @@ class PSPStrategy(ParameterServerStrategy):
 
     @override
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
+        # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.parameter_server.psp.engine import PSPEngine
 
         optimizers = trainer.strategy.optimizers

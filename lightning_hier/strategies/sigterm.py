@@ -131,6 +131,7 @@ def requeue(trainer: pl.Trainer) -> None:
     changes = TrainerChanges(trainer)
     changes.replace("save_checkpoint", partial(_save_and_link, trainer))
     try:
+        # The method of the class, because that of the instance only records the signal.
         type(connector)._slurm_sigusr_handler_fn(connector, signal, None)
     finally:
         changes.close()

@@ -44,6 +44,7 @@ class StepGradients:
         own, *rest = args
         closure = rest.pop(0) if rest else kwargs.pop("closure", None)
         result = None
+        # The optimizer would call the closure after this hook, and use its gradients.
         if closure is not None:
             with torch.enable_grad():
                 result = closure()

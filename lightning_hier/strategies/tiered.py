@@ -190,6 +190,8 @@ class TieredStrategy(DDPStrategy, ABC):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         """Check model, Trainer and optimizers on all ranks. A collective of the world."""
+        # Lightning has already loaded a checkpoint if there is one. Ranks without one take part in
+        # the comparison of checkpoints here.
         if not self._start_compared:
             self._start_compared = True
             read_nothing(self.root_device)

@@ -99,6 +99,7 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
 
     @override
     def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
+        # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 
         return TwoStageASGD(

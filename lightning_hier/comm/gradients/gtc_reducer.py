@@ -130,7 +130,7 @@ class GTCReducer(Reducer):
         with profiler_range("hier/gtc/encode"):
             begun = self._encode(bucket)
         self._open.append(begun)
-        if len(self._open) > 1:
+        if len(self._open) > 1:  # the counts of the previous bucket have arrived meanwhile
             self._send(self._open[-2])
         if bucket.is_last:
             self._send(begun)
@@ -180,6 +180,7 @@ class GTCReducer(Reducer):
     def _exchange_facts(self, bucket: _Bucket, *, finite: bool) -> None:
         """Start an all-gather of the facts of all workers, one row each."""
         workers = bucket.workers // self.channel.size
+        # float64 represents every count of up to 2**53 exactly.
         columns = [[float(not finite)] * workers, *(tensor.facts for tensor in bucket.compressed)]
         rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(bucket.mean.device)
         bucket.facts = rows.new_empty(self.channel.size * rows.numel())

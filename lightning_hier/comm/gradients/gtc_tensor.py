@@ -144,7 +144,7 @@ class CompressedTensor:
                 factors,
                 bitmaps=self.is_bitmap,
             )
-            rows = []
+            rows = []  # the mean is written for the first worker only
         self.payloads = []
 
     def adapt_threshold(self, density: float) -> None:

@@ -157,6 +157,7 @@ class Reduction:
         reducer = AllReducer(self._world) if warming else self._in_group
         self._hook = None
         if isinstance(model, DistributedDataParallel):
+            # Without find_unused_parameters, every step reaches all parameters.
             reached = ReachedParameters(reduced, every_step=model.find_unused_parameters)
             self._hook = GradientHook(reducer, reached)
             model.register_comm_hook(self._hook, gradient_hook)

@@ -79,6 +79,7 @@ class WorkerGradients:
                 futures.append(self._reducer.reduce(begun))
         self._reached.end_step()
         for bucket, future in zip(buckets, futures, strict=True):
+            # Not before all buckets are started, so that their collectives overlap.
             means = future.wait().split([own.numel() for own in bucket])
             for own, mean in zip(bucket, means, strict=True):
                 own.grad = shaped(mean, own) if own in reached else None

@@ -224,7 +224,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync the new name to disk, if the system supports it."""
+    """Sync the new name to disk, if the system supports it. Otherwise a power loss may undo it."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

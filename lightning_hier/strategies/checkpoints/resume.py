@@ -111,6 +111,7 @@ def _resume_elsewhere(
 
     """
     state, layout = session.state, session.worker_layout
+    # The module contains the global model, in which the interrupted block has ended.
     for count in session.worker.steps:
         count.in_block = 0
     state.load_optimizers(checkpoint["optimizer_states"])

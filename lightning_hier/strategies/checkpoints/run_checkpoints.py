@@ -90,6 +90,7 @@ class RunCheckpoints:
         io, device = self._strategy.checkpoint_io, self._strategy.root_device
         session.synchroniser.local.keep_written_buffers()
         finish_writing(io)
+        # The time distinguishes this save from earlier ones of the same name.
         own = [f"{time.time_ns():020d}", str(path)]
         save, common = gather_json(own, device, place=_SAVE)[0]
         files = RankFiles(common, save)

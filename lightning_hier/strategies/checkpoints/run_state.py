@@ -44,6 +44,7 @@ class RunState:
         self._steps = session.worker.steps
         self.parameters: dict[str, Parameter] = dict(self._module.named_parameters())
         self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
+        # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
         self._per_model = len(session.workers) // session.models.number
 

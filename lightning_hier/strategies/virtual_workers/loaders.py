@@ -109,6 +109,8 @@ class WorkerLoaders:
 
 
 class _Samplers:
+    """Takes the place of a sampler, so that Lightning sets the epoch of all loaders."""
+
     def __init__(self, loaders: Sequence[DataLoader[Any]]) -> None:
         self._loaders = loaders
 

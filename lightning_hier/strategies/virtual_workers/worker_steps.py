@@ -98,6 +98,7 @@ class WorkerSteps:
                 batch = batches.batches[workers[0]]
                 self._log_for(batch)
             progress = getattr(loop, counts)
+            # Lightning counts the step of every model. Only that of the last one is kept.
             if not self._models.is_last:
                 setattr(loop, counts, deepcopy(progress))
             with self._random.of(workers[0]):
