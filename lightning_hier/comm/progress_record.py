@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 # Messages of gloo, NCCL and the store that mean a lost or late peer.
 _LOST = re.compile(
@@ -207,6 +208,33 @@ def progress_record() -> ProgressRecord:
 
 # A weak reference, because no reference to a group may remain when the process exits.
 _record: tuple[ref[dist.ProcessGroup], ProgressRecord] | None = None
+
+
+def naming_missing(place: str, group: Any = None) -> AbstractContextManager[None]:
+    """Name the missing ranks if a collective of ``group`` fails. None is the world."""
+    if not dist.is_initialized():
+        return nullcontext()
+    if group in (None, dist.group.WORLD):
+        return progress_record().at(place)
+    return progress_record().explaining(dist.get_process_group_ranks(group))
+
+
+def naming_missing_of_ddp(model: object) -> AbstractContextManager[None]:
+    """Name the missing ranks of its group if DDP's own communication fails."""
+    if not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    return progress_record().explaining(dist.get_process_group_ranks(model.process_group))
+
+
+def call_naming_missing(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function, and name the missing ranks if a collective of the user in it fails."""
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as error:
+        if not dist.is_initialized():
+            raise
+        with progress_record().explaining(range(dist.get_world_size())):
+            raise error
 
 
 def is_lost_peer(error: RuntimeError) -> bool:

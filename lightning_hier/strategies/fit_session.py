@@ -213,7 +213,6 @@ class FitSession:
         # The steps of all local models of the rank count as one.
         if self.models.is_last:
             self.synchroniser.after_step(optimizer)
-            self.termination.agree()
 
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Call ``read`` while the module contains the global model. A collective of the world."""

@@ -19,11 +19,11 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
+from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
 from lightning_hier.strategies import (
     arguments,
     data_checks,
-    missing_ranks,
     module_setup,
     optimizer_checks,
     trainer_checks,
@@ -214,13 +214,13 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's step. A collective of its group if DDP broadcasts buffers."""
-        with missing_ranks.naming_missing_of_ddp(self.model):
+        with naming_missing_of_ddp(self.model):
             return super().training_step(*args, **kwargs)
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute gradients, and average them. A collective of the group."""
-        with missing_ranks.naming_missing_of_ddp(self.model):
+        with naming_missing_of_ddp(self.model):
             return super().backward(*args, **kwargs)
 
     @override

@@ -69,7 +69,6 @@ class EndOfData(Callback):
 
     def _act_on_signal(self) -> None:
         """Act immediately. Other ranks act at the end of their batch. A collective of the world."""
-        self._termination.agree()
         self._termination.on_train_batch_end()
 
 

@@ -57,20 +57,16 @@ class QuietTermination(Callback):
         replace("_signal_connector._sigterm_notifier_fn", self._note_sigterm)
         replace("_signal_connector._slurm_sigusr_handler_fn", self._note_requeue)
 
-    def agree(self) -> None:
-        """Exchange the received signals, to act on them at the end of this batch.
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Save, then requeue or let Lightning stop, if a rank has reported a signal.
 
-        Does nothing if no rank has reported a signal. Otherwise it is a collective of the world.
-        Every rank must call it in the same step.
+        Then it is a collective of the world: every rank must call it after the same step.
         """
         if self._health is not None and self._health.take_signal():
             own = set(self._received)
             self._received -= own  # a handler may have added another one in the meantime
             for received in gather_json(sorted(own), self._trainer.strategy.root_device):
                 self._to_do |= set(received)
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Save, then requeue or let Lightning stop, after an agreed signal. A collective."""
         if _REQUEUE in self._to_do:
             self._to_do.remove(_REQUEUE)
             requeue(self._trainer)

@@ -25,12 +25,12 @@ from lightning_hier.callbacks.metrics import HierarchyMetrics
 from lightning_hier.comm.agreement import broadcast_json, raise_everywhere, require_same
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED, destroy_groups_at_exit, keep_groups_at_exit
+from lightning_hier.comm.progress_record import call_naming_missing, naming_missing
 from lightning_hier.comm.tiers import GroupSize, RankLayout
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import (
     arguments,
     data_checks,
-    missing_ranks,
     placement,
     private_names,
     trainer_checks,
@@ -162,7 +162,7 @@ class TieredStrategy(DDPStrategy, ABC):
         super()._configure_launcher()
         # Wraps the whole run, because metrics and hooks of the user may call collectives too.
         launcher: Any = self.launcher
-        launcher.launch = partial(launcher.launch, missing_ranks.explained)
+        launcher.launch = partial(launcher.launch, call_naming_missing)
 
     @override
     def setup_environment(self) -> None:
@@ -208,7 +208,7 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @override
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        with missing_ranks.naming_missing(f"the barrier {name!r}" if name else "a barrier"):
+        with naming_missing(f"the barrier {name!r}" if name else "a barrier"):
             super().barrier(name)
 
     @override
@@ -218,12 +218,12 @@ class TieredStrategy(DDPStrategy, ABC):
 
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        with missing_ranks.naming_missing("a reduction over all ranks", group):
+        with naming_missing("a reduction over all ranks", group):
             return super().reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        with missing_ranks.naming_missing("a gather from all ranks", group):
+        with naming_missing("a gather from all ranks", group):
             return super().all_gather(tensor, group, sync_grads)
 
     @property
