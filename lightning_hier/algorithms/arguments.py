@@ -23,8 +23,8 @@ class NamedArguments:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Check the names of keyword arguments before the constructor is called."""
         _, *parameters = signature(cls.__init__).parameters.values()
-        if not any(own.kind is Parameter.VAR_KEYWORD for own in parameters):
-            known = [own.name for own in parameters]
+        if not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
+            known = [parameter.name for parameter in parameters]
             for name in kwargs:
                 if name not in known:
                     raise TypeError(

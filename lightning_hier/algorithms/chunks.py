@@ -31,4 +31,4 @@ def chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
     numel, length = first.numel(), chunk_length(first, CHUNK)
     for start in range(0, numel, length):
         part = slice(start, min(start + length, numel))
-        yield first[part], *(None if own is None else own[part] for own in others)
+        yield first[part], *(None if tensor is None else tensor[part] for tensor in others)

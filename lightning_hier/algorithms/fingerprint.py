@@ -35,7 +35,7 @@ def fingerprints(tensors: Sequence[Tensor]) -> list[int]:
     scratch: dict[torch.device, Tensor] = {}
     sums = [_fingerprint(tensor.detach(), scratch) for tensor in tensors]
     # One copy from an accelerator instead of one for each tensor.
-    return torch.stack([own.to(sums[0].device) for own in sums]).tolist() if sums else []
+    return torch.stack([total.to(sums[0].device) for total in sums]).tolist() if sums else []
 
 
 def _fingerprint(tensor: Tensor, scratch: dict[torch.device, Tensor]) -> Tensor:

@@ -72,8 +72,8 @@ def _build(
     hosts: Sequence[Sequence[int]],
     make: Callable[[Sequence[int], str], Channel | None],
 ) -> AcrossRoute | None:
-    between = make([own[0] for own in hosts], "between_hosts")
-    shared = [make(own, "on_host") for own in hosts if len(own) > 1]
+    between = make([host[0] for host in hosts], "between_hosts")
+    shared = [make(host, "on_host") for host in hosts if len(host) > 1]
     host = next((channel for channel in shared if channel is not None), None)
     if between is None and host is None:
         return None

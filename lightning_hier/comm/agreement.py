@@ -136,7 +136,7 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
         settings: for each rank, values by name.
 
     """
-    names = sorted({name for own in settings for name in own})
+    names = sorted({name for values in settings for name in values})
     problems = []
     for name in names:
         holders: defaultdict[str, list[int]] = defaultdict(list)

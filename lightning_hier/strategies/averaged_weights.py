@@ -129,7 +129,7 @@ class AveragedWeights(Callback):
     def _is_finite(self, averaged: AveragedModel) -> bool:
         passed_over = self._kept_equal()
         buffers = [b for name, b in averaged.module.named_buffers() if name not in passed_over]
-        return all(all_finite(own.detach()) for own in chain(averaged.parameters(), buffers))
+        return all(all_finite(tensor.detach()) for tensor in chain(averaged.parameters(), buffers))
 
 
 def _average_(tensors: Sequence[Tensor], communicators: Communicators, *, takes_part: bool) -> None:

@@ -52,7 +52,7 @@ def _batch_counts(trainer: pl.Trainer) -> list[float]:
     if not isinstance(data, WorkerLoaders):
         return [trainer.num_training_batches]
     count = private("lightning.pytorch.trainer.connectors.data_connector", "_parse_num_batches")
-    return [count(RunningStage.TRAINING, own, limit) for own in data.lengths]
+    return [count(RunningStage.TRAINING, length, limit) for length in data.lengths]
 
 
 def check_session_data(session: FitSession, *, join: bool) -> None:
@@ -165,7 +165,11 @@ def check_seeds(by_rank: Sequence[Sequence[int]]) -> None:
 
 def _seeds(data: Any) -> list[int]:
     loaders = CombinedLoader(data).flattened
-    samplers = [getattr(own.batch_sampler, "sampler", own.sampler) for own in loaders if _has(own)]
+    samplers = [
+        getattr(loader.batch_sampler, "sampler", loader.sampler)
+        for loader in loaders
+        if _has(loader)
+    ]
     return [sampler.seed for sampler in samplers if _shuffles(sampler)]
 
 

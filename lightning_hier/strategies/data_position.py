@@ -82,8 +82,8 @@ class DataPosition:
 
     def load(self, states: Sequence[dict[str, RandomState]]) -> None:
         """Restore the states of :meth:`state` of each worker when training starts."""
-        self._saved = [own["now"] for own in states]
-        self._resumed = [own["begun"] for own in states]
+        self._saved = [state["now"] for state in states]
+        self._resumed = [state["begun"] for state in states]
 
     def rewind(self) -> None:
         """Reset the position, before a state is loaded."""

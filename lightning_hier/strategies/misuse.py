@@ -57,7 +57,7 @@ class RawSteps:
         if self._counted or self._elsewhere():
             return
         trained = self._trained()
-        if any(own in trained for group in optimizer.param_groups for own in group["params"]):
+        if any(p in trained for group in optimizer.param_groups for p in group["params"]):
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer itself during "
                 "training. This step would not be counted, but synchronisations and the warm-up "
@@ -73,7 +73,7 @@ def _norms(tensors: Sequence[Tensor]) -> list[int]:
     """
     if not tensors:
         return []
-    norms = [norm.double() for norm in torch._foreach_norm([own.detach() for own in tensors])]
+    norms = [norm.double() for norm in torch._foreach_norm([tensor.detach() for tensor in tensors])]
     return torch.stack(norms).view(torch.int64).tolist()
 
 
@@ -159,7 +159,7 @@ class WorkerWrites:
             )
 
     def _parameters(self) -> Iterator[Parameter]:
-        return (own for own in self._module.parameters() if own.is_floating_point())
+        return (p for p in self._module.parameters() if p.is_floating_point())
 
 
 class ServedParameters:
@@ -174,7 +174,7 @@ class ServedParameters:
     """
 
     def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
-        self._parameters = [own for optimizer in optimizers for own in trainable(optimizer)]
+        self._parameters = [p for optimizer in optimizers for p in trainable(optimizer)]
         self._watched = Watched(module)
 
     def note(self) -> None:

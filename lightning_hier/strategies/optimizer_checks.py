@@ -64,7 +64,7 @@ def require_same_order(
 
     A collective of the world: every rank must call it.
     """
-    names = {own: name for name, own in module.named_parameters()}
+    names = {parameter: name for name, parameter in module.named_parameters()}
     order = [
         f"{names.get(own)} (optimizer {index}, group {i})"
         for index, optimizer in enumerate(optimizers)

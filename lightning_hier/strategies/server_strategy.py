@@ -169,7 +169,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         values = snapshot.values
         # The state dict contains a tied weight under each of its names.
         named = self._module.named_parameters(remove_duplicate=False)
-        held = {name: values[own] for name, own in named if own in values}
+        held = {name: values[parameter] for name, parameter in named if parameter in values}
         return {name: held.get(name, value) for name, value in state.items()}
 
     @override

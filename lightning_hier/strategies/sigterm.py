@@ -95,7 +95,8 @@ class QuietTermination(Callback):
 
 def _save_before_stop(trainer: pl.Trainer) -> None:
     """Make every ModelCheckpoint save, unless it has just saved. A collective of the world."""
-    savers = [own for own in trainer.checkpoint_callbacks if isinstance(own, ModelCheckpoint)]
+    found = trainer.checkpoint_callbacks
+    savers = [callback for callback in found if isinstance(callback, ModelCheckpoint)]
     if not savers:
         rank_zero_warn(
             "SIGTERM ends this run without a checkpoint, because the Trainer has no ModelCheckpoint"

@@ -277,7 +277,7 @@ class TieredStrategy(DDPStrategy, ABC):
     def _index(self, optimizer: Optimizer) -> int:
         """Return the index of an optimizer or of its LightningOptimizer."""
         inner = getattr(optimizer, "_optimizer", optimizer)
-        return next(i for i, own in enumerate(self.optimizers) if own in (inner, optimizer))
+        return next(i for i, one in enumerate(self.optimizers) if one in (inner, optimizer))
 
     @property
     def _module(self) -> pl.LightningModule:

@@ -85,7 +85,7 @@ class TrainerChanges:
             place = "" if worker is None else place_in_block(worker, block_size, warmup_steps)
             ours = ({"block": place} if place else {}) | rates.read()
             theirs = original(trainer, pl_module)
-            return {**theirs, **{own: ours[own] for own in ours if own not in theirs}}
+            return {**theirs, **{name: ours[name] for name in ours if name not in theirs}}
 
         bar.get_metrics = get_metrics  # type: ignore[method-assign]
         self._undo.callback(bar.__dict__.pop, "get_metrics", None)
@@ -100,4 +100,4 @@ class TrainerChanges:
 
     def _without(self, ours: set[Callback]) -> None:
         trainer: Any = self.trainer
-        trainer.callbacks = [own for own in trainer.callbacks if own not in ours]
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback not in ours]

@@ -133,7 +133,10 @@ def check_served_trainer(trainer: pl.Trainer) -> None:
         )
     callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
     # Tuner.lr_find also uses this callback, but its fit ends with the search.
-    if any(isinstance(own, LearningRateFinder) and not own._early_exit for own in callbacks):
+    if any(
+        isinstance(callback, LearningRateFinder) and not callback._early_exit
+        for callback in callbacks
+    ):
         raise ValueError(
             "LearningRateFinder can't be combined with parameter servers, which would continue "
             "from the model that the search has changed. Leave it out, and call "

@@ -167,7 +167,7 @@ class GTCReducer(Reducer):
                     flat.add_(memory.tensors[parameter].residual, alpha=begun.scale)
                     begun.returned.append((memory, parameter))
         # The exact gradients of each worker, one after the other.
-        gradients = [torch.cat(own) for own in zip(*exact, strict=True)]
+        gradients = [torch.cat(flats) for flats in zip(*exact, strict=True)]
         for own_gradients in gradients if begun.scale != 1.0 else ():
             own_gradients.div_(begun.scale)
         finite = all(tensor.finite for tensor in begun.compressed) and all(
@@ -206,9 +206,9 @@ class GTCReducer(Reducer):
         for tensor, own in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
             tensor.add_facts(own)
         present = [tensor for tensor in bucket.compressed if not tensor.skipped]
-        self._gather_payloads(bucket, [own for own in present if not own.is_first_step])
-        first = [own.flats for own in present if own.is_first_step]
-        gradients = [torch.cat(own) for own in zip(*first, strict=True)]
+        self._gather_payloads(bucket, [tensor for tensor in present if not tensor.is_first_step])
+        first = [tensor.flats for tensor in present if tensor.is_first_step]
+        gradients = [torch.cat(flats) for flats in zip(*first, strict=True)]
         self._average_exact(bucket, gradients, [own for own, *_ in first])
 
     def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
@@ -233,7 +233,7 @@ class GTCReducer(Reducer):
     def _finish(self) -> None:
         failed = any(bucket.failed for bucket in self._open)
         for bucket in self._open:
-            for pending in (*(own.pending for own in bucket.exact), bucket.pending):
+            for pending in (*(exact.pending for exact in bucket.exact), bucket.pending):
                 if pending is not None:
                     pending.wait()
             if failed:

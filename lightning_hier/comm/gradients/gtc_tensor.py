@@ -120,7 +120,7 @@ class CompressedTensor:
         """The payload of each worker of this rank."""
         if not self.is_bitmap:
             return self.words
-        return [words_to_bitmap(own, len(self.flats[0])) for own in self.words]
+        return [words_to_bitmap(words, len(self.flats[0])) for words in self.words]
 
     def decode_(self, scale: float) -> None:
         """Update the residuals, and write the mean times ``scale`` for the first worker.

@@ -37,13 +37,13 @@ class ReachedParameters:
         self._every_step = every_step
         self._seen: dict[Parameter, None] = {}
         # These hooks run before DDP's hooks, and therefore before a bucket can be complete.
-        self._handles = [own.register_post_accumulate_grad_hook(self._note) for own in parameters]
+        self._handles = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
 
     def missing_of(self, parameters: Iterable[Parameter]) -> set[Parameter]:
         """Parameters without a gradient in this step, including accumulation passes."""
         if not self._every_step:
             return set()
-        return {own for own in parameters if own not in self._seen}
+        return {parameter for parameter in parameters if parameter not in self._seen}
 
     def end_step(self) -> None:
         """Reset the record when all gradients of a step are complete."""
@@ -76,7 +76,7 @@ def reach(parameters: Iterable[Parameter]) -> None:
     DDP records the parameters of a step by these hooks. If a step is interrupted, the record is
     lost, and parameters that only earlier passes have used would not be reduced.
     """
-    ends = [own.reshape(-1)[:1] for own in parameters if own.requires_grad]
+    ends = [parameter.reshape(-1)[:1] for parameter in parameters if parameter.requires_grad]
     torch.autograd.backward(ends, [torch.zeros_like(end) for end in ends])
 
 

@@ -151,7 +151,7 @@ class Reduction:
 
     def _attach(self, model: Module, *, warming: bool) -> None:
         self.close()
-        reduced = [own for own in model.parameters() if own.requires_grad]
+        reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.reduced, self.warming = set(reduced), warming
         self._in_group = build_reducer(self._config, self._group, self._workers, self._grad_scale)
         reducer = AllReducer(self._world) if warming else self._in_group
@@ -172,7 +172,7 @@ class Reduction:
         return (
             self.warming == warming
             and self._over is self._ranks_of_ddp(warming=warming)
-            and all(own in self.reduced for own in parameters if own.requires_grad)
+            and all(p in self.reduced for p in parameters if p.requires_grad)
         )
 
     def rehearse(self, model: Module | None, order: list[Parameter]) -> None:

@@ -51,7 +51,7 @@ class WorkerGradients:
         try:
             yield
         finally:
-            found = {own: own.grad for own in self._parameters}
+            found = {parameter: parameter.grad for parameter in self._parameters}
             self._saved[worker] = {own: held for own, held in found.items() if held is not None}
             self._put({})
 
@@ -66,10 +66,10 @@ class WorkerGradients:
         buckets = list(_buckets(self._parameters))
         futures = []
         for bucket in buckets:
-            absent = [set(bucket) - own.keys() for own in gradients]
+            absent = [set(bucket) - by_parameter.keys() for by_parameter in gradients]
             begun = GradientBucket(
                 bucket,
-                [_taken_flat(bucket, own) for own in gradients],
+                [_taken_flat(bucket, by_parameter) for by_parameter in gradients],
                 absent,
                 workers,
                 is_first=bucket is buckets[0],
@@ -80,7 +80,7 @@ class WorkerGradients:
         self._reached.end_step()
         for bucket, future in zip(buckets, futures, strict=True):
             # Not before all buckets are started, so that their collectives overlap.
-            means = future.wait().split([own.numel() for own in bucket])
+            means = future.wait().split([parameter.numel() for parameter in bucket])
             for own, mean in zip(bucket, means, strict=True):
                 own.grad = shaped(mean, own) if own in reached else None
 
@@ -90,7 +90,7 @@ class WorkerGradients:
 
     def _reached_by_any(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
         """Parameters that have a gradient on any worker of the channel."""
-        here = [any(own in held for held in gradients) for own in self._parameters]
+        here = [any(parameter in held for held in gradients) for parameter in self._parameters]
         if self._reducer.channel.size > 1:
             counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
             self._reducer.channel.all_reduce_(counts, "gradient_counts").wait()

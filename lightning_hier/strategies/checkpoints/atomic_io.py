@@ -217,7 +217,7 @@ def _remove_abandoned(path: Path, now: float) -> None:
 
 def _make_folder(folder: Path) -> None:
     """Create a directory and its parents, and sync their names to disk."""
-    missing = [own for own in (folder, *folder.parents) if not own.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         _sync_folder(made.parent)

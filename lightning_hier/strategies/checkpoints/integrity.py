@@ -140,12 +140,12 @@ def plain_numbers(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):
-        made = [plain_numbers(own) for own in value]
+        made = [plain_numbers(entry) for entry in value]
         changed = any(new is not old for new, old in zip(made, value, strict=True))
         return type(value)(made) if changed else value
     if isinstance(value, dict):
-        numbers = {key: plain_numbers(own) for key, own in value.items()}
-        if any(numbers[key] is not own for key, own in value.items()):
+        numbers = {key: plain_numbers(entry) for key, entry in value.items()}
+        if any(numbers[key] is not entry for key, entry in value.items()):
             changed_dict = value.copy()  # keeps the type of the dictionary
             changed_dict.update(numbers)
             return changed_dict

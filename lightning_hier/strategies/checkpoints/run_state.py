@@ -43,7 +43,9 @@ class RunState:
         self._synchroniser = session.synchroniser
         self._steps = session.worker.steps
         self.parameters: dict[str, Parameter] = dict(self._module.named_parameters())
-        self.names: dict[Parameter, str] = {own: name for name, own in self.parameters.items()}
+        self.names: dict[Parameter, str] = {
+            parameter: name for name, parameter in self.parameters.items()
+        }
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
         self._per_model = len(session.workers) // session.models.number
@@ -80,14 +82,14 @@ class RunState:
             "steps": [asdict(count) for count in self._steps],
             "frozen": self._frozen(),
             "frozen_at_first": self._frozen_at_first,
-            "trainable": [self.names[own] for own in local.all() if isinstance(own, Parameter)],
+            "trainable": [self.names[p] for p in local.all() if isinstance(p, Parameter)],
             "kept_equal": sorted(self._synchroniser.trained.kept_equal),
             "counts": None if blocks is None else [self._named(block.counts()) for block in blocks],
             "kinds": self.kinds(),
             "automatic_values": automatic_values(
                 int(settings.warmup_steps), settings.gradient_sync, settings.block_sync
             ),
-            "ready_order": [self.names[own] for own in self._session.reduction.ready_order],
+            "ready_order": [self.names[p] for p in self._session.reduction.ready_order],
         }
 
     def parts(self) -> Iterator[tuple[Part, int, State]]:
@@ -127,7 +129,7 @@ class RunState:
         if session.accumulated_gradients:  # training has not started
             gradients = session.accumulated_gradients[number]
         elif not session.closed and trainer.fit_loop.epoch_loop._should_accumulate():
-            gradients = {name: own.grad for name, own in self.parameters.items()}
+            gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         return {
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": worker.memory.state(self.names),
@@ -136,7 +138,9 @@ class RunState:
             "averages": session.averages.of_rank(),
             "random": session.position.state(number),
             "precision": trainer.precision_plugin.state_dict(),
-            "gradients": {name: own for name, own in gradients.items() if own is not None},
+            "gradients": {
+                name: gradient for name, gradient in gradients.items() if gradient is not None
+            },
         }
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
@@ -219,7 +223,7 @@ class RunState:
         return {self.parameters[name]: values for name, values in counts.items()}
 
     def _frozen(self) -> list[str]:
-        return [name for name, own in self.parameters.items() if not own.requires_grad]
+        return [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
 
     def _named(self, counts: Mapping[Parameter, list[float]]) -> dict[str, list[float]]:
         return {self.names[own]: values for own, values in counts.items()}
@@ -227,7 +231,7 @@ class RunState:
 
 def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Copy ``state`` into the tensors of ``optimizer``, to which other objects may refer."""
-    parameters = [own for group in optimizer.param_groups for own in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         saved = state["state"].get(index)
         if saved is None:
@@ -256,7 +260,7 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     torch converts a state to the dtype of its parameter, which rounds counts in double precision.
     """
     optimizer.load_state_dict(dict(state))
-    parameters = [own for group in optimizer.param_groups for own in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, saved in state["state"].items():
         own = optimizer.state[parameters[index]]
         for name, value in saved.items():

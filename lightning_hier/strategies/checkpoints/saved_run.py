@@ -72,7 +72,7 @@ class SavedRun:
         first = group * self.sizes[0]
         workers = range(first, first + self.sizes[0])
         blocks = [self.of_rank(worker)["blocks"] for worker in workers]
-        return [own for own in blocks if own is not None]
+        return [block for block in blocks if block is not None]
 
     def resumes_exactly(self, sizes: tuple[int, ...], kinds: Mapping[str, Any]) -> bool:
         """Whether a run with these groups and settings resumes exactly.

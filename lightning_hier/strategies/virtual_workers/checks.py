@@ -74,7 +74,7 @@ def check_virtual_trainer(trainer: pl.Trainer, layout: WorkerLayout, warmup_step
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         # They keep averages, or optimizer groups, of the single model in the module.
         of_one = (WeightAveraging, StochasticWeightAveraging, BaseFinetuning)
-        found += [type(own).__name__ for own in callbacks if isinstance(own, of_one)]
+        found += [type(callback).__name__ for callback in callbacks if isinstance(callback, of_one)]
     if is_param_in_hook_signature(
         trainer.lightning_module.training_step, "dataloader_iter", explicit=True
     ):

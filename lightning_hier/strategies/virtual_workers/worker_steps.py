@@ -61,8 +61,8 @@ class WorkerSteps:
         batch = kwargs["batch"]
         if not isinstance(batch, WorkerBatches):
             return make(kwargs, optimizer, batch_idx)
-        every = [OrderedDict(kwargs, batch=own) for own in batch.batches]
-        closures = [make(own, optimizer, batch_idx) for own in every]
+        every = [OrderedDict(kwargs, batch=one) for one in batch.batches]
+        closures = [make(arguments, optimizer, batch_idx) for arguments in every]
         # Each closure clears the gradients and computes those of its worker.
         return Closure(partial(self._make_gradients, batch, closures))
 
@@ -168,7 +168,7 @@ class ManualStep:
         self._loop = trainer.fit_loop.epoch_loop.manual_optimization
         self._run = run
         self._schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._begun = [deepcopy(own.state_dict()) for own in self._schedulers]
+        self._begun = [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
         self._of_first: int | None = None
 
     def of_next_worker(self, kwargs: OrderedDict[str, Any]) -> Any:
