@@ -108,3 +108,10 @@ def torchft_diloco() -> Peer:
     from benchmarks.performance.torchft_peers import TorchftAverager
 
     return None, [TorchftAverager("diloco", _BLOCK)]
+
+
+def torchft_streaming() -> Peer:
+    """The same in five fragments, each of which arrives nine steps after it is sent."""
+    from benchmarks.performance.torchft_peers import TorchftAverager
+
+    return None, [TorchftAverager("diloco", _BLOCK, fragments=5, delay=9)]

@@ -86,6 +86,13 @@ def _peer(name: str, title: str, made_by: str, **rest: Any) -> System:
     return System(name=name, title=title, family="peer", made_by=made_by, **rest)
 
 
+def _diloco(name: str, title: str, **arguments: Any) -> System:
+    """Every rank a group, in fragments that are applied some steps after they are sent."""
+    sync = lightning_hier.DiLoCo(block_size=BLOCK, fragments=5, overlap=9, **arguments)
+    return System(name=name, title=title, family="ours", made_by="HierarchicalStrategy",
+                  arguments={"group_size": 1, "block_sync": sync, "warmup_steps": 0})  # fmt: skip
+
+
 _NO_POWER_SGD = (
     "crashes on gloo with several buckets: its collectives are issued from completions, in "
     "another order on every rank"
@@ -103,6 +110,8 @@ SYSTEMS = (
     _peer("post_local_sgd", "DDP, PostLocalSGD, hierarchical averages", "post_local_sgd"),
     _peer("torchft_local_sgd", "torchft LocalSGD", "torchft_local_sgd", needs="torchft"),
     _peer("torchft_diloco", "torchft DiLoCo", "torchft_diloco", needs="torchft"),
+    _peer("torchft_streaming", "torchft DiLoCo, 5 fragments, delay 9", "torchft_streaming",
+          needs="torchft"),
     _ours("gtc", "`gtc`, density 1%", "GTCStrategy", block=1, density=0.01),
     _ours("model_averaging", "`model_averaging`", "ModelAveragingStrategy"),
     _ours("bmuf", "`bmuf`", "BMUFStrategy"),
@@ -115,6 +124,11 @@ SYSTEMS = (
     _ours("bmuf_gtc_overlap", "`bmuf_gtc`, groups of 2, overlap", "BMUFGTCStrategy", group_size=2,
           density=0.01, overlap=True),
     _ours("bmuf_adam", "`bmuf_adam`", "BMUFAdamStrategy", adam=True),
+    _ours("diloco", "`diloco`", "DiLoCoStrategy", group_size=1),
+    _diloco("diloco_streaming", "`diloco`, 5 fragments, delay 9"),
+    _diloco("diloco_streaming_int8", "`diloco`, 5 fragments, delay 9, int8", across_dtype="int8"),
+    _diloco("diloco_streaming_sparse", "`diloco`, 5 fragments, delay 9, int4, density 2%",
+            across_dtype="int4", across_density=0.02),
 )  # fmt: skip
 """Every row, in the order in which they run; the peers' rows lie close to the limit's."""
 

@@ -16,12 +16,14 @@ from unittest import mock
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 
 from lightning_hier.comm.agreement import gather_json
+from lightning_hier.comm.blocks.trained import divide_parameters
 from lightning_hier.parameter_server.addresses import interface_address
 
 _LIMIT = timedelta(seconds=300)
@@ -46,8 +48,16 @@ class TorchftAverager(pl.Callback):
     Making it is a collective of the world.
     """
 
-    def __init__(self, kind: Literal["local_sgd", "diloco"], block: int) -> None:
+    def __init__(
+        self,
+        kind: Literal["local_sgd", "diloco"],
+        block: int,
+        *,
+        fragments: int = 1,
+        delay: int = 0,
+    ) -> None:
         self._kind, self._block = kind, block
+        self._fragments, self._delay = fragments, delay
         self._close = ExitStack()
         rank, ranks = dist.get_rank(), dist.get_world_size()
         address = interface_address(os.environ["GLOO_SOCKET_IFNAME"])
@@ -85,8 +95,22 @@ class TorchftAverager(pl.Callback):
         if self._kind == "local_sgd":
             averager: Any = LocalSGD(self._manager, model, optimizer, sync_every=self._block)
         else:
-            outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-            averager = DiLoCo(self._manager, [model], optimizer, outer, sync_every=self._block)
+            parts = [model]
+            if self._fragments > 1:
+                own = divide_parameters(list(model.parameters()), self._fragments)
+                parts = [nn.ParameterList(part) for part in own]
+            outer = [
+                torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+                for part in parts
+            ]
+            averager = DiLoCo(
+                self._manager,
+                parts,
+                optimizer,
+                outer,
+                sync_every=self._block,
+                fragment_sync_delay=self._delay,
+            )
         self._close.enter_context(averager)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -143,6 +143,16 @@ def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> No
     assert automatic.resolved(1000, 4).steps == 50
 
 
+def test_late_classical_momentum_is_advised_against() -> None:
+    """It diverges for eta above 0.71, which is the automatic one of 4 models."""
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    late = lh.BMUF(block_size=4, nesterov=False, overlap=True)
+    assert "above 0.71, which is 0.75 here. Leave nesterov=True" in str(late.advice(sgd, 4))
+    assert late.advice(sgd, 3) is None
+    for other in ({"overlap": 2, "nesterov": False}, {"overlap": True}, {"nesterov": False}):
+        assert lh.BMUF(block_size=4, **other).advice(sgd, 64) is None
+
+
 @pytest.mark.parametrize("overlap", [True, 4])
 def test_a_block_in_flight_is_not_given_up(overlap: Any) -> None:
     with pytest.raises(ValueError, match=r"would give up every step: pass a shorter overlap"):

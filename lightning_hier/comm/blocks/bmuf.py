@@ -21,6 +21,9 @@ from lightning_hier.algorithms.block_momentum import (
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.block_sync import BlockSync, LocalMomentumSync
 
+# Stability of classical momentum with a delay of a block: docs/algorithms.md, "What a delay does".
+_LARGEST_LATE_ETA = 0.71
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMomentum(BlockSync):
@@ -101,7 +104,14 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """Advise BMUF-Adam for optimizers with moments."""
+        """Advise Nesterov's momentum for late means, and BMUF-Adam for optimizers with moments."""
+        late = self.overlap and self.delay == self.steps
+        if late and not self.nesterov and self.eta(num_models) > _LARGEST_LATE_ETA:
+            return (
+                f"nesterov=False with overlap={self.overlap}, a whole block, diverges for "
+                f"block_momentum above {_LARGEST_LATE_ETA}, which is {self.eta(num_models):.3g} "
+                "here. Leave nesterov=True, or pass a shorter overlap."
+            )
         if not isinstance(optimizer, SUPPORTED):
             return None
         return (
