@@ -104,7 +104,9 @@ class DelayedBucket(Bucket):
         self.has_update = True
         if self._merge == "progress":
             for number in self._models.each():
-                start = torch.empty_like(self._in_flight)
+                # Several local models share their block-start weights until they send.
+                one = self._models.number == 1
+                start = self._block_start if one else torch.empty_like(self._in_flight)
                 for piece, parameters, _, _ in self._shard.read_in_pieces(into_buffer=False):
                     start[piece.parameters].copy_(parameters)
                 self._block_starts[number] = start
