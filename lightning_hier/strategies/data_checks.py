@@ -168,12 +168,12 @@ def _seeds(data: Any) -> list[int]:
     samplers = [
         getattr(loader.batch_sampler, "sampler", loader.sampler)
         for loader in loaders
-        if _has(loader)
+        if _has_samplers(loader)
     ]
     return [sampler.seed for sampler in samplers if _shuffles(sampler)]
 
 
-def _has(loader: object) -> bool:
+def _has_samplers(loader: object) -> bool:
     return hasattr(loader, "batch_sampler") and hasattr(loader, "sampler")
 
 

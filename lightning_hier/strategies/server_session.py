@@ -233,7 +233,7 @@ class ServerSession:
             if self.started:
                 closing.callback(self._server_loop.stop)
                 if orderly:
-                    self._take_leave()
+                    self._notify_departure()
 
     def warn_of_agents(self, num_nodes: int) -> None:
         """Warn, on the lowest rank that is not lost, that torchrun waits for lost agents."""
@@ -243,7 +243,7 @@ class ServerSession:
         if dist.is_torchelastic_launched() and self._rank == first:
             warnings.warn(_AGENTS_WAIT, stacklevel=1)
 
-    def _take_leave(self) -> None:
+    def _notify_departure(self) -> None:
         self._server_loop.begin_shutdown()
         self.collectives.barrier()
         for rank in self.living():

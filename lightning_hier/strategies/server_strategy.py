@@ -92,7 +92,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         self.grace_s = grace_s
         self._states: Sequence[Mapping[int, Any]] | None = None
         self._steps: list[int] = []
-        self._counted: dict[str, float] = {}
+        self._last_metrics: dict[str, float] = {}
         self._failed = False
 
     @abstractmethod
@@ -134,7 +134,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
         The loss of a skipped batch is 0, because Lightning rejects None here.
         """
-        if self._leaves_out:
+        if self._skips_batch:
             return torch.zeros((), device=self.root_device, requires_grad=True)
         return super().training_step(*args, **kwargs)
 
@@ -149,7 +149,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         """Compute a gradient, push it to the servers and pull parameters."""
         index = self._index(optimizer)
         self._steps[index] += 1
-        if self._leaves_out:
+        if self._skips_batch:
             result = closure()
             self._running.engine.skip(index)
             return result
@@ -227,8 +227,8 @@ class ParameterServerStrategy(TieredStrategy, ABC):
     @override
     def metrics(self) -> dict[str, float]:
         if self._session is not None:
-            self._counted = self._session.metrics()
-        return self.traffic.metrics() | self._counted
+            self._last_metrics = self._session.metrics()
+        return self.traffic.metrics() | self._last_metrics
 
     @override
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
@@ -280,7 +280,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         return self._session if self._session is not None and self._session.started else None
 
     @property
-    def _leaves_out(self) -> bool:
+    def _skips_batch(self) -> bool:
         """Whether the other ranks have already made the step of this rank's next batch."""
         return self._running.engine.behind > 0 and self._module.automatic_optimization
 
