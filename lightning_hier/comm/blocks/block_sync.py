@@ -97,7 +97,8 @@ class BlockSync(NamedArguments):
                 raise ValueError(f"block_rule must be QSR(...) or None, got {self.block_rule!r}")
             if self.block_size != "auto":
                 self.block_rule.check_least(self.block_size)
-        if self.overlap and self.merge == 0.0 and self.overlap in (True, self.block_size):
+        whole = self.overlap is True or self.overlap == self.block_size
+        if whole and self.merge == 0.0:
             raise ValueError(
                 f"merge=0 with overlap={self.overlap}, a whole block, would give up every step: "
                 "pass a shorter overlap, or merge='progress'"
