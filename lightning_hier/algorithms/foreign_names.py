@@ -24,6 +24,8 @@ _NAMES: Mapping[str, str] = {
     "across_density": "density top_k topk",
     "moments_every": "k_u k_v",
     "block_rule": "qsr",
+    "coefficient": "alpha",
+    "max_block_size": "h_max max_h",
     "nesterov": "use_nbm",
     "push_period": "sync_every period",
     "warmup_steps": "start_localsgd_iter warmup_iterations freeze_step",

@@ -127,7 +127,9 @@ class OverlapQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[Pipeline] = deque()
-        self._reset_plans()
+        self._plans: list[_Plan] = []
+        self._past = 0  # due of plans whose steps are over
+        self._step = self._waited = 0
 
     def add(self, chunks: Iterable[Stages], *, at_once: int, due: int, steps: int) -> Pipeline:
         """Add a pipeline, and run its stages up to the first :class:`Due`.
@@ -172,8 +174,11 @@ class OverlapQueue:
             self._reset_plans()
 
     def _run(self) -> None:
+        past = [plan for plan in self._plans if plan.until(self._step) == plan.due]
+        self._past += sum(plan.due for plan in past)
+        self._plans = [plan for plan in self._plans if plan not in past]
         while self._waiting:
-            planned = sum(plan.until(self._step) for plan in self._plans)
+            planned = self._past + sum(plan.until(self._step) for plan in self._plans)
             first = self._waiting[0]
             with profiler_range("hier/block/overlap"):
                 self._waited += first.run(planned - self._waited)
@@ -183,8 +188,8 @@ class OverlapQueue:
         self._reset_plans()
 
     def _reset_plans(self) -> None:
-        self._plans: list[_Plan] = []
-        self._step = self._waited = 0
+        self._plans = []
+        self._past = self._step = self._waited = 0
 
 
 def side_by_side(parts: Iterable[Stages]) -> Stages:

@@ -29,7 +29,10 @@ _TAKEN: Mapping[str, str] = {
     "model_averaging_period": "pass block_sync=ModelAveraging(block_size=...)",
     "delay_all_reduce_named_params": "it averages outside the hook, hence outside the group",
     "param_to_hook_all_reduce": "it averages outside the hook, hence outside the group",
-    "across_density": "pass HierarchicalStrategy(block_sync=BMUF(across_density=...))",
+    "across_density": (
+        "pass it to the block_sync of HierarchicalStrategy, as in "
+        "HierarchicalStrategy(block_sync=DiLoCo(across_density=...))"
+    ),
     "mixed_precision": "use Trainer(precision=...)",
     "static_graph": (
         "DDP reduces the first step of a static graph in a way that compression, groups of one "

@@ -147,8 +147,8 @@ def _trained(blocks: dict[str, str]) -> dict[str, list[float]]:
 def test_pages_train() -> None:
     blocks = {}
     for page in PAGES:
-        (block,) = Page.read(page).code(THIS)
-        blocks[page] = block.text
+        for number, block in enumerate(Page.read(page).code(THIS)):
+            blocks[f"{page} {number}"] = block.text
     first, second = run_ranks(_trained, 2, blocks, ranks_per_node=1)
     assert first == second
     start = weights(Net()).tolist()

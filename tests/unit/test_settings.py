@@ -33,7 +33,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.DiLoCo, "across_density", [0.0, -0.1], "above 0 and at most 1"),
     (lh.BMUF, "overlap", [-1, 2.5, "yes", None], "a whole number of at least 0"),
     (lh.BMUF, "fragments", [0, 1.5, True], "a whole number of at least 1"),
-    (lh.BMUF, "merge", [-0.1, 1.5, "mean", None], "at least 0 and at most 1"),
+    (lh.BMUF, "merge", [-0.1, 1.5, "mean", None, True], r"'progress' or a number in \[0, 1\]"),
     (lh.BMUFAdam, "moments_every", [0, None], "a whole number of at least 1"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
     (lh.BMUFAdam, "block_size", [0, 2.5], "a whole number of at least 1"),
@@ -138,8 +138,7 @@ def test_a_block_is_long_enough_for_its_fragments_and_its_delay(name: str) -> No
     with pytest.raises(ValueError, match=message):
         lh.DiLoCo(block_size=4, **{name: 5})
     automatic = lh.DiLoCo(block_size="auto", **{name: 5})
-    with pytest.raises(ValueError, match=message):
-        automatic.resolved(80, 4)
+    assert automatic.resolved(80, 4).steps == 5
     assert automatic.resolved(1000, 4).steps == 50
 
 
@@ -157,6 +156,15 @@ def test_late_classical_momentum_is_advised_against() -> None:
 def test_a_block_in_flight_is_not_given_up(overlap: Any) -> None:
     with pytest.raises(ValueError, match=r"would give up every step: pass a shorter overlap"):
         lh.DiLoCo(block_size=4, overlap=overlap, merge=0.0)
+
+
+def test_merge_needs_overlap() -> None:
+    with pytest.raises(ValueError, match=r"merge has no effect without overlap, got merge=0.5"):
+        lh.DiLoCo(merge=0.5)
+
+
+def test_a_step_in_flight_may_be_given_up() -> None:
+    assert lh.DiLoCo(block_size=4, overlap=1, merge=0.0).delay == 1
 
 
 def test_moments_can_t_be_late() -> None:
@@ -207,7 +215,7 @@ BAD_ARGUMENTS: list[tuple[str, Any, str]] = [
     ("ddp_comm_state", object(), "can't be set.*gradient_sync=CommHook"),
     ("model_averaging_period", 4, "can't be set, got 4.*block_sync=ModelAveraging"),
     ("model_averaging_period", 0, "can't be set, got 0"),
-    ("across_density", 0.1, r"can't be set.*block_sync=BMUF\(across_density"),
+    ("across_density", 0.1, r"can't be set.*block_sync=DiLoCo\(across_density"),
     ("static_graph", True, "can't be set.*Leave it out.*find_unused_parameters=True"),
     ("skip_all_reduce_unused_params", True, "can't be set.*Leave it out"),
 ]

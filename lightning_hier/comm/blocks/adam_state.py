@@ -92,6 +92,7 @@ class AdamMoments(LocalState):
         eta: float,
         across: Channel,
         largest_beta1: float = 1.0,
+        keeps_start: bool = False,
     ) -> None:
         """Create missing states. The current moments start a block.
 
@@ -103,10 +104,13 @@ class AdamMoments(LocalState):
             eta: block momentum.
             across: ranks at this position in all groups.
             largest_beta1: largest first beta with which ``optimizer`` steps; 1 does not limit it.
+            keeps_start: whether the moments at the start of the block are kept in any case, for a
+                group that restarts from there.
 
         """
         self._eta = eta if corrected else 0.0
-        self.keeps_previous = self._eta > 0.0
+        self.keeps_previous = keeps_start or self._eta > 0.0
+        self._extrapolates = self._eta > 0.0
         self._across = across
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         self._steps = {
@@ -156,17 +160,23 @@ class AdamMoments(LocalState):
         """Apply eq. 18 to a range of a moment, in place."""
         self._agree()
         steps = self._owners[id(tensor)]
-        if previous is not None and id(tensor) in self._squares:
+        if previous is None or not self._extrapolates:
+            return
+        if id(tensor) in self._squares:
             advance_square_(mean, previous, beta=steps.beta(1), steps=steps.block)
-        elif previous is not None:
+        else:
             advance_moment_(mean, previous, beta=steps.beta(0), steps=steps.block)
 
     def finish(self) -> None:
         """Set the step counts, and NAdam's products, for the next block, in place."""
         self._agree()
         if self._exchanged:
-            for steps in self._steps.values():
-                steps.write()
+            self.reset()
+
+    def reset(self) -> None:
+        """See :class:`LocalState`. The steps of the block so far do not count."""
+        for steps in self._steps.values():
+            steps.write()
 
     def counts(self) -> dict[Parameter, list[float]]:
         """Step count and product of mu at the start of the block, rho, and steps that it counts."""
@@ -197,7 +207,8 @@ class AdamMoments(LocalState):
         self._exchange = None
         for steps, total in zip(self._steps.values(), self._taken.tolist(), strict=True):
             local = total / self._models
-            steps.rho = next_rho(steps.rho, local - steps.counted, self._eta)
+            # A group that was reset since the last count has fewer steps than it had then.
+            steps.rho = next_rho(steps.rho, max(local - steps.counted, 0.0), self._eta)
             steps.counted = local
             if self._exchanged:
                 ahead = self._eta * steps.rho if local else 0.0

@@ -18,6 +18,7 @@ from lightning_hier.algorithms.arguments import (
     check_share,
     check_whole,
     check_whole_or_auto,
+    is_number,
 )
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.algorithms.block_momentum import BlockFilter
@@ -91,7 +92,15 @@ class BlockSync(NamedArguments):
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
         if self.merge != "progress":
-            check_share("merge", self.merge, zero=True)
+            if not is_number(self.merge) or not 0.0 <= self.merge <= 1.0:
+                raise ValueError(
+                    f"merge must be 'progress' or a number in [0, 1], got {self.merge!r}"
+                )
+            if not self.overlap:
+                raise ValueError(
+                    f"merge has no effect without overlap, got merge={self.merge!r}: pass overlap, "
+                    "or leave merge out"
+                )
         if self.block_rule is not None:
             if not isinstance(self.block_rule, QSR):
                 raise ValueError(f"block_rule must be QSR(...) or None, got {self.block_rule!r}")
@@ -144,7 +153,10 @@ class BlockSync(NamedArguments):
         """
         if self.block_size != "auto":
             return self
-        return replace(self, block_size=self.auto_block_size(run_steps, num_models))
+        # A block has at least a step for each fragment, and for the delay.
+        least = max(self.fragments, int(self.overlap))
+        steps = max(self.auto_block_size(run_steps, num_models), least)
+        return replace(self, block_size=steps)
 
     def auto_block_size(self, run_steps: float, num_models: int) -> int:
         """The number that stands for ``block_size="auto"``; arguments as of :meth:`resolved`."""

@@ -154,7 +154,7 @@ class BlockSynchroniser:
         # To apply a mean, only the ranks of a group communicate.
         place = self._communicators.progress.at(SyncPoint.BLOCK.text)
         with place if due.sends is not None else nullcontext():
-            self._synchronise(optimizer, block, due)
+            self._synchronise(optimizer, block, due, schedule.delay)
 
     def _schedule(self, optimizer: int) -> Schedule:
         """Schedule of the current block, whose length a rule computes after its first step."""
@@ -172,7 +172,7 @@ class BlockSynchroniser:
         return Schedule(size, config.fragments, delay if several else 0)
 
     @torch.no_grad()
-    def _synchronise(self, optimizer: int, block: ModelBlock, due: Due) -> None:
+    def _synchronise(self, optimizer: int, block: ModelBlock, due: Due, delay: int) -> None:
         """Apply and send the fragments that are due. A collective of the world if one is sent."""
         self._buffers.reclaim()
         with profiler_range("hier/block/synchronisation"):
@@ -184,7 +184,7 @@ class BlockSynchroniser:
                 health = block.read(due.sends)
                 participation = self.health.agree(SyncPoint.BLOCK, optimizer, health)
                 self._note_participation(optimizer, participation, block.members.parameters)
-            report = block.synchronise(due, participation)
+            report = block.synchronise(due, participation, delay=delay)
         if report is not None:
             self.log.reports[optimizer] = report
 

@@ -140,6 +140,8 @@ class BMUFAdam(BlockMomentum):
             eta=self.eta(num_models),
             largest_beta1=self.largest_beta1,
             across=across,
+            # Groups with NaN then restart without an average of the moments.
+            keeps_start=self.fragments > 1 or self.moments_every > 1,
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:

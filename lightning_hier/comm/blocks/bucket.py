@@ -204,13 +204,23 @@ class Bucket:
         self._exchange.load(state["error_feedback"])
 
     def reset_local_model(self) -> None:
-        """Write the start model of the last synchronisation into the module, in place.
+        """Write the start model, and the optimizer state that belongs to it, in place.
 
+        Averaged optimizer state becomes that of the last average, or zero if it is not kept.
         Buffers get the values of the rank whose shard contains them. A collective of the group.
         """
-        self._shard.read()[self._shard.parameters].copy_(self.outer.start_model(slice(None)))
+        state = self._shard.read()[self._shard.carried]
+        if self._previous is None:
+            state.zero_()
+        else:
+            state.copy_(self._previous)
+        self._write_start_model(carried=True)
+
+    def _write_start_model(self, *, carried: bool) -> None:
+        start = self.outer.start_model(slice(None))
+        self._shard.values[self._shard.parameters].copy_(start)
         self._shard.distribute_all()
-        self._shard.write(carried=False)
+        self._shard.write(carried=carried)
 
     def restart(self, state: Mapping[str, Any]) -> None:
         """Start a block after a run with other shards or settings. A collective of the group.
@@ -222,4 +232,5 @@ class Bucket:
         """
         start, elements = self._shard.start, self.outer.vectors["global_model"].numel()
         self.outer.begin(state, slice(start, start + elements))
-        self.reset_local_model()
+        self._shard.read()
+        self._write_start_model(carried=False)

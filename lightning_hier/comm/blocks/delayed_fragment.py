@@ -54,7 +54,7 @@ class DelayedFragment(Fragment):
         """Whether an update is in flight."""
         return any(bucket.has_update for bucket in self.buckets)
 
-    def send(self, participation: Participation, norms: Norms) -> None:
+    def send(self, participation: Participation, norms: Norms, *, delay: int) -> None:
         """Put the local update in flight, after :meth:`read`.
 
         An excluded group, which sends zeros, must call :meth:`reset_local_model` afterwards.
@@ -62,24 +62,24 @@ class DelayedFragment(Fragment):
         Args:
             participation: groups whose updates are averaged.
             norms: norms of the models that are averaged, which :meth:`apply` reports.
+            delay: steps until :meth:`apply`.
 
         """
         means = [mean for bucket in self.buckets for mean in bucket.send(participation)]
         due = sum(bucket.due for bucket in self.buckets)
-        steps = self._context.config.delay
-        self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=steps)
+        self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
         self._sent, self.steps = norms, 0
 
-    def apply(self) -> Norms:
+    def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local models, in place.
 
         A collective of the group, which waits for the mean.
 
         Returns:
-            The norms of this rank's shard, zero if nothing was in flight.
+            The norms of this rank's shard, or None if nothing was in flight.
 
         """
-        norms = Norms(0.0)
+        norms = None
         if self.has_update:
             self._queue.finish(self._work)
             norms = self._sent
@@ -114,7 +114,7 @@ class DelayedFragment(Fragment):
         self._sent = older._sent
 
     def state(self) -> dict[str, Any]:
-        """See :class:`Fragment`. Waits for the mean in flight."""
+        """See :class:`Fragment`. Finishes what is in flight: a collective of the world."""
         self._queue.finish()
         return {**super().state(), "norms": [self._sent.models, self._sent.mean]}
 

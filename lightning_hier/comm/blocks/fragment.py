@@ -174,6 +174,8 @@ class Fragment:
             tensor.copy_(value)
         self._broadcast_other_buffers(participation)
         self._begin_next_block(participation, carried=carried)
+        if not (participation.takes_part or carried):
+            self.reset_local_model()
         self.steps = 0
         if carried:
             self._blocks = 0
@@ -230,25 +232,22 @@ class Fragment:
                 for tensor, value in equal:
                     tensor.copy_(value)
             if not participation.takes_part:
-                self._forget_optimizer_state(carried=not carried)
+                self._forget_optimizer_state()
             self.local_state.finish()
 
     def reset_local_model(self) -> None:
         """Continue from the start model of the last synchronisation, with new optimizer state.
 
-        A collective of the group.
+        Averaged optimizer state is that of its last average. A collective of the group.
         """
         for bucket in self.buckets:
             bucket.reset_local_model()
-        self._forget_optimizer_state(carried=True)
-        self.local_state.finish()
+        self._forget_optimizer_state()
+        self.local_state.reset()
 
-    def _forget_optimizer_state(self, *, carried: bool) -> None:
-        """Reset the optimizer's state; that which is averaged too, if ``carried``."""
-        averaged = self.local_state.carried
-        forget_state_(self._context.optimizer, self.members.parameters, averaged)
-        for tensor in averaged if carried else ():
-            tensor.zero_()
+    def _forget_optimizer_state(self) -> None:
+        carried = self.local_state.carried
+        forget_state_(self._context.optimizer, self.members.parameters, carried)
 
     def _broadcast_other_buffers(self, participation: Participation) -> None:
         """Copy the other buffers of the first participating group's first rank to all ranks."""
@@ -267,9 +266,10 @@ class Fragment:
                 bucket.continue_(before[bucket.dtype])
 
     def state(self) -> dict[str, Any]:
-        """This rank's shard of the state, without copying tensors. Does not communicate."""
+        """This rank's shard of the state, without copying tensors."""
         return {
             "steps": self.steps,
+            "pending": self.has_pending,
             "blocks": self._blocks,
             "buckets": [bucket.state() for bucket in self.buckets],
         }

@@ -60,6 +60,10 @@ class LocalState:
     def finish(self) -> None:
         """Set the remaining state, after the carried tensors have their new values."""
 
+    def reset(self) -> None:
+        """Set the remaining state to that at the start of the block, in place."""
+        self.finish()
+
     def counts(self) -> dict[Parameter, list[float]]:
         """Counts of each parameter, the same on all ranks."""
         return {}

@@ -105,7 +105,9 @@ class ModelBlock:
             health += own.read()
         return health
 
-    def synchronise(self, due: Due, participation: Participation | None) -> BlockReport | None:
+    def synchronise(
+        self, due: Due, participation: Participation | None, *, delay: int = 0
+    ) -> BlockReport | None:
         """Apply and send the fragments that are due, in place.
 
         The local model of an excluded group becomes the start model, in all fragments.
@@ -114,13 +116,14 @@ class ModelBlock:
             due: fragments that are due.
             participation: groups whose models are averaged, after :meth:`read` of ``due.sends``;
                 None if nothing is sent.
+            delay: steps until the fragment that is sent is applied.
 
         Returns:
             Norms of the mean that was applied, or None.
 
         """
         if self._context.delays:
-            norms = self._apply_and_send(due, participation)
+            norms = self._apply_and_send(due, participation, delay)
         else:
             assert due.sends is not None and participation is not None
             norms = self._fragments[due.sends].synchronise(participation)
@@ -132,7 +135,9 @@ class ModelBlock:
                     fragment.reset_local_model()
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
-    def _apply_and_send(self, due: Due, participation: Participation | None) -> Norms | None:
+    def _apply_and_send(
+        self, due: Due, participation: Participation | None, delay: int
+    ) -> Norms | None:
         norms = None if due.applies is None else self._delayed[due.applies].apply()
         if due.sends is None or participation is None:
             return norms
@@ -146,7 +151,7 @@ class ModelBlock:
             if buffers.members.float_buffers:
                 self._context.communicators.route.in_flight.finish()  # the same process groups
             sent.mean += buffers.synchronise(participation).mean
-        fragment.send(participation, sent)
+        fragment.send(participation, sent, delay=delay)
         return norms
 
     def _sent_with(self, fragment: int) -> list[Fragment]:
@@ -205,7 +210,10 @@ class ModelBlock:
         return block
 
     def state(self) -> list[dict[str, Any]]:
-        """This rank's shard of each fragment, without copying tensors. Does not communicate."""
+        """This rank's shard of each fragment, without copying tensors.
+
+        A collective of the world if updates are in flight, which it finishes.
+        """
         return [fragment.state() for fragment in self._all]
 
     def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:

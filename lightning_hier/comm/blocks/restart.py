@@ -35,7 +35,8 @@ def restart_buckets(
     before = defaultdict(list)
     for fragment in saved:
         for state in fragment["buckets"]:
-            before[state["dtype"]].append((state, fragment["steps"] > 0))
+            if state["elements"]:  # buffers have no outer step
+                before[state["dtype"]].append((state, fragment["pending"]))
     own = defaultdict(list)
     for bucket in buckets:
         own[str(bucket.dtype)].append(bucket)
@@ -66,11 +67,14 @@ def _adopted(
         bucket.outer.adopt(state, own, pending=pending)
         for (state, pending), own in zip(saved, model.split(sizes), strict=True)
     ]
-    # State that is the same for all elements, such as a step count, is that of the last fragment.
-    return {
-        name: torch.cat([part[name] for part in parts]) if isinstance(value, Tensor) else value
-        for name, value in parts[-1].items()
-    }
+    found: dict[str, Any] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts if part[name] is not None]
+        # State that is the same for all elements, such as a step count, is that of the last
+        # fragment that has any: later ones may not have been synchronised yet.
+        last = values[-1] if values else None
+        found[name] = torch.cat(values) if isinstance(last, Tensor) else last
+    return found
 
 
 def _flat(parameters: Sequence[Tensor]) -> Tensor:
