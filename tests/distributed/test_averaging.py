@@ -151,6 +151,26 @@ def test_sparse_sums_lose_nothing_over_many_rounds(
         assert values == found[0][2]
 
 
+def _sparse_of_dtype(host_of: list[int], dtype: torch.dtype) -> tuple[list[float], float]:
+    """The sum, and the largest error of what was sent and what is left, of 16-bit values."""
+    communicators = open_world(1, host_of=host_of)
+    route, codec = communicators.route, make_codec("int8", dtype, 0.25)
+    assert codec is not None
+    values = _own(0, 100).to(dtype)
+    own, feedback = values.clone(), ChunkFeedback.zeros(values, 1)
+    Pipeline([sparse_sum(values, route, codec, feedback if route.between else None)]).run()
+    left = _sum(feedback.own[:100].double())
+    return values.tolist(), float((values.double() + left - _sum(own.double())).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_sparse_sums_of_short_numbers_are_computed_in_float32(dtype: torch.dtype) -> None:
+    found = run_ranks(_sparse_of_dtype, 4, HOSTS["one host"], dtype)
+    for values, loss in found:
+        assert loss <= 8 * torch.finfo(dtype).eps  # of a sum of four, which is rounded once
+        assert values == found[0][0]
+
+
 @pytest.mark.parametrize("across_dtype", ["same", "int8", "int4"])
 def test_a_sparse_sum_sends_the_payload_of_a_host_to_each_other_host(
     across_dtype: AcrossDtype,
