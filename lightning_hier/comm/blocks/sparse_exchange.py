@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
-from lightning_hier.comm.blocks.sums import KIND, ON_HOST, broadcast_on_host, no_stages
+from lightning_hier.comm.blocks.sums import KIND, not_between, sum_between_hosts
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.stages import Due, Stages
 
@@ -42,19 +42,13 @@ def sparse_sum(
         weight: factor of every summand.
 
     """
-    if not piece.numel():
-        yield from no_stages()
-        return
-    yield [route.host.reduce_(piece, ON_HOST)] if route.host else []
-    if route.between is not None:
+    if route.between is None:
+        between = not_between(piece, route, weight, exchanges=1)
+    else:
         assert feedback is not None, "inter-host ranks have error feedback"
         errors = feedback.own[: piece.numel()]
-        yield from _gathered(piece, codec, errors, route.between, weight)
-    else:
-        if route.host is None:
-            piece.mul_(weight)
-        yield from ([], Due(), [], [])
-    yield broadcast_on_host(piece, route)
+        between = _gathered(piece, codec, errors, route.between, weight)
+    return sum_between_hosts(piece, route, between)
 
 
 def _gathered(

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
-from lightning_hier.comm.channel import Channel, Pending
+from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.stages import Due, Stages
 
-KIND, ON_HOST = "models", "models_on_host"
-"""Kinds of the messages between hosts, and on a host."""
+KIND = "models"
+"""Kind of the messages between hosts."""
 
+_ON_HOST = "models_on_host"
 _STAGES = 6
 
 
 def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
     """Sum ``piece`` over the groups, in place. A collective of the ranks that average.
 
-    All sums have the same stages on every rank: one inside each host, two between hosts, one inside
-    each host. An inter-host collective is awaited one round later than
-    necessary, so that the link always has another chunk to transfer.
-
     Args:
         piece: 1-D.
         route: process groups of the ranks that average.
 
     """
-    if not piece.numel():
-        yield from no_stages()
-        return
-    yield [route.host.reduce_(piece, ON_HOST)] if route.host else []
-    sent = [route.between.all_reduce_(piece, KIND)] if route.between else []
-    # Empty stages correspond to those in which a quantised sum communicates.
-    yield []
-    yield Due(sent)
-    yield []
-    yield []
-    yield broadcast_on_host(piece, route)
+    return sum_between_hosts(piece, route, _exact_between(piece, route))
 
 
 def quantised_sum(
@@ -67,24 +52,61 @@ def quantised_sum(
         weight: factor of every summand.
 
     """
-    if not piece.numel():
-        yield from no_stages()
-        return
-    yield [route.host.reduce_(piece, ON_HOST)] if route.host else []
-    if route.between is not None:
-        feedback = feedback or ChunkFeedback.zeros(piece, route.between.size)
-        yield from _quantised_between(piece, codec, feedback, route.between, weight)
+    if route.between is None:
+        between = not_between(piece, route, weight, exchanges=2)
     else:
-        if route.host is None:
-            piece.mul_(weight)
-        yield from ([], Due(), [], Due())
-    yield broadcast_on_host(piece, route)
+        feedback = feedback or ChunkFeedback.zeros(piece, route.between.size)
+        between = _quantised_between(piece, codec, feedback, route.between, weight)
+    return sum_between_hosts(piece, route, between)
 
 
-def broadcast_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
-    """Last stage of a sum."""
-    started = [route.host.broadcast_(piece, ON_HOST)] if route.host else []
-    return Due(started) if route.hosts_are_shared else started
+def sum_between_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> Stages:
+    """Sum on each host, run ``between``, and broadcast on each host.
+
+    All sums have the same stages on every rank: one inside each host, four between hosts and one
+    inside each host. A collective between hosts is awaited one stage later than necessary, so that
+    the link always has another chunk to transfer.
+
+    Args:
+        piece: 1-D.
+        route: process groups of the ranks that average.
+        between: four stages, which sum ``piece`` over the hosts, in place.
+
+    """
+    if not piece.numel():
+        for _ in range(_STAGES):
+            yield []
+        return
+    yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
+    yield from between
+    started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
+    yield Due(started) if route.hosts_are_shared else started
+
+
+def not_between(piece: Tensor, route: AcrossRoute, weight: float, *, exchanges: int) -> Stages:
+    """Stages between hosts of a rank that does not exchange with other hosts.
+
+    Args:
+        piece: as in :func:`sum_between_hosts`.
+        route: as in :func:`sum_between_hosts`.
+        weight: factor of the summand of a rank without others on its host.
+        exchanges: number of collectives of the ranks that exchange, one or two.
+
+    """
+    if route.host is None:
+        piece.mul_(weight)
+    for number in range(2):
+        yield []
+        yield Due() if number < exchanges else []
+
+
+def _exact_between(piece: Tensor, route: AcrossRoute) -> Stages:
+    sent = [route.between.all_reduce_(piece, KIND)] if route.between else []
+    yield []
+    yield Due(sent)
+    # Empty stages correspond to those in which a quantised sum communicates.
+    yield []
+    yield []
 
 
 def _quantised_between(
@@ -115,9 +137,3 @@ def _quantised_between(
         else:
             codec.decode(row, buffer)
             values.copy_(buffer[: len(values)])
-
-
-def no_stages() -> Stages:
-    """Stages of a sum of no elements."""
-    for _ in range(_STAGES):
-        yield []
