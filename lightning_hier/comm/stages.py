@@ -174,9 +174,9 @@ class OverlapQueue:
             self._reset_plans()
 
     def _run(self) -> None:
-        past = [plan for plan in self._plans if plan.until(self._step) == plan.due]
-        self._past += sum(plan.due for plan in past)
-        self._plans = [plan for plan in self._plans if plan not in past]
+        current = [plan for plan in self._plans if plan.until(self._step) < plan.due]
+        self._past += sum(plan.due for plan in self._plans) - sum(plan.due for plan in current)
+        self._plans = current
         while self._waiting:
             planned = self._past + sum(plan.until(self._step) for plan in self._plans)
             first = self._waiting[0]

@@ -10,11 +10,12 @@ from torch import nn
 
 from lightning_hier.comm.blocks.block_report import BlockReport
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.fragment import BlockContext
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.module_buffers import ModuleBuffers
-from lightning_hier.comm.blocks.schedule import Due
+from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import divide
 from lightning_hier.comm.communicators import Communicators
@@ -36,13 +37,16 @@ def make_blocks(
     )
     return [
         ModelBlock(
-            *pair,
-            config=sync,
-            placement=make_placement("sharded", communicators.group, nics=None),
-            communicators=communicators,
-            models=LocalModels(module, optimizers),
+            own,
+            BlockContext(
+                optimizer,
+                sync,
+                make_placement("sharded", communicators.group, nics=None),
+                communicators,
+                LocalModels(module, optimizers),
+            ),
         )
-        for pair in zip(members, optimizers, strict=True)
+        for own, optimizer in zip(members, optimizers, strict=True)
     ]
 
 
@@ -56,5 +60,5 @@ def agree(reading: ModelHealth, groups: int = 4) -> Participation:
 def end_block(block: ModelBlock, groups: int = 4) -> BlockReport:
     """End a block of one step, as a schedule with one fragment and a delay of 0 or of a block."""
     block.count_step()
-    report = block.synchronise(Due(0, 0), agree(block.read(0), groups), delay=50)
+    report = block.synchronise(DueFragments(0, 0), agree(block.read(0), groups), delay=50)
     return report or BlockReport(0.0, 0.0)

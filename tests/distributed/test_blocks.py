@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_hier import ModelAveraging
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from lightning_hier.comm.blocks.schedule import Due
+from lightning_hier.comm.blocks.schedule import DueFragments
 from tests.distributed.blocks import agree, end_block, make_blocks
 from tests.distributed.gradients import open_world
 from tests.ranks import run_ranks
@@ -48,7 +48,7 @@ def _counts() -> list[int]:
         if looks:
             block.write_global_model(without_the_first(block.read()))
         else:
-            block.synchronise(Due(0, 0), without_the_first(block.read(0)))
+            block.synchronise(DueFragments(0, 0), without_the_first(block.read(0)))
         found.append(int(module.get_buffer("0.count")))
     return found
 

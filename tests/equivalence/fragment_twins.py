@@ -227,7 +227,7 @@ def fragment_case(
 ) -> Any:
     """Of a block synchronisation with these settings."""
     made = sync(**{"block_size": 4, **own})
-    delay = made.delay if group < 4 else 0  # one model has nothing to wait for
+    delay = made.delay(made.steps) if group < 4 else 0  # one model has nothing to wait for
     timing = Timing(tau=made.steps, n=made.fragments, delay=delay, merge=made.merge)
     outer: Any = partial(block_momentum, eta=0.0, zeta=1.0)
     if isinstance(made, BMUF):

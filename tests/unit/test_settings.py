@@ -164,7 +164,7 @@ def test_merge_needs_overlap() -> None:
 
 
 def test_a_step_in_flight_may_be_given_up() -> None:
-    assert lh.DiLoCo(block_size=4, overlap=1, merge=0.0).delay == 1
+    assert lh.DiLoCo(block_size=4, overlap=1, merge=0.0).delay(4) == 1
 
 
 def test_moments_can_t_be_late() -> None:

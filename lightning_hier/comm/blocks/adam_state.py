@@ -110,7 +110,6 @@ class AdamMoments(LocalState):
         """
         self._eta = eta if corrected else 0.0
         self.keeps_previous = keeps_start or self._eta > 0.0
-        self._extrapolates = self._eta > 0.0
         self._across = across
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         self._steps = {
@@ -160,7 +159,7 @@ class AdamMoments(LocalState):
         """Apply eq. 18 to a range of a moment, in place."""
         self._agree()
         steps = self._owners[id(tensor)]
-        if previous is None or not self._extrapolates:
+        if previous is None or self._eta == 0.0:
             return
         if id(tensor) in self._squares:
             advance_square_(mean, previous, beta=steps.beta(1), steps=steps.block)

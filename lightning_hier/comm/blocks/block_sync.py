@@ -106,8 +106,7 @@ class BlockSync(NamedArguments):
                 raise ValueError(f"block_rule must be QSR(...) or None, got {self.block_rule!r}")
             if self.block_size != "auto":
                 self.block_rule.check_least(self.block_size)
-        whole = self.overlap is True or self.overlap == self.block_size
-        if whole and self.merge == 0.0:
+        if self.delays_block and self.merge == 0.0:
             raise ValueError(
                 f"merge=0 with overlap={self.overlap}, a whole block, would give up every step: "
                 "pass a shorter overlap, or merge='progress'"
@@ -138,10 +137,14 @@ class BlockSync(NamedArguments):
             )
         return self.block_size
 
+    def delay(self, block_size: int) -> int:
+        """Steps between sending a fragment and applying its mean, in a block of this size."""
+        return block_size if self.overlap is True else int(self.overlap)
+
     @property
-    def delay(self) -> int:
-        """Steps between sending a fragment and applying its mean."""
-        return self.steps if self.overlap is True else int(self.overlap)
+    def delays_block(self) -> bool:
+        """Whether the delay is a whole block."""
+        return self.overlap is True or self.overlap == self.block_size
 
     def resolved(self, run_steps: float, num_models: int) -> Self:
         """Return the same settings with a number instead of ``block_size="auto"``.

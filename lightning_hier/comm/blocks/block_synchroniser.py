@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.evaluation import Evaluation
+from lightning_hier.comm.blocks.fragment import BlockContext
 from lightning_hier.comm.blocks.health import OnNonfinite, Participation, SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
-from lightning_hier.comm.blocks.schedule import Due, Schedule
+from lightning_hier.comm.blocks.schedule import DueFragments, Schedule
 from lightning_hier.comm.blocks.shard_placement import make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
@@ -149,7 +150,7 @@ class BlockSynchroniser:
         if count.in_block >= schedule.block_size:
             count.in_block = 0
             count.blocks += 1
-        if due == Due(None, None):
+        if due == DueFragments(None, None):
             return
         # To apply a mean, only the ranks of a group communicate.
         place = self._communicators.progress.at(SyncPoint.BLOCK.text)
@@ -166,13 +167,14 @@ class BlockSynchroniser:
                 rates = [float(g["lr"]) for g in self._optimizers[optimizer].param_groups]
                 count.block_size = config.block_rule.block_size(max(rates), size)
             size = count.block_size
-        delay = size if config.overlap is True else int(config.overlap)
         # A single model is not averaged, so it has nothing in flight.
-        several = self._communicators.models > 1
-        return Schedule(size, config.fragments, delay if several else 0)
+        delay = config.delay(size) if self._communicators.models > 1 else 0
+        return Schedule(size, config.fragments, delay)
 
     @torch.no_grad()
-    def _synchronise(self, optimizer: int, block: ModelBlock, due: Due, delay: int) -> None:
+    def _synchronise(
+        self, optimizer: int, block: ModelBlock, due: DueFragments, delay: int
+    ) -> None:
         """Apply and send the fragments that are due. A collective of the world if one is sent."""
         self._buffers.reclaim()
         with profiler_range("hier/block/synchronisation"):
@@ -266,11 +268,9 @@ class BlockSynchroniser:
         return [
             ModelBlock(
                 members,
-                optimizer,
-                config=self._config,
-                placement=self.placement,
-                communicators=self._communicators,
-                models=self._models,
+                BlockContext(
+                    optimizer, self._config, self.placement, self._communicators, self._models
+                ),
             )
             for members, optimizer in zip(self.trained.members(), self._optimizers, strict=True)
         ]

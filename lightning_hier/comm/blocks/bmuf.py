@@ -105,8 +105,7 @@ class BMUF(BlockMomentum, LocalMomentumSync):
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Advise Nesterov's momentum for late means, and BMUF-Adam for optimizers with moments."""
-        late = self.overlap and self.delay == self.steps
-        if late and not self.nesterov and self.eta(num_models) > _LARGEST_LATE_ETA:
+        if self.delays_block and not self.nesterov and self.eta(num_models) > _LARGEST_LATE_ETA:
             return (
                 f"nesterov=False with overlap={self.overlap}, a whole block, diverges for "
                 f"block_momentum above {_LARGEST_LATE_ETA}, which is {self.eta(num_models):.3g} "

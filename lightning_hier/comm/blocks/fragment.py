@@ -84,8 +84,8 @@ class Fragment:
         self._context = context
         self._models = context.models
         self.steps = 0
-        # Synchronisations since the optimizer's state was averaged.
-        self._blocks = 0
+        # Synchronisations since the optimizer's state was averaged, or its first block.
+        self._since_average = 0
         config, across = context.config, context.communicators.across
         number = context.communicators.models
         # A single model is not averaged: its optimizer is not changed and nothing is quantised.
@@ -158,8 +158,8 @@ class Fragment:
 
         """
         first_buffers = self._first_buffers()
-        self._blocks += 1
-        carried = self._blocks >= self._context.config.state_every
+        self._since_average += 1
+        carried = self._since_average >= self._context.config.state_every
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.collect(participation, exchanged=carried)
         with profiler_range("hier/block/models"):
@@ -170,7 +170,8 @@ class Fragment:
             ).run()
         for bucket in self.buckets:
             bucket.finish(carried=carried)
-        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=True):
+        # With one local model, they are in the module already.
+        for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
             tensor.copy_(value)
         self._broadcast_other_buffers(participation)
         self._begin_next_block(participation, carried=carried)
@@ -178,7 +179,7 @@ class Fragment:
             self.reset_local_model()
         self.steps = 0
         if carried:
-            self._blocks = 0
+            self._since_average = 0
         norms = Norms(participation.squares / participation.healthy)
         for bucket in self.buckets:
             norms.add(*bucket.take_squares())
@@ -216,10 +217,12 @@ class Fragment:
         self._broadcast_other_buffers(participation)
 
     def _first_buffers(self) -> list[Tensor]:
-        """Copies of the other buffers of the first local model."""
-        for _ in self._models.each():
-            return [tensor.clone() for tensor in self.members.other_buffers]
-        return []
+        """Copies of the other buffers of the first of several local models."""
+        first: list[Tensor] = []
+        for turn, _ in enumerate(self._models.each() if self._models.number > 1 else ()):
+            if turn == 0:
+                first = [tensor.clone() for tensor in self.members.other_buffers]
+        return first
 
     def _begin_next_block(self, participation: Participation, *, carried: bool) -> None:
         """Write the result into all local models of this rank, and their optimizer state."""
@@ -258,7 +261,7 @@ class Fragment:
 
     def continue_(self, older: Fragment) -> None:
         """Copy the state of a fragment with fewer tensors. A collective of the group."""
-        self.steps, self._blocks = older.steps, older._blocks
+        self.steps, self._since_average = older.steps, older._since_average
         self.local_state.set_counts(older.local_state.counts())
         before = {bucket.dtype: bucket for bucket in older.buckets}
         for bucket in self.buckets:
@@ -270,13 +273,13 @@ class Fragment:
         return {
             "steps": self.steps,
             "pending": self.has_pending,
-            "blocks": self._blocks,
+            "since_average": self._since_average,
             "buckets": [bucket.state() for bucket in self.buckets],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of the same shards. Does not communicate."""
-        self.steps, self._blocks = state["steps"], state["blocks"]
+        self.steps, self._since_average = state["steps"], state["since_average"]
         for bucket, own in zip(self.buckets, state["buckets"], strict=True):
             bucket.load(own)
 

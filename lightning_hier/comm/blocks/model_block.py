@@ -8,20 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
-from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.delayed_fragment import DelayedFragment
 from lightning_hier.comm.blocks.fragment import BlockContext, Counts, Fragment
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
-from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.restart import restart_buckets
-from lightning_hier.comm.blocks.schedule import Due
-from lightning_hier.comm.blocks.shard_placement import ShardPlacement
+from lightning_hier.comm.blocks.schedule import DueFragments
 from lightning_hier.comm.blocks.trained import Members, divide_parameters
-from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline
 
 
@@ -34,11 +29,7 @@ class ModelBlock:
     Args:
         members: tensors of the block. Their current values, equal on all ranks, are the start
             model.
-        optimizer: optimizer of these tensors.
-        config: settings of block synchronisation.
-        placement: division of the model among the ranks of a group.
-        communicators: channels of this rank.
-        models: local models of this rank.
+        context: optimizer of these tensors, settings and channels.
 
     Attributes:
         members: see above.
@@ -46,32 +37,23 @@ class ModelBlock:
 
     """
 
-    def __init__(
-        self,
-        members: Members,
-        optimizer: Optimizer,
-        *,
-        config: BlockSync,
-        placement: ShardPlacement,
-        communicators: Communicators,
-        models: LocalModels,
-    ) -> None:
+    def __init__(self, members: Members, context: BlockContext) -> None:
         self.members = members
-        self._context = BlockContext(optimizer, config, placement, communicators, models)
-        self.stepping = config.stepping(optimizer, communicators.models)
-        own = divide_parameters(members.parameters, config.fragments)
+        self._context = context
+        self.stepping = context.config.stepping(context.optimizer, context.communicators.models)
+        own = divide_parameters(members.parameters, context.config.fragments)
         buffers = replace(members, parameters=[])
-        self._buffers: Fragment | None = None
+        self._buffers: list[Fragment] = []
         if self._context.delays:
             # Buffers are averaged without delay, when the last fragment is sent.
-            self._buffers = Fragment(buffers, self._context)
+            self._buffers = [Fragment(buffers, self._context)]
             self._delayed = [DelayedFragment(Members(part), self._context) for part in own]
             self._fragments: list[Fragment] = [*self._delayed]
         else:
             last = replace(buffers, parameters=own.pop())
             parts = [*(Members(part) for part in own), last]
             self._fragments = [Fragment(part, self._context) for part in parts]
-        self._all = [*self._fragments, *([self._buffers] if self._buffers is not None else [])]
+        self._all = [*self._fragments, *self._buffers]
 
     @property
     def carried(self) -> list[Tensor]:
@@ -101,12 +83,15 @@ class ModelBlock:
 
         """
         health = ModelHealth()
-        for own in self._all if fragment is None else self._sent_with(fragment):
+        sent = self._all
+        if fragment is not None:
+            sent = [self._fragments[fragment], *self._buffers_with(fragment)]
+        for own in sent:
             health += own.read()
         return health
 
     def synchronise(
-        self, due: Due, participation: Participation | None, *, delay: int = 0
+        self, due: DueFragments, participation: Participation | None, *, delay: int = 0
     ) -> BlockReport | None:
         """Apply and send the fragments that are due, in place.
 
@@ -136,7 +121,7 @@ class ModelBlock:
         return None if norms is None else BlockReport.of(norms, self._context.communicators)
 
     def _apply_and_send(
-        self, due: Due, participation: Participation | None, delay: int
+        self, due: DueFragments, participation: Participation | None, delay: int
     ) -> Norms | None:
         norms = None if due.applies is None else self._delayed[due.applies].apply()
         if due.sends is None or participation is None:
@@ -147,19 +132,16 @@ class ModelBlock:
         if applied:
             fragment.read()  # the local update is what the merge has kept
         sent = Norms(participation.squares / participation.healthy)
-        for buffers in self._sent_with(due.sends)[1:]:
+        for buffers in self._buffers_with(due.sends):
             if buffers.members.float_buffers:
                 self._context.communicators.route.in_flight.finish()  # the same process groups
             sent.mean += buffers.synchronise(participation).mean
         fragment.send(participation, sent, delay=delay)
         return norms
 
-    def _sent_with(self, fragment: int) -> list[Fragment]:
-        """The fragment, and the buffers if they are averaged when it is sent."""
-        found = [self._fragments[fragment]]
-        if self._buffers is not None and found[0] is self._fragments[-1]:
-            found.append(self._buffers)
-        return found
+    def _buffers_with(self, fragment: int) -> Sequence[Fragment]:
+        """The buffers, if they are averaged when this fragment is sent."""
+        return self._buffers if fragment == len(self._fragments) - 1 else ()
 
     def write_global_model(self, participation: Participation) -> None:
         """Write the global model W into the tensors, in place. The outer step is unchanged.
@@ -186,25 +168,19 @@ class ModelBlock:
             ValueError: this rank has several local models, or there are several fragments.
 
         """
-        context, fragments = self._context, self._context.config.fragments
-        for name, number in (
-            ("virtual_workers", context.models.number),
-            ("fragments", fragments),
-        ):
+        context = self._context
+        several = {
+            "virtual_workers": context.models.number,
+            "fragments": context.config.fragments,
+        }
+        for name, number in several.items():
             if number > 1:
                 raise ValueError(
                     f"{name}={number} can't be combined with unfreezing parameters during "
                     f"training: make them trainable from the start, or pass {name}=1"
                 )
         context.communicators.route.in_flight.finish()
-        block = ModelBlock(
-            members,
-            context.optimizer,
-            config=context.config,
-            placement=context.placement,
-            communicators=context.communicators,
-            models=context.models,
-        )
+        block = ModelBlock(members, context)
         for own, older in zip(block._all, self._all, strict=True):
             own.continue_(older)
         return block

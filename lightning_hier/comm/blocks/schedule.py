@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Due(NamedTuple):
+class DueFragments(NamedTuple):
     """Fragments that are due after a step, at most one of each kind.
 
     Attributes:
@@ -38,7 +38,7 @@ class Schedule:
     fragments: int = 1
     delay: int = 0
 
-    def due(self, step: int) -> Due:
+    def due(self, step: int) -> DueFragments:
         """Fragments that are due after step ``step`` of a block, counted from 1.
 
         A step above ``block_size`` is the last one of the block.
@@ -47,6 +47,6 @@ class Schedule:
         ends = [self.block_size * (i + 1) // self.fragments for i in range(self.fragments)]
         # A send in the block before is at a step of 0 or less.
         sends = [(end - self.delay - 1) % self.block_size + 1 for end in ends]
-        return Due(
+        return DueFragments(
             ends.index(step) if step in ends else None, sends.index(step) if step in sends else None
         )
