@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
+from unittest import mock
 
 import lightning.pytorch as pl
 import torch
@@ -14,6 +15,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from lightning_hier import BMUF, GTC, HierarchicalStrategy
+from lightning_hier.comm.blocks import shard
 from tests.equivalence.faults import Fault, FaultyRegression, FaultyTwin, FaultyTwoOptimizers
 from tests.equivalence.tasks import (
     B_PERIOD,
@@ -204,6 +206,12 @@ def fit(case: Case, **more: Any) -> Values:
 def fit_all(cases: Sequence[Case]) -> dict[str, Values]:
     """Train one case after the other on this rank."""
     return {case.name: fit(case) for case in cases}
+
+
+def fit_in_chunks(cases: Sequence[Case], elements: int) -> dict[str, Values]:
+    """As models of millions of elements travel; a share may end in the middle of a chunk."""
+    with mock.patch.object(shard, "CHUNK", elements):
+        return fit_all(cases)
 
 
 def state_of(net: nn.Module) -> Values:

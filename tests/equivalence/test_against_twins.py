@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from lightning_hier import BMUFGTCStrategy, BMUFStrategy, GTCStrategy, ModelAveragingStrategy
-from lightning_hier.comm.blocks import shard
-from tests.equivalence.cases import Case, case, changed, difference, fit_all, identical, run_twin
+from tests.equivalence.cases import (
+    Case,
+    case,
+    changed,
+    difference,
+    fit_all,
+    fit_in_chunks,
+    identical,
+    run_twin,
+)
 from tests.equivalence.twins import Recipe, Values
 from tests.ranks import run_ranks
 
@@ -138,12 +145,6 @@ CASES = [
 ]
 
 
-def _in_small_chunks(cases: list[Case], elements: int) -> dict[str, Values]:
-    """As models of millions of elements travel; a share may end in the middle of a chunk."""
-    with mock.patch.object(shard, "CHUNK", elements):
-        return fit_all(cases)
-
-
 _WHOLE = [
     _two_tiers(1, batches=11),
     *(_exact_groups(across) for across in ("leader", "sharded")),
@@ -155,7 +156,7 @@ CUT = [*_WHOLE, *map(_overlapping, _WHOLE), _with_local_momentum("average", 2)]
 @pytest.fixture(scope="module", params=[7, 64])
 def cut_states(request: pytest.FixtureRequest) -> list[dict[str, Values]]:
     """Final states of runs whose models travel in so small chunks, on two hosts of two ranks."""
-    return run_ranks(_in_small_chunks, 4, CUT, request.param, ranks_per_node=2)
+    return run_ranks(fit_in_chunks, 4, CUT, request.param, ranks_per_node=2)
 
 
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from lightning_hier import BMUF, DiLoCo, HierarchicalStrategy
-from lightning_hier.comm.blocks import shard
 from tests.equivalence.cases import (
     Case,
     difference,
     fit_all,
+    fit_in_chunks,
     identical,
     make_module,
     make_trainer,
@@ -82,15 +81,10 @@ CUT = [
 ]
 
 
-def _in_small_chunks(cases: list[Any]) -> dict[str, Values]:
-    with mock.patch.object(shard, "CHUNK", 7):
-        return fit_all(cases)
-
-
 @pytest.fixture(scope="module")
 def cut_states() -> list[dict[str, Values]]:
     """Final states of runs whose models are exchanged in chunks of 7, validated at every batch."""
-    return run_ranks(_in_small_chunks, 4, CUT)
+    return run_ranks(fit_in_chunks, 4, CUT, 7)
 
 
 @pytest.mark.parametrize("case", CUT, ids=lambda case: case.name)

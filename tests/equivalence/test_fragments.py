@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 
 from lightning_hier import BMUF, ModelAveraging
-from lightning_hier.comm.blocks import shard
 from lightning_hier.comm.blocks.schedule import Schedule
 from tests.equivalence.cases import (
     difference,
-    fit_all,
+    fit_in_chunks,
     identical,
     make_module,
     make_trainer,
@@ -79,15 +77,10 @@ CASES: list[Any] = [
 ]
 
 
-def _in_small_chunks(cases: list[Any]) -> dict[str, Values]:
-    with mock.patch.object(shard, "CHUNK", 7):
-        return fit_all(cases)
-
-
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
     """Final states, rank by rank."""
-    return run_ranks(_in_small_chunks, 4, CASES)
+    return run_ranks(fit_in_chunks, 4, CASES, 7)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from lightning_hier import BMUF, ModelAveraging
-from lightning_hier.comm.blocks import shard
-from tests.equivalence.cases import difference, fit_all, identical, run_twin
+from tests.equivalence.cases import difference, fit_all, fit_in_chunks, identical, run_twin
 from tests.equivalence.faults import Fault
 from tests.equivalence.sparse_twins import Cut, sparse_case, sparse_fragment_case
 from tests.equivalence.twins import Values
@@ -56,24 +54,19 @@ IN_PIECES: list[Any] = [
 ALL = sparse_case("everything", 0.9999)
 
 
-def _run(elements: int | None, cases: list[Any]) -> dict[str, Values]:
-    with mock.patch.object(shard, "CHUNK", elements or shard.CHUNK):
-        return fit_all(cases)
-
-
 def _on_hosts() -> dict[str, Values]:
     whole, pieces = (
         [own for own in IN_PIECES if (own.cut.piece is None) == is_whole]
         for is_whole in (True, False)
     )
     # Chunks of updates are twice as long as those of models.
-    return _run(None, whole) | _run(7, pieces)
+    return fit_all(whole) | fit_in_chunks(pieces, 7)
 
 
 @pytest.fixture(scope="module")
 def states() -> list[dict[str, Values]]:
     """Final states, rank by rank."""
-    return run_ranks(_run, 4, None, [*CASES, *IN_FRAGMENTS, ALL])
+    return run_ranks(fit_all, 4, [*CASES, *IN_FRAGMENTS, ALL])
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +95,7 @@ def _compare(case: Any, states: list[dict[str, Values]]) -> None:
 
 def test_evaluation_changes_nothing(states: list[dict[str, Values]]) -> None:
     blind = replace(CASES[4], name="blind", trainer={})
-    found = run_ranks(_run, 4, None, [blind])
+    found = run_ranks(fit_all, 4, [blind])
     assert identical(states[0]["seen at every batch"], found[0]["blind"])
 
 
