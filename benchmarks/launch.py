@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.hosts import Host
+from examples.loopback import free_port
 
 LIMIT_S = 280.0
 """Ends a run that hangs; many times what a run of the tests takes."""
@@ -39,7 +39,7 @@ def launched(
     agents = []
     # A store of the launch before may still hold its port.
     shared = found[0].namespace is None
-    port = _free_port() if shared else 29611 + next(_launches) % 1000
+    port = free_port() if shared else 29611 + next(_launches) % 1000
     try:
         for index, host in enumerate(found):
             command = [
@@ -118,9 +118,3 @@ def _end(agent: subprocess.Popen) -> None:
             agent.wait(_EXIT_LIMIT_S)
     agent.kill()
     agent.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

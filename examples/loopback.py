@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import socket
+from contextlib import suppress
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 ADDRESS = "127.0.0.1"
+
+_PORTS = range(20_000, 32_000)
 
 
 def loopback_store() -> TCPStore:
@@ -23,10 +27,15 @@ def loopback_store() -> TCPStore:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has at this moment."""
-    with socket.create_server((ADDRESS, 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
+    """A port of the loopback that nobody has at this moment.
+
+    It lies below the ports that systems give to outgoing connections, so that none of these takes
+    it before the caller listens on it.
+    """
+    for port in random.SystemRandom().sample(_PORTS, k=len(_PORTS)):
+        with suppress(OSError), socket.create_server((ADDRESS, port)):
+            return port
+    raise OSError(f"no free port from {_PORTS.start} to {_PORTS.stop - 1} on {ADDRESS}")
 
 
 def loopback_interface() -> str:
