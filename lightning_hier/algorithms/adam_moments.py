@@ -71,7 +71,44 @@ def advance_square_(mean: Tensor, previous: Tensor, *, beta: float, steps: Block
     Rounding may make a very small one negative, and its square root would be NaN.
     """
     advance_moment_(mean, previous, beta=beta, steps=steps)
-    real = torch.view_as_real(mean) if mean.is_complex() else mean
+    _clamp_(mean)
+
+
+def merge_moment_(
+    moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float
+) -> None:
+    """Replace the past of a moment by that of the start model, some steps later, in place.
+
+    A moment is linear in its past: ``steps`` after a value ``sent`` it is ``beta^steps * sent``
+    plus the contributions of its own gradients. With these, an optimizer that started from
+    ``start`` would have::
+
+        moment = beta^steps * start + (moment - beta^steps * sent)
+
+    Args:
+        moment: current moment of a worker, flat. Overwritten.
+        sent: the moment before the steps, same shape.
+        start: moment of the start model, same shape.
+        beta: decay rate of this moment.
+        steps: steps of this worker since ``sent``.
+
+    """
+    kept = beta**steps
+    moment.sub_(sent, alpha=kept).add_(start, alpha=kept)
+
+
+def merge_square_(
+    moment: Tensor, sent: Tensor, start: Tensor, *, beta: float, steps: float
+) -> None:
+    """:func:`merge_moment_` for the second moment, whose own contributions are at least 0."""
+    kept = beta**steps
+    _clamp_(moment.sub_(sent, alpha=kept))
+    moment.add_(start, alpha=kept)
+
+
+def _clamp_(square: Tensor) -> None:
+    """Set negative values to 0, in place."""
+    real = torch.view_as_real(square) if square.is_complex() else square
     real.clamp_(min=0.0)
 
 

@@ -48,11 +48,6 @@ class Settings:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
         check_share("across_density", self.across_density)
-        if self.overlap and self.moments:
-            raise ValueError(
-                "overlap=True does not support Adam's moments, because the mean is applied one "
-                "block late: set overlap=False"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,7 +128,8 @@ def _density(workload: Workload, network: Network, settings: Settings) -> tuple[
 def _remedy(workload: Workload, network: Network, settings: Settings) -> tuple[Any, str]:
     """Overlap if blocks would be longer than 200 steps without it.
 
-    Adam's moments do not support a delay of one block, so models are exchanged in bfloat16 instead.
+    With Adam, models and moments are exchanged in bfloat16 instead, because the effect of late
+    moments on learning has not been measured.
     """
     size, _ = _block_size(workload, network, settings)
     if size <= _LONG:

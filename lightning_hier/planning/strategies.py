@@ -106,7 +106,7 @@ def _is_shown(name: str, value: Any) -> bool:
 def _own(strategy: str, workload: Workload, network: Network, settings: Settings) -> Settings:
     """The settings with the groups, gradients and blocks of the strategy."""
     density = settings.density or Settings.density
-    moments = {"moments": True, "overlap": False}
+    moments = {"moments": True}
     own: dict[str, dict[str, Any]] = {
         "ddp": {"group_size": network.ranks, "density": None},
         "gtc": {"group_size": network.ranks, "density": density},

@@ -106,7 +106,9 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     layout = _layout(network, settings)
     if layout.models == 1:
         return 0.0
-    vectors = 1.0 + settings.block_momentum + 2.0 * settings.overlap + 2.0 * settings.moments
+    vectors = 1.0 + settings.block_momentum + 2.0 * settings.overlap
+    # Both moments at the start of the block and, with overlap, when they were sent and in flight.
+    vectors += 2.0 * settings.moments * (1.0 + 2.0 * settings.overlap)
     if network.hosts > 1:
         vectors += _error_vectors(settings, layout.between_hosts)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes

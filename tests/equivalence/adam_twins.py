@@ -175,8 +175,8 @@ class AdamTwin(Twin):
         mean_m = torch.stack([end.m for end in ends]).mean(0)
         mean_v = torch.stack([end.v for end in ends]).mean(0)
         if self._corrected:
-            mean_m = _eq_18(mean_m, begin.m, rule.betas[0], tau, ahead)
-            mean_v = _eq_18(mean_v, begin.v, rule.betas[1], tau, ahead)
+            mean_m = eq_18(mean_m, begin.m, rule.betas[0], tau, ahead)
+            mean_v = eq_18(mean_v, begin.v, rule.betas[1], tau, ahead)
         return Memory(
             mean_m,
             mean_v,
@@ -185,7 +185,7 @@ class AdamTwin(Twin):
         )
 
 
-def _eq_18(mean: Tensor, begin: Tensor, beta: float, tau: float, eta_rho: float) -> Tensor:
+def eq_18(mean: Tensor, begin: Tensor, beta: float, tau: float, eta_rho: float) -> Tensor:
     of_begin = beta**tau * (beta**eta_rho - 1) / (1 - beta**tau)
     of_mean = (1 - beta ** (tau + eta_rho)) / (1 - beta**tau)
     return of_begin * begin + of_mean * mean

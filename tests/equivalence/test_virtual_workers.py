@@ -46,6 +46,7 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "diloco_streaming": (
         "DiLoCoStrategy", {"group_size": 2, "fragments": 2, "overlap": 2}, "AdamW", _EPS,
     ),
+    "bmuf_adam_streaming": ("BMUFAdamStrategy", {"fragments": 2, "overlap": 2}, "AdamW", _EPS),
     "all_reduce": ("HierarchicalStrategy", {"group_size": 4}, "SGD", {"momentum": 0.9}),
 }  # fmt: skip
 

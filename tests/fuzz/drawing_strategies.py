@@ -25,7 +25,8 @@ def draw_strategy(dice: random.Random, ranks: int, ranks_per_host: int) -> Drawn
     elif dice.random() < 0.3:
         own["on_nonfinite"] = "exclude"
     drawn = _preset(dice, ranks, own) if kind == "preset" else _composed(dice, ranks, own)
-    return _with_automatic(drawn)
+    strategy, gradient, block = _with_automatic(drawn)
+    return _with_late_moments(strategy), gradient, block and _with_late_moments(block)
 
 
 def _with_automatic(drawn: Drawn) -> Drawn:
@@ -45,6 +46,25 @@ def _with_automatic(drawn: Drawn) -> Drawn:
             named = name, {key: v for key, v in arguments.items() if key not in automatic}
         found.append(named)
     return found[0], found[1], found[2]
+
+
+def _with_late_moments(named: Named) -> Named:
+    """The same, where it is BMUF-Adam often with moments that come late or seldom.
+
+    Drawn from a generator of its own, as above.
+    """
+    name, arguments = named
+    if not name.startswith("BMUFAdam") or "block_size" not in arguments:
+        return named
+    dice, found = random.Random(repr(named)), dict(arguments)
+    late = dice.random() < 0.5
+    if late:
+        found["overlap"] = dice.choice((True, dice.randint(1, found["block_size"])))
+    if name == "BMUFAdam":
+        found["moments_every"] = dice.choice((1, 1, 2, 3))
+        if late:
+            found["merge"] = dice.choice(("progress", "progress", 0.3, 0.5, 1.0))
+    return name, found
 
 
 def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:

@@ -26,6 +26,8 @@ _KEEP = partial(BMUF, local_momentum="keep")
 _GROUPS_OF_ONE = partial(HIERARCHICAL, group_size=1)
 _SPARSE: Any = {"block_size": 4, "across_dtype": "int4", "across_density": 0.1}
 _SHORT = {"across": "sharded", "across_dtype": "int8", "overlap": True}
+_LATE = lh.BMUFAdam(block_size=4, overlap=3, moments_every=2, across="sharded")
+_STREAMING: Any = {"fragments": 2, "overlap": 2, "merge": 0.5}
 STRATEGIES: dict[str, tuple[int, Any, str]] = {
     "averaging": (2, AVERAGING, "SGD"),
     "bmuf": (2, BMUF, "SGD"),
@@ -55,6 +57,12 @@ STRATEGIES: dict[str, tuple[int, Any, str]] = {
         2,
         partial(_GROUPS_OF_ONE, block_sync=lh.BMUF(**_SPARSE), virtual_workers=2),
         "SGD",
+    ),
+    "adam_overlap": (4, partial(HIERARCHICAL, group_size=2, block_sync=_LATE), "NAdam"),
+    "adam_overlap_virtual": (
+        2,
+        partial(_GROUPS_OF_ONE, block_sync=lh.BMUFAdam(**_SPARSE, **_STREAMING), virtual_workers=2),
+        "Adam",
     ),
     "bmuf_adam_bfloat16": (2, partial(BMUF_ADAM, across_dtype="bfloat16"), "Adam"),
     "bmuf_virtual": (2, partial(_KEEP, virtual_workers=2), "SGD"),

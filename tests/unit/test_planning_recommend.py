@@ -63,7 +63,7 @@ def test_a_very_slow_network_overlaps_models_with_the_next_block() -> None:
     assert any("during the next block" in reason for reason in found.reasons)
 
 
-def test_adam_exchanges_moments_in_bfloat16_and_never_overlaps() -> None:
+def test_adam_exchanges_moments_in_bfloat16_instead_of_late() -> None:
     found = recommend(replace(LSTM, optimizer="adam"), cluster(100))
     block = found.arguments["block_sync"]
     assert block["class_path"] == "lightning_hier.BMUFAdam"
@@ -110,9 +110,9 @@ def test_impossible_settings_are_refused(fixed: dict, says: str) -> None:
     assert says in str(raised.value)
 
 
-def test_overlap_of_adam_is_refused() -> None:
-    with pytest.raises(ValueError, match="overlap=True does not support Adam's moments"):
-        recommend(replace(LSTM, optimizer="adam"), cluster(100), {"overlap": True})
+def test_overlap_of_adam_is_kept() -> None:
+    found = recommend(replace(LSTM, optimizer="adam"), cluster(100), {"overlap": True})
+    assert found.arguments["block_sync"]["init_args"]["overlap"] is True
 
 
 def test_a_density_across_is_an_argument_of_the_component_and_its_bytes_are_compared() -> None:

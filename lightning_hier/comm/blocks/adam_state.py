@@ -38,7 +38,8 @@ class ParameterSteps:
         start_product: NAdam's ``mu_product`` at the start of the block; 1 for other optimizers.
         rho: rho_n, number of mini-batches in the global update.
         counted: steps since the start that are part of rho, as a mean over the groups.
-        block: steps of the current block.
+        block: steps of the last block whose moments were averaged.
+        since: with ``overlap``, steps of a local model since its moments were sent.
 
     """
 
@@ -50,29 +51,47 @@ class ParameterSteps:
     rho: float = 0.0
     counted: float = 0.0
     block: BlockSteps = BlockSteps(0.0, 0.0)
+    since: float = 0.0
 
     def beta(self, moment: int) -> float:
         """Decay rate of the first (0) or second (1) moment."""
         own = float(self.group["betas"][moment])
         return min(own, self.largest_beta1) if moment == 0 else own
 
-    def begin_block(self, before: BlockSteps) -> None:
-        """Compute the counts at the start of the next block."""
-        self.block = before
-        moved = before.local + before.ahead
-        if "mu_product" in self.state:
-            decay = float(self.group["momentum_decay"])
-            self.start_product *= nadam_product(
-                self.start, moved, beta1=self.beta(0), momentum_decay=decay
-            )
+    def count(self, local: float, *, eta: float, kept: float) -> None:
+        """Count the steps of a global update in rho.
+
+        Args:
+            local: steps since the start, as a mean over the groups.
+            eta: block momentum.
+            kept: as in :meth:`LocalState.collect`.
+
+        """
+        # A group that was reset since the last count has fewer steps than it had then.
+        self.rho = next_rho(self.rho, kept * max(local - self.counted, 0.0), eta)
+        self.counted = local
+
+    def begin_block(self, eta: float) -> None:
+        """Compute the counts at the start of the next block, after :meth:`count`."""
+        ahead = eta * self.rho if self.counted else 0.0
+        self.block = BlockSteps(self.counted, ahead)
+        moved = self.counted + ahead
+        self.start_product *= self._product(moved)
         self.start += moved
         self.counted = 0.0
 
-    def write(self) -> None:
-        """Set the optimizer's counts to those at the start of the block, in place."""
+    def write(self, steps: float = 0.0) -> None:
+        """Set the optimizer's counts to those ``steps`` after the start of the block, in place."""
         if "mu_product" in self.state:
-            self.state["mu_product"].fill_(self.start_product)
-        self.state["step"].fill_(self.start)
+            self.state["mu_product"].fill_(self.start_product * self._product(steps))
+        self.state["step"].fill_(self.start + steps)
+
+    def _product(self, steps: float) -> float:
+        """Factor of NAdam's product for steps after the start of the block."""
+        if "mu_product" not in self.state:
+            return 1.0
+        decay = float(self.group["momentum_decay"])
+        return nadam_product(self.start, steps, beta1=self.beta(0), momentum_decay=decay)
 
 
 class AdamMoments(LocalState):
@@ -129,35 +148,41 @@ class AdamMoments(LocalState):
         }
         self._squares = {id(tensor) for tensor in moments["exp_avg_sq"]}
         self._taken = torch.empty(0)
-        self._models = 1
+        self._models, self._kept = 1, 1.0
         self._exchanged = True
-        self._exchange: Pending | None = None
+        self._exchange: tuple[Pending, Tensor] | None = None
 
     def note(self, *, first: bool) -> None:
         """Count the steps of the local model, for each parameter."""
         if not self._steps:
             return
-        device = next(iter(self._steps)).device
-        counts = torch.stack([steps.state["step"].to(device) for steps in self._steps.values()])
+        counts = self._counts()
         starts = [steps.start for steps in self._steps.values()]
         # Counts are rounded fractions, but their differences within a block are integers.
-        taken = counts.double() - torch.tensor(starts, dtype=torch.float64, device=device)
-        taken.round_()
+        taken = (counts - counts.new_tensor(starts)).round_()
         self._taken = taken if first else self._taken.add_(taken)
 
-    def collect(self, participation: Participation, *, exchanged: bool = True) -> None:
+    def _counts(self) -> Tensor:
+        """Step count of each parameter of the local model in the module, in float64."""
+        device = next(iter(self._steps)).device
+        counts = [steps.state["step"].to(device) for steps in self._steps.values()]
+        return torch.stack(counts).double()
+
+    def collect(
+        self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
+    ) -> None:
         """Start the sum of the steps of the groups with finite models."""
         self._exchanged = exchanged
-        self._models = participation.healthy
+        self._models, self._kept = participation.healthy, kept
         if not self._steps:
             return
         if not participation.takes_part:
             self._taken.zero_()
-        self._exchange = self._across.all_reduce_(self._taken, "steps")
+        self._exchange = (self._across.all_reduce_(self._taken, "steps"), self._taken)
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:
         """Apply eq. 18 to a range of a moment, in place."""
-        self._agree()
+        self._begin_next_block()
         steps = self._owners[id(tensor)]
         if previous is None or self._eta == 0.0:
             return
@@ -168,7 +193,7 @@ class AdamMoments(LocalState):
 
     def finish(self) -> None:
         """Set the step counts, and NAdam's products, for the next block, in place."""
-        self._agree()
+        self._begin_next_block()
         if self._exchanged:
             self.reset()
 
@@ -198,20 +223,25 @@ class AdamMoments(LocalState):
             if own is not None:
                 own.rho = rho
 
-    def _agree(self) -> None:
-        """Wait for the sums, and compute the counts of the block once."""
+    def _begin_next_block(self) -> None:
+        """Compute the counts of the next block once, if moments are averaged."""
+        if self._count_update() and self._exchanged:
+            self._begin_block()
+
+    def _begin_block(self) -> None:
+        for steps in self._steps.values():
+            steps.begin_block(self._eta)
+
+    def _count_update(self) -> bool:
+        """Wait for the sums, and count the steps of the update. Returns whether there were any."""
         if self._exchange is None:
-            return
-        self._exchange.wait()
+            return False
+        pending, taken = self._exchange
+        pending.wait()
         self._exchange = None
-        for steps, total in zip(self._steps.values(), self._taken.tolist(), strict=True):
-            local = total / self._models
-            # A group that was reset since the last count has fewer steps than it had then.
-            steps.rho = next_rho(steps.rho, max(local - steps.counted, 0.0), self._eta)
-            steps.counted = local
-            if self._exchanged:
-                ahead = self._eta * steps.rho if local else 0.0
-                steps.begin_block(BlockSteps(local, ahead))
+        for steps, total in zip(self._steps.values(), taken.tolist(), strict=True):
+            steps.count(total / self._models, eta=self._eta, kept=self._kept)
+        return True
 
 
 def _steps(

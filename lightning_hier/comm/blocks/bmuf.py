@@ -66,6 +66,17 @@ class BlockMomentum(BlockSync):
         """Eta as set, or from the number of averaged models."""
         return BlockFilter(eta=self.eta(num_models), zeta=self.block_lr, nesterov=self.nesterov)
 
+    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """Advise Nesterov's momentum for means that are a whole block late."""
+        eta = self.eta(num_models)
+        if self.nesterov or not self.delays_block or eta <= _LARGEST_LATE_ETA:
+            return None
+        return (
+            f"nesterov=False with overlap={self.overlap}, a whole block, diverges for "
+            f"block_momentum above {_LARGEST_LATE_ETA}, which is {eta:.3g} here. Leave "
+            "nesterov=True, or pass a shorter overlap."
+        )
+
     def eta(self, num_models: int) -> float:
         """Block momentum for this number of averaged models."""
         if self.block_momentum == "auto":
@@ -104,15 +115,10 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
-        """Advise Nesterov's momentum for late means, and BMUF-Adam for optimizers with moments."""
-        if self.delays_block and not self.nesterov and self.eta(num_models) > _LARGEST_LATE_ETA:
-            return (
-                f"nesterov=False with overlap={self.overlap}, a whole block, diverges for "
-                f"block_momentum above {_LARGEST_LATE_ETA}, which is {self.eta(num_models):.3g} "
-                "here. Leave nesterov=True, or pass a shorter overlap."
-            )
-        if not isinstance(optimizer, SUPPORTED):
-            return None
+        """As of block momentum, and advise BMUF-Adam for optimizers with moments."""
+        late = super().advice(optimizer, num_models)
+        if late is not None or not isinstance(optimizer, SUPPORTED):
+            return late
         return (
             f"BMUF does not synchronise the moments of {type(optimizer).__name__}, so they do not "
             "match the model after block momentum. Use BMUFAdam(...), which synchronises them, if "

@@ -16,6 +16,7 @@ from lightning_hier.algorithms.arguments import check_choice, check_whole, is_nu
 from lightning_hier.algorithms.automatic import Auto, auto_block_size
 from lightning_hier.comm.blocks.adam_state import SUPPORTED, AdamMoments
 from lightning_hier.comm.blocks.bmuf import BlockMomentum
+from lightning_hier.comm.blocks.delayed_moments import DelayedMoments
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel
 
@@ -44,6 +45,18 @@ class BMUFAdam(BlockMomentum):
     ``eta * Delta_n`` after the mean model. The same correction is applied with ``nesterov=False``,
     as in the paper, and with another ``block_lr``, for which there is no derivation. For NAdam and
     RAdam see ``docs/algorithms.md``.
+
+    With ``overlap``, the moments are sent with the update of their fragment, and corrected for the
+    s steps that a group makes before the means arrive
+    (:class:`~lightning_hier.comm.blocks.delayed_moments.DelayedMoments`)::
+
+        m <- m + beta1^s (m_init - m(sent))           v the same, with beta2 and at least 0
+        k <- k + eta * rho_n
+
+    Every gradient stays in the moments. With ``merge=alpha``, Delta contains fewer steps:
+    ``rho_n = (1 - alpha) (eta * rho_{n-1} - s) + tau``, and ``(1 - alpha) eta * rho_n`` stands for
+    the look-ahead. A rank keeps its shard of both moments at the last exchange, when they were sent
+    (for each local model), and in flight: 6 vectors of the length of the shard of the model.
 
     The look-ahead and the extrapolated moments act as momentum between blocks. The paper therefore
     advises a first beta of 0.5 for the local optimizer (2.2, last paragraph), which
@@ -89,12 +102,6 @@ class BMUFAdam(BlockMomentum):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.overlap:
-            raise ValueError(
-                f"BMUFAdam does not support overlap={self.overlap}: moments that are late do not "
-                "match the local model. Leave out overlap, or use DiLoCo(...) or BMUF(...), which "
-                "do not synchronise moments"
-            )
         check_whole("moments_every", self.moments_every)
         check_choice("moments", self.moments, get_args(Moments))
         beta1: Any = self.local_beta1
@@ -133,15 +140,18 @@ class BMUFAdam(BlockMomentum):
         num_models: int,
     ) -> LocalState:
         """Treatment of the moments, which are averaged with the model."""
-        return AdamMoments(
+        kind = DelayedMoments if self.overlap else AdamMoments
+        # A local model that is mixed with the start model gets this share of the look-ahead.
+        ahead = 1.0 if self.merge == "progress" else 1.0 - self.merge
+        return kind(
             optimizer,
             parameters,
             corrected=self.moments == "corrected",
-            eta=self.eta(num_models),
+            eta=self.eta(num_models) * ahead,
             largest_beta1=self.largest_beta1,
             across=across,
             # Groups with NaN then restart without an average of the moments.
-            keeps_start=self.fragments > 1 or self.moments_every > 1,
+            keeps_start=self.fragments > 1 or self.moments_every > 1 or bool(self.overlap),
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:
@@ -161,6 +171,9 @@ class BMUFAdam(BlockMomentum):
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Warning before training, or None."""
+        late = super().advice(optimizer, num_models)
+        if late is not None:
+            return late
         largest = max(float(group["betas"][0]) for group in optimizer.param_groups)
         largest = min(largest, self.largest_beta1)
         if largest <= _ADVISED_BETA1 or num_models <= _MANY_MODELS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -90,7 +90,7 @@ class Bucket:
         values, place = self._shard.values, chunk.parameters
         yield from self._exchange.chunk(chunk, participation, keep=True, carried=carried)
         if carried:
-            self._advance_carried_(chunk.carried)
+            self._advance_carried_(values[self._shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
         self._count(mean + sum_of_squares(values[chunk.buffers]), update)
@@ -118,17 +118,19 @@ class Bucket:
         """
         self._shard.write_scattered(carried=carried)
 
-    def _advance_carried_(self, place: slice) -> None:
-        first = self._shard.carried.start
-        for tensor, inside in self._shard.carried_pieces(place):
-            mean = self._shard.values[inside]
-            previous = None
-            if self._previous is not None:
-                previous = self._previous[inside.start - first : inside.stop - first]
+    def _advance_carried_(self, means: Tensor, place: slice) -> None:
+        """Turn a range of the means of this rank's optimizer state into that of the next block."""
+        for tensor, own in self._carried_pieces(place):
+            previous = None if self._previous is None else self._previous[own]
             with profiler_range("hier/block/optimizer_state"):
-                self._local_state.advance_(tensor, mean, previous)
+                self._local_state.advance_(tensor, means[own], previous)
             if previous is not None:
-                previous.copy_(mean)
+                previous.copy_(means[own])
+
+    def _carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
+        """Tensors of optimizer state in a range of the shard, and their ranges in the state."""
+        for tensor, inside in self._shard.carried_pieces(place):
+            yield tensor, self._shard.inside_carried(inside)
 
     def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,11 @@ from lightning_hier.comm.stages import Stages
 
 Merge = float | Literal["progress"]
 """What becomes of the steps that a rank makes while an update is in flight."""
+
+
+def given_up(merge: Merge) -> float:
+    """Share of the steps in flight that a merge gives up."""
+    return 0.0 if merge == "progress" else 1.0 - merge
 
 
 class DelayedBucket(Bucket):
@@ -44,10 +49,12 @@ class DelayedBucket(Bucket):
     in flight that stays in w_k is part of the next u_k.
 
     This rank keeps its shard of s_k, for each of its local models, and of the update in flight,
-    which is the sum over its local models.
+    which is the sum over its local models. State of the local optimizer is sent with the update and
+    merged where it is applied, if its ``local_state`` carries any: this rank then keeps its shard
+    of the state in flight, and of that which each local model has sent.
 
     Args:
-        shard: as in :class:`Bucket`, without buffers and optimizer state.
+        shard: as in :class:`Bucket`, without buffers.
         exchange: as in :class:`Bucket`.
         outer: as in :class:`Bucket`.
         local_state: as in :class:`Bucket`.
@@ -56,6 +63,7 @@ class DelayedBucket(Bucket):
 
     Attributes:
         has_update: whether an update is in flight.
+        carries: whether the last update was sent with state of the local optimizer.
 
     """
 
@@ -76,12 +84,10 @@ class DelayedBucket(Bucket):
         # All local models share their block-start weights until the first send.
         self._block_starts = [model.clone()] * models.number
         self._in_flight = torch.zeros_like(model)
-        self.has_update = False
-
-    @property
-    def due(self) -> int:
-        """Number of :class:`~lightning_hier.comm.stages.Due` of the mean of an update."""
-        return self._exchange.due * len(self.chunks)
+        state = shard.values[shard.carried]
+        self._sent_state = [state.clone() for _ in range(models.number)]
+        self._state_in_flight = state.clone()
+        self.has_update = self.carries = False
 
     @property
     def _block_start(self) -> Tensor:
@@ -93,49 +99,86 @@ class DelayedBucket(Bucket):
         start = self._block_start[place]
         return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
 
-    def send(self, participation: Participation) -> Iterator[Stages]:
+    def send(self, participation: Participation, *, carried: bool) -> tuple[list[Stages], int]:
         """Put the local update, after :meth:`read`, in flight. Does not communicate.
 
+        Args:
+            participation: groups whose updates are averaged.
+            carried: whether the state of the local optimizer is averaged.
+
         Returns:
-            The stages of each chunk, which compute the mean over the groups.
+            The stages of each chunk, which compute the mean over the groups, and the number of
+            :class:`~lightning_hier.comm.stages.Due` that they yield.
 
         """
-        self._in_flight.copy_(self._shard.values[self._shard.parameters])
-        self.has_update = True
-        if self._merge == "progress":
-            for number in self._models.each():
-                # Several local models share their block-start weights until they send.
-                one = self._models.number == 1
-                start = self._block_start if one else torch.empty_like(self._in_flight)
-                for piece, parameters, _, _ in self._shard.read_in_pieces(into_buffer=False):
-                    start[piece.parameters].copy_(parameters)
-                self._block_starts[number] = start
-        places = [chunk.parameters for chunk in self.chunks]
-        return (
-            self._exchange.parameters(self._in_flight[own], own, participation, keep=True)
+        values, exchange = self._shard.values, self._exchange
+        self._in_flight.copy_(values[self._shard.parameters])
+        self.has_update, self.carries = True, carried
+        self._keep_sent(progress=self._merge == "progress")
+        places = [own.parameters for own in self.chunks]
+        sums = [
+            exchange.parameters(self._in_flight[own], own, participation, keep=True)
             for own in places
-        )
+            if own.start < own.stop
+        ]
+        due = exchange.due * len(sums)
+        if carried:
+            self._state_in_flight.copy_(values[self._shard.carried])
+            pieces = self._state_in_flight.split(self._shard.chunk)
+            sums += [exchange.carried(piece, participation) for piece in pieces]
+            due += exchange.carried_due * len(pieces)
+        return sums, due
+
+    def _keep_sent(self, *, progress: bool) -> None:
+        """Keep the weights and the state that each local model has sent, as far as needed."""
+        for number in self._models.each() if progress or self.carries else ():
+            # Several local models share their block-start weights until they send.
+            one = self._models.number == 1
+            start = self._block_start if one else torch.empty_like(self._in_flight)
+            for piece, parameters, _, state in self._shard.read_in_pieces(into_buffer=False):
+                if progress:
+                    start[piece.parameters].copy_(parameters)
+                if self.carries:
+                    self._sent_state[number][self._shard.inside_carried(piece.carried)].copy_(state)
+            if progress:
+                self._block_starts[number] = start
 
     def advance(self) -> None:
-        """Take the outer step with the mean in flight, which becomes W_g, in place."""
+        """Take the outer step with the mean in flight, which becomes W_g, in place.
+
+        The mean of the optimizer state becomes that of the start model.
+        """
         self.has_update = False
         for chunk in self.chunks:
             with profiler_range("hier/block/outer_step"):
                 place = chunk.parameters
                 self._count(*self.outer.apply_(self._in_flight[place], place))
+            if self.carries:
+                self._advance_carried_(self._state_in_flight, chunk.carried)
 
     def merge(self, chunk: Chunk) -> Stages:
         """Merge the local model in the module with W_g, after :meth:`advance`.
 
         A collective of the group. :meth:`finish` must follow.
         """
-        place, values = chunk.parameters, self._shard.read_range(chunk)
+        place, values = chunk.parameters, self._shard.read_range(chunk.parameters)
         self._prepare_(values, place)
         start = self._in_flight[place]
         self._keep_(values, place, start, 1)
         values.add_(start)
+        if self.carries:
+            self._merge_carried_(chunk.carried)
         yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk)
+        self._shard.write_chunk(chunk, carried=self.carries)
+
+    def _merge_carried_(self, place: slice) -> None:
+        """Merge a range of the optimizer state of the local model in the module."""
+        self._shard.read_range(place)
+        values = self._shard.values[self._shard.carried]
+        sent, start = self._sent_state[self._models.current], self._state_in_flight
+        for tensor, own in self._carried_pieces(place):
+            with profiler_range("hier/block/optimizer_state"):
+                self._local_state.merge_(tensor, values[own], sent[own], start[own])
 
     def begin_block(self) -> None:
         """Count local updates from W_g, after :meth:`merge` for each local model."""
@@ -170,11 +213,13 @@ class DelayedBucket(Bucket):
             ahead.apply_(values, everything)
         values.copy_(ahead.vectors["global_model"])
         yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk)
+        self._shard.write_chunk(chunk, carried=False)
 
     def reset_local_model(self) -> None:
         """See :class:`Bucket`. Local updates are counted from the start model."""
         self._block_starts[self._models.current] = self.outer.start_model(slice(None)).clone()
+        if self._previous is not None:
+            self._sent_state[self._models.current].copy_(self._previous)
         super().reset_local_model()
 
     def vectors(self) -> dict[str, Tensor]:
@@ -186,14 +231,24 @@ class DelayedBucket(Bucket):
         """See :class:`Bucket`."""
         super().continue_(older)
         assert isinstance(older, DelayedBucket)
-        self.has_update = older.has_update
+        self.has_update, self.carries = older.has_update, older.carries
+        if self.carries:
+            own, old = self._shard, older._shard
+            for new, state in (
+                (self._state_in_flight, older._state_in_flight),
+                (self._sent_state[0], older._sent_state[0]),
+            ):
+                own.fill_(new, own.carried, old.whole(state, old.carried))
 
     def state(self) -> dict[str, Any]:
         """See :class:`Bucket`. The mean in flight must be complete."""
+        carries = self.has_update and self.carries
         return {
             **super().state(),
             "block_start": self._block_start,
             "in_flight": self._in_flight if self.has_update else None,
+            "sent_state": self._sent_state[self._models.current] if carries else None,
+            "state_in_flight": self._state_in_flight if carries else None,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -203,11 +258,16 @@ class DelayedBucket(Bucket):
         self.has_update = state["in_flight"] is not None
         if self.has_update:
             self._in_flight.copy_(state["in_flight"])
+        self.carries = state["state_in_flight"] is not None
+        if self.carries:
+            self._state_in_flight.copy_(state["state_in_flight"])
 
     def load_local(self, state: Mapping[str, Any]) -> None:
-        """Load the block-start weights of the local model in the module."""
+        """Load the block-start weights, and the state that was sent, of the local model."""
         start = state["block_start"].to(self._in_flight, copy=True)
         self._block_starts[self._models.current] = start
+        if state["sent_state"] is not None:
+            self._sent_state[self._models.current].copy_(state["sent_state"])
 
     def restart(self, state: Mapping[str, Any]) -> None:
         """See :class:`Bucket`. No update is in flight."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hier.comm.blocks.block_report import Norms
-from lightning_hier.comm.blocks.delayed_bucket import DelayedBucket
+from lightning_hier.comm.blocks.delayed_bucket import DelayedBucket, given_up
 from lightning_hier.comm.blocks.fragment import BlockContext, Fragment
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.trained import Members
@@ -24,7 +24,8 @@ class DelayedFragment(Fragment):
 
     The collectives of a mean are distributed over the steps between :meth:`send` and
     :meth:`apply`. The equations are those of
-    :class:`~lightning_hier.comm.blocks.delayed_bucket.DelayedBucket`.
+    :class:`~lightning_hier.comm.blocks.delayed_bucket.DelayedBucket` and, for the state of the
+    local optimizer, of :class:`~lightning_hier.comm.blocks.delayed_moments.DelayedMoments`.
 
     Args:
         members: as in :class:`Fragment`, parameters only.
@@ -39,6 +40,7 @@ class DelayedFragment(Fragment):
         self._queue = context.communicators.route.in_flight
         self._work: Pipeline | None = None
         self._sent = Norms(0.0)
+        self._given_up = 0.0  # of the steps whose local update has not been sent
 
     def _bucket(
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
@@ -54,6 +56,11 @@ class DelayedFragment(Fragment):
         """Whether an update is in flight."""
         return any(bucket.has_update for bucket in self.buckets)
 
+    @property
+    def _has_state(self) -> bool:
+        """Whether the last update was sent with state of the local optimizer."""
+        return any(bucket.carries for bucket in self.buckets)
+
     def send(self, participation: Participation, norms: Norms, *, delay: int) -> None:
         """Put the local update in flight, after :meth:`read`.
 
@@ -65,10 +72,16 @@ class DelayedFragment(Fragment):
             delay: steps until :meth:`apply`.
 
         """
-        means = [mean for bucket in self.buckets for mean in bucket.send(participation)]
-        due = sum(bucket.due for bucket in self.buckets)
+        carried = self._carries_state()
+        kept = 1.0 - self._given_up / self.steps if self.steps else 1.0
+        self.local_state.collect(participation, exchanged=carried, kept=kept)
+        means, due = [], 0
+        for bucket in self.buckets:
+            own, number = bucket.send(participation, carried=carried)
+            means += own
+            due += number
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
-        self._sent, self.steps = norms, 0
+        self._sent, self.steps, self._given_up = norms, 0, 0.0
 
     def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local models, in place.
@@ -83,47 +96,71 @@ class DelayedFragment(Fragment):
         if self.has_update:
             self._queue.finish(self._work)
             norms = self._sent
-            for bucket in self.buckets:
-                bucket.advance()
-                norms.add(*bucket.take_squares())
-            for _ in self._models.each():
-                with profiler_range("hier/block/models"):
-                    Pipeline(
-                        bucket.merge(chunk) for bucket in self.buckets for chunk in bucket.chunks
-                    ).run()
-                for bucket in self.buckets:
-                    bucket.finish(carried=False)
+            self._advance(norms)
+            for model in self._models.each():
+                self._merge(model)
             for bucket in self.buckets:
                 bucket.begin_block()
-            if self._context.config.merge == 0.0:
-                self.steps = 0  # their update has been given up
+            self._given_up = given_up(self._context.config.merge) * self.steps
         for _ in self._models.each():
             self.local_state.finish()
         return norms
 
+    def _advance(self, norms: Norms) -> None:
+        """Compute the start model and the optimizer's state that belongs to it."""
+        self.local_state.arrive(exchanged=self._has_state)
+        for bucket in self.buckets:
+            bucket.advance()
+            norms.add(*bucket.take_squares())
+
+    def _merge(self, model: int) -> None:
+        """Merge local model ``model``, which is in the module, with the start model, in place."""
+        if self._has_state:
+            self.local_state.begin_merge(model)
+        with profiler_range("hier/block/models"):
+            Pipeline(
+                bucket.merge(chunk) for bucket in self.buckets for chunk in bucket.chunks
+            ).run()
+        for bucket in self.buckets:
+            bucket.finish(carried=self._has_state)
+
     @property
     def has_pending(self) -> bool:
-        """See :class:`Fragment`. With ``merge=0``, steps in flight would be given up."""
-        given_up = self.has_update and self._context.config.merge == 0.0
-        return super().has_pending and not given_up
+        """See :class:`Fragment`. With ``merge=0``, steps in flight are given up."""
+        gives_up = self.has_update and self._context.config.merge == 0.0
+        return self.steps > self._given_up and not gives_up
 
     def continue_(self, older: Fragment) -> None:
         """See :class:`Fragment`."""
         super().continue_(older)
         assert isinstance(older, DelayedFragment)
-        self._sent = older._sent
+        self._sent, self._given_up = older._sent, older._given_up
+        self.local_state.set_sent_counts(0, older.local_state.sent_counts(0))
 
     def state(self) -> dict[str, Any]:
         """See :class:`Fragment`. Finishes what is in flight: a collective of the world."""
         self._queue.finish()
-        return {**super().state(), "norms": [self._sent.models, self._sent.mean]}
+        sent = self.local_state.sent_counts(self._models.current)
+        return {
+            **super().state(),
+            "given_up": self._given_up,
+            "norms": [self._sent.models, self._sent.mean],
+            "sent_counts": list(sent.values()),
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Fragment`."""
         super().load(state)
-        self._sent = Norms(*state["norms"])
+        self._sent, self._given_up = Norms(*state["norms"]), state["given_up"]
+        self._load_counts(state)
 
     def load_local(self, state: Mapping[str, Any]) -> None:
         """See :class:`Fragment`."""
         for bucket, own in zip(self.buckets, state["buckets"], strict=True):
             bucket.load_local(own)
+        self._load_counts(state)
+
+    def _load_counts(self, state: Mapping[str, Any]) -> None:
+        # In the order of the parameters, which is the same in both runs.
+        counts = zip(self.local_state.counts(), state["sent_counts"], strict=False)
+        self.local_state.set_sent_counts(self._models.current, dict(counts))

@@ -73,9 +73,10 @@ class Exchange:
                 sums=not self._is_sparse,
                 like=shard.values,
             )
-        # Number of `Due` that the mean of a chunk's parameters yields.
+        # Number of `Due` that the mean of parameters, and of optimizer state, of a chunk yields.
         exchanges = 1 if codec is None or self._is_sparse else 2
         self.due = exchanges + route.hosts_are_shared
+        self.carried_due = (1 if codec is None else 2) + route.hosts_are_shared
 
     @property
     def quantises(self) -> bool:
@@ -104,9 +105,7 @@ class Exchange:
         if chunk.buffers.start < chunk.buffers.stop:
             others.append(self.exact(chunk.buffers, participation))
         if carried and chunk.carried.start < chunk.carried.stop:
-            # Second moments span too many orders of magnitude for integers with a common scale.
-            state = _weigh_(self._shard.values[chunk.carried], participation)
-            others.append(quantised_sum(state, self._route, BFloat16Codec(), None))
+            others.append(self.carried(self._shard.values[chunk.carried], participation))
         return side_by_side([mean, *others]) if others else mean
 
     def parameters(
@@ -129,6 +128,14 @@ class Exchange:
         weight = 1.0 / participation.healthy
         total = sparse_sum if self._is_sparse else quantised_sum
         return total(piece, self._route, self._codec, feedback, weight=weight)
+
+    def carried(self, piece: Tensor, participation: Participation) -> Stages:
+        """Average optimizer state, in place: as bfloat16 if updates are quantised or sparse."""
+        _weigh_(piece, participation)
+        if self._codec is None:
+            return exact_sum(piece, self._route)
+        # Second moments span too many orders of magnitude for integers with a common scale.
+        return quantised_sum(piece, self._route, BFloat16Codec(), None)
 
     def exact(self, place: slice, participation: Participation) -> Stages:
         """Average a range of the shard without quantisation."""

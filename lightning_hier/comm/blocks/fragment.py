@@ -158,8 +158,7 @@ class Fragment:
 
         """
         first_buffers = self._first_buffers()
-        self._since_average += 1
-        carried = self._since_average >= self._context.config.state_every
+        carried = self._carries_state()
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.collect(participation, exchanged=carried)
         with profiler_range("hier/block/models"):
@@ -178,12 +177,18 @@ class Fragment:
         if not (participation.takes_part or carried):
             self.reset_local_model()
         self.steps = 0
-        if carried:
-            self._since_average = 0
         norms = Norms(participation.squares / participation.healthy)
         for bucket in self.buckets:
             norms.add(*bucket.take_squares())
         return norms
+
+    def _carries_state(self) -> bool:
+        """Count a synchronisation. Returns whether the optimizer's state is averaged with it."""
+        self._since_average += 1
+        carried = self._since_average >= self._context.config.state_every
+        if carried:
+            self._since_average = 0
+        return carried
 
     def write_global(self, participation: Participation) -> Iterator[Stages]:
         """Write W, and the mean of the buffers, into the tensors, in place.

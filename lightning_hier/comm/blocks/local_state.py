@@ -18,7 +18,9 @@ class LocalState:
 
     A synchronisation calls the methods in this order, on every rank: :meth:`note` for each local
     model of the rank, :meth:`collect`, :meth:`advance_` for each range of a carried tensor in this
-    rank's shard, :meth:`finish` for each local model.
+    rank's shard, :meth:`finish` for each local model. With ``overlap``, ``collect`` is called when
+    a fragment is sent. When it is applied, :meth:`arrive` precedes ``advance_``, and for each local
+    model :meth:`begin_merge` and :meth:`merge_` precede ``finish``.
 
     Attributes:
         carried: tensors that are averaged over the groups together with the model.
@@ -38,12 +40,24 @@ class LocalState:
 
         """
 
-    def collect(self, participation: Participation, *, exchanged: bool = True) -> None:
+    def collect(
+        self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
+    ) -> None:
         """Prepare before the model is sent. May start collectives of tier ``across``.
 
         Args:
             participation: groups whose models and states are averaged.
             exchanged: whether the carried tensors are averaged at this synchronisation.
+            kept: share of the steps since the last synchronisation that the models contain. A
+                merge may give up a part of them.
+
+        """
+
+    def arrive(self, *, exchanged: bool) -> None:
+        """Wait for what :meth:`collect` has started.
+
+        Args:
+            exchanged: whether the means of the carried tensors have arrived.
 
         """
 
@@ -57,12 +71,38 @@ class LocalState:
 
         """
 
+    def begin_merge(self, model: int) -> None:
+        """Merge the remaining state of a local model with that of the next block, in place.
+
+        Args:
+            model: number of the local model, which is in the module.
+
+        """
+
+    def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
+        """Merge a carried tensor of this local model with that of the next block, in place.
+
+        Args:
+            tensor: one of ``carried``.
+            values: range of its current values, flat. Overwritten.
+            sent: the same range when it was sent.
+            start: the same range after :meth:`advance_`.
+
+        """
+
     def finish(self) -> None:
         """Set the remaining state, after the carried tensors have their new values."""
 
     def reset(self) -> None:
         """Set the remaining state to that at the start of the block, in place."""
         self.finish()
+
+    def sent_counts(self, model: int) -> dict[Parameter, float]:
+        """Counts of the parameters of a local model when it was sent, if carried are in flight."""
+        return {}
+
+    def set_sent_counts(self, model: int, counts: Mapping[Parameter, float]) -> None:
+        """Continue from :meth:`sent_counts`, perhaps of fewer parameters."""
 
     def counts(self) -> dict[Parameter, list[float]]:
         """Counts of each parameter, the same on all ranks."""

@@ -108,9 +108,8 @@ class Shard:
         self._view.read_(self.start, self.start + self.values.numel(), self.values)
         return self.values
 
-    def read_range(self, chunk: Chunk) -> Tensor:
-        """Copy the parameters of a chunk into the transfer buffer, and return them."""
-        place = chunk.parameters
+    def read_range(self, place: slice) -> Tensor:
+        """Copy a range of the shard into the transfer buffer, and return it."""
         own = self.values[place]
         self._view.read_(self.start + place.start, self.start + place.stop, own)
         return own
@@ -149,6 +148,11 @@ class Shard:
         offset = self.start - len(self._model)
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
             yield tensor, slice(place.start + inside.start, place.start + inside.stop)
+
+    def inside_carried(self, place: slice) -> slice:
+        """The part of a range of the shard that is optimizer state, counted from its start."""
+        first = self.carried.start
+        return slice(max(place.start - first, 0), max(place.stop - first, 0))
 
     def distribute(self, start: int, stop: int) -> Sequence[Pending]:
         """All-gather, or broadcast, elements ``start`` to ``stop`` of every shard in the group.

@@ -1,0 +1,104 @@
+"""Moments and step counts of Adam that are applied some steps after they were sent (overlap)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_hier.algorithms.adam_moments import merge_moment_, merge_square_
+from lightning_hier.comm.blocks.adam_state import AdamMoments
+from lightning_hier.comm.blocks.health import Participation
+
+
+class DelayedMoments(AdamMoments):
+    """Averages both moments, while the local optimizer makes steps of its own.
+
+    The moments m(sent) of a local model are sent with its update, and s steps later the means give
+    the moments m_init and the step count k_init of the start model, by the equations of
+    :class:`AdamMoments`. Adam's moments are linear in their past, so those of an optimizer that
+    started from m_init at the send, and made the same s steps, are::
+
+        m <- m + beta1^s (m_init - m(sent))
+        v <- max(v - beta2^s v(sent), 0) + beta2^s v_init
+        k <- k_init + s
+
+    The next block thus started at the send, with m_init and k_init: its tau, which includes the
+    steps in flight, is that between two sends. Each parameter and local model has its own s.
+
+    Arguments are those of :class:`AdamMoments`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._noted: list[Tensor] = []
+        self._sent: dict[int, Tensor] = {}  # by local model
+
+    def note(self, *, first: bool) -> None:
+        """See :class:`LocalState`. An evaluation calls it, too, while moments are in flight."""
+        super().note(first=first)
+        if self._steps:
+            counts = self._counts()
+            self._noted = [counts] if first else [*self._noted, counts]
+
+    def collect(
+        self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
+    ) -> None:
+        """See :class:`LocalState`. The local models are those of the last :meth:`note`."""
+        self._count_update()
+        super().collect(participation, exchanged=exchanged, kept=kept)
+        if exchanged:
+            self._sent = dict(enumerate(self._noted))
+
+    def arrive(self, *, exchanged: bool) -> None:
+        """See :class:`LocalState`. The counts at the start of the block become k_init."""
+        self._count_update()
+        if exchanged:
+            self._begin_block()
+
+    def begin_merge(self, model: int) -> None:
+        """Set the step counts, and NAdam's products, of a local model to k_init + s, in place."""
+        if not self._steps:
+            return
+        since = (self._counts() - self._sent[model]).round_()
+        for steps, own in zip(self._steps.values(), since.tolist(), strict=True):
+            steps.since = own
+            steps.write(own)
+
+    def merge_(self, tensor: Tensor, values: Tensor, sent: Tensor, start: Tensor) -> None:
+        """Merge a range of a moment, in place."""
+        steps = self._owners[id(tensor)]
+        if id(tensor) in self._squares:
+            merge_square_(values, sent, start, beta=steps.beta(1), steps=steps.since)
+        else:
+            merge_moment_(values, sent, start, beta=steps.beta(0), steps=steps.since)
+
+    def finish(self) -> None:
+        """Do nothing: :meth:`begin_merge` has set the counts."""
+
+    def reset(self) -> None:
+        """See :class:`LocalState`. What is in flight counts from there."""
+        super().reset()
+        if self._steps:
+            self._sent = dict.fromkeys(self._sent, self._counts())
+
+    def counts(self) -> dict[Parameter, list[float]]:
+        """See :class:`AdamMoments`. rho contains the update in flight."""
+        self._count_update()
+        return super().counts()
+
+    def sent_counts(self, model: int) -> dict[Parameter, float]:
+        """Step counts of a local model when it was sent."""
+        sent = self._sent.get(model)
+        return {} if sent is None else dict(zip(self._steps, sent.tolist(), strict=True))
+
+    def set_sent_counts(self, model: int, counts: Mapping[Parameter, float]) -> None:
+        """See :class:`LocalState`. Other parameters count from the present."""
+        if self._steps:
+            sent = self._counts()
+            for number, parameter in enumerate(self._steps):
+                if parameter in counts:
+                    sent[number] = counts[parameter]
+            self._sent[model] = sent

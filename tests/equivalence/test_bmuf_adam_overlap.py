@@ -1,0 +1,113 @@
+"""BMUF-Adam with overlap on four ranks under a Trainer: float64 twins, and what must not matter."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from lightning_hier.comm.blocks import shard
+from tests.equivalence.adam_twins import Rule
+from tests.equivalence.cases import difference, identical, make_twin
+from tests.equivalence.faults import Fault
+from tests.equivalence.late_adam_twins import LateCase, late_case
+from tests.equivalence.watching import Seen, twin_seen, watch, watch_all
+from tests.ranks import run_ranks
+
+ADAMW = Rule(kind="adamw", lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
+ADAM = Rule(lr=0.02, betas=(0.5, 0.99), weight_decay=0.1)
+NADAM = Rule(kind="nadam", lr=0.02, betas=(0.8, 0.999), psi=0.05)
+CASES = [
+    late_case("a step", ADAMW, overlap=1),
+    late_case("half a block", ADAMW, overlap=2),
+    late_case("a block", ADAMW, overlap=True),
+    late_case("half a block, merged", ADAMW, overlap=2, merge=0.5),
+    late_case("three fragments, a block, merged", ADAM, overlap=4, fragments=3, merge=0.5),
+    late_case("three fragments, sharded", ADAM, group=2, fragments=3, overlap=3, across="sharded"),
+    late_case("given up", ADAM, overlap=2, merge=0.0),
+    late_case("nothing of the start model", ADAM, overlap=2, merge=1.0),
+    late_case("every second block", ADAMW, overlap=2, moments_every=2),
+    late_case("every second block, merged", ADAM, overlap=1, moments_every=2, merge=0.5),
+    late_case("NAdam in fragments", NADAM, fragments=2, overlap=4, moments_every=2),
+    late_case("averages", NADAM, overlap=3, moments="average"),
+    # A rounding error of int8 is up to 1/254 of the largest element, of bfloat16 1/512 of each, and
+    # the following steps amplify it.
+    late_case("int8", ADAM, fragments=2, overlap=3, across_dtype="int8", tolerance=0.02),
+    late_case("partly used", NADAM, overlap=3, net="partly_used", batches=27),
+    *(
+        late_case(
+            f"a group is left out, {n} and {own}", ADAM, fragments=n, overlap=own, faults=faults
+        )
+        for n, own in ((1, 2), (2, 3), (2, 4))
+        for faults in [(Fault(batch=5, rank=2),)]
+    ),
+]
+
+
+def _watch_in_chunks(cases: list[LateCase]) -> dict[str, Seen]:
+    """As models of millions of elements are sent: a moment ends in the middle of a chunk."""
+    with mock.patch.object(shard, "CHUNK", 7):
+        return watch_all(cases)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, Seen]]:
+    """For each rank, what it saw."""
+    return run_ranks(_watch_in_chunks, 4, CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_weights_moments_and_counts_are_those_of_the_twin(
+    case: LateCase, runs: list[dict[str, Seen]]
+) -> None:
+    for rank, twin in enumerate(twin_seen(case)):
+        own = runs[rank][case.name]
+        for batch, expected in twin.local.items():
+            if not all(bool(value.isfinite().all()) for value in expected.values()):
+                continue
+            found = {name: own.local[batch][name] for name in expected}
+            assert difference(found, expected) < case.tolerance, f"rank {rank}, batch {batch}"
+            for kind, its in twin.moments[batch].items():
+                mine = {name: own.moments[batch][kind][name] for name in its}
+                assert difference(mine, its) < case.tolerance, f"{kind}, rank {rank}, {batch}"
+        assert difference(own.final, twin.final) < case.tolerance
+        assert identical(own.final, runs[0][case.name].final)
+
+
+def _looked() -> bool:
+    case = late_case("seen", NADAM, fragments=2, overlap=3, trainer={"val_check_interval": 1})
+    looked, plain = watch(case, looking=True, save_after=range(1, 19)), watch(case)
+    moments = [
+        identical(own, plain.moments[batch][kind])
+        for batch, kinds in looked.moments.items()
+        for kind, own in kinds.items()
+    ]
+    return all(moments) and identical(looked.final, plain.final) and bool(looked.validated)
+
+
+def test_evaluation_and_saving_change_nothing() -> None:
+    assert run_ranks(_looked, 4) == [True] * 4
+
+
+@pytest.mark.parametrize("merge", ["progress", 0.0, 0.3, 1.0])
+def test_rho_is_the_number_of_steps_in_the_global_update(merge: Any) -> None:
+    """With a constant gradient, a step of Adam has the length of the learning rate."""
+    rule = Rule(lr=0.02, betas=(0.5, 0.99), eps=0.0)
+    twin: Any = make_twin(late_case("", rule, overlap=3, merge=merge))
+    for _ in range(19):
+        twin.backward([lambda net: sum(p.sum() for p in net.parameters())] * 4)
+        twin.step()
+        for worker in twin.workers:
+            for own in worker.memory.values():
+                k = torch.tensor(own.k, dtype=torch.float64)
+                torch.testing.assert_close(own.m, (1 - 0.5**k).expand_as(own.m))
+                torch.testing.assert_close(own.v, (1 - 0.99**k).expand_as(own.v))
+    [part] = twin.parts
+    sent = [*part.updates, *([part.travelling] if part.travelling else [])]
+    for name, rho in twin._rho.items():
+        delta = torch.zeros(())
+        for update in sent:
+            delta = 0.6 * delta + update[name]
+        torch.testing.assert_close(-delta / rule.lr, torch.full_like(delta, rho))
