@@ -17,6 +17,8 @@ from lightning_hier.algorithms.adam_moments import (
     BlockSteps,
     advance_moment_,
     advance_square_,
+    merge_moment_,
+    merge_square_,
     nadam_product,
     next_rho,
 )
@@ -67,6 +69,22 @@ def test_without_look_ahead_the_mean_stays_to_the_bit(
         before = mean.clone()
         advance_square_(mean, previous, beta=beta, steps=steps)
         assert torch.equal(mean, before)
+
+
+@given(SEEDS, BETAS, st.integers(0, 50))
+def test_merged_squares_are_at_least_those_of_the_start_model(
+    seed: int, beta: float, steps: int
+) -> None:
+    """In float32, where differences of unlike magnitudes are rounded; without steps to the bit."""
+    sent, start = (own.square() for own in _normal(seed, torch.float32))
+    start *= 2.0**-40
+    merged = sent * beta**steps
+    merge_square_(merged, sent, start, beta=beta, steps=steps)
+    assert bool((merged >= start * beta**steps).all())
+    for merge in (merge_moment_, merge_square_):
+        moment = sent.clone()
+        merge(moment, sent, start, beta=beta, steps=0)
+        assert torch.equal(moment, start)
 
 
 @given(

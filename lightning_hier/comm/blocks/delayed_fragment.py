@@ -72,7 +72,7 @@ class DelayedFragment(Fragment):
             delay: steps until :meth:`apply`.
 
         """
-        carried = self._carries_state()
+        carried = self._carries_state() and bool(self.local_state.carried)
         kept = 1.0 - self._given_up / self.steps if self.steps else 1.0
         self.local_state.collect(participation, exchanged=carried, kept=kept)
         means, due = [], 0
