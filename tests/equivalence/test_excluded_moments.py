@@ -18,6 +18,7 @@ _SETTINGS: list[dict[str, Any]] = [
     {"moments_every": 3},
     {"fragments": 2, "moments_every": 2, "moments": "average"},
     {"fragments": 3, "across_dtype": "int8"},
+    {"fragments": 2, "overlap": 3, "moments_every": 2},
 ]
 
 

@@ -38,6 +38,7 @@ class ParameterSteps:
         start_product: NAdam's ``mu_product`` at the start of the block; 1 for other optimizers.
         rho: rho_n, number of mini-batches in the global update.
         counted: steps since the start that are part of rho, as a mean over the groups.
+        ahead: eta * rho_n, steps to which the look-ahead of the global update corresponds.
         block: steps of the last block whose moments were averaged.
         since: with ``overlap``, steps of a local model since its moments were sent.
 
@@ -50,6 +51,7 @@ class ParameterSteps:
     start_product: float = 1.0
     rho: float = 0.0
     counted: float = 0.0
+    ahead: float = 0.0
     block: BlockSteps = BlockSteps(0.0, 0.0)
     since: float = 0.0
 
@@ -59,7 +61,7 @@ class ParameterSteps:
         return min(own, self.largest_beta1) if moment == 0 else own
 
     def count(self, local: float, *, eta: float, kept: float) -> None:
-        """Count the steps of a global update in rho.
+        """Count the steps of a global update in rho, and those of its look-ahead.
 
         Args:
             local: steps since the start, as a mean over the groups.
@@ -70,12 +72,12 @@ class ParameterSteps:
         # A group that was reset since the last count has fewer steps than it had then.
         self.rho = next_rho(self.rho, kept * max(local - self.counted, 0.0), eta)
         self.counted = local
+        self.ahead = eta * self.rho if local else 0.0
 
-    def begin_block(self, eta: float) -> None:
+    def begin_block(self) -> None:
         """Compute the counts at the start of the next block, after :meth:`count`."""
-        ahead = eta * self.rho if self.counted else 0.0
-        self.block = BlockSteps(self.counted, ahead)
-        moved = self.counted + ahead
+        self.block = BlockSteps(self.counted, self.ahead)
+        moved = self.counted + self.ahead
         self.start_product *= self._product(moved)
         self.start += moved
         self.counted = 0.0
@@ -203,22 +205,22 @@ class AdamMoments(LocalState):
             steps.write()
 
     def counts(self) -> dict[Parameter, list[float]]:
-        """Step count and product of mu at the start of the block, rho, and steps that it counts."""
+        """For each parameter: start, product at the start, rho, counted and ahead."""
         return {
-            parameter: [steps.start, steps.start_product, steps.rho, steps.counted]
-            for parameter, steps in self._steps.items()
+            parameter: [own.start, own.start_product, own.rho, own.counted, own.ahead]
+            for parameter, own in self._steps.items()
         }
 
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Continue from :meth:`counts`."""
-        for parameter, (start, product, rho, counted) in counts.items():
+        for parameter, values in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
-                own.start, own.start_product, own.rho, own.counted = start, product, rho, counted
+                own.start, own.start_product, own.rho, own.counted, own.ahead = values
 
     def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Restore rho. The block starts at the current step counts."""
-        for parameter, (_, _, rho, _) in counts.items():
+        for parameter, (_, _, rho, _, _) in counts.items():
             own = self._steps.get(parameter)
             if own is not None:
                 own.rho = rho
@@ -230,7 +232,7 @@ class AdamMoments(LocalState):
 
     def _begin_block(self) -> None:
         for steps in self._steps.values():
-            steps.begin_block(self._eta)
+            steps.begin_block()
 
     def _count_update(self) -> bool:
         """Wait for the sums, and count the steps of the update. Returns whether there were any."""
