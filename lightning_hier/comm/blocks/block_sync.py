@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -25,12 +25,10 @@ from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.delayed_bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
+from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
-
-LocalMomentum = Literal["reset", "keep", "average"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,57 +238,3 @@ class BlockSync(NamedArguments):
     def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Values that ``"auto"`` has chosen for ``optimizer``, to log once before training."""
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalMomentumSync(BlockSync):
-    """Base class of the settings with ``local_momentum``.
-
-    Attributes:
-        local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
-            block (bmuf eq. 8), ``"keep"`` does not change it, ``"average"`` averages it with the
-            models.
-
-    """
-
-    local_momentum: LocalMomentum = "reset"
-
-    @property
-    def averages_state(self) -> bool:
-        """Whether momentum is averaged."""
-        return self.local_momentum == "average"
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
-        if self.overlap and self.local_momentum == "average":
-            raise ValueError(
-                f"overlap={self.overlap} can't be combined with local_momentum='average': a mean "
-                "that is late does not match the momentum of the local model. Pass "
-                "local_momentum='reset' or 'keep'."
-            )
-
-    def objection(self, optimizer: Optimizer) -> str | None:
-        """Averaging needs the momentum of SGD or RMSprop."""
-        if self.local_momentum != "average" or "momentum" in optimizer.defaults:
-            return None
-        return (
-            "local_momentum='average' averages the momentum of SGD, RMSprop or Muon, got "
-            f"{type(optimizer).__name__}: use BMUFAdam(...) for Adam, AdamW, NAdam and RAdam, and "
-            "'reset' or 'keep' for other optimizers, whose state is then not changed"
-        )
-
-    def local_state(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Parameter],
-        across: Channel,
-        num_models: int,
-    ) -> LocalState:
-        """The treatment that ``local_momentum`` selects."""
-        if self.local_momentum == "average":
-            return AveragedMomentum(optimizer, parameters)
-        return (
-            ResetMomentum(optimizer, parameters) if self.local_momentum == "reset" else LocalState()
-        )

@@ -19,7 +19,8 @@ from lightning_hier.algorithms.block_momentum import (
     auto_block_momentum,
 )
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
-from lightning_hier.comm.blocks.block_sync import BlockSync, LocalMomentumSync
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.local_momentum import LocalMomentumSync
 
 # Stability of classical momentum with a delay of a block: docs/algorithms.md, "What a delay does".
 _LARGEST_LATE_ETA = 0.71
