@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 
 def sample_weights(samples: Sequence[float]) -> tuple[list[float], float]:
@@ -38,6 +39,36 @@ def sample_weights(samples: Sequence[float]) -> tuple[list[float], float]:
     total = math.fsum(relative)
     squares = math.fsum(own * own for own in relative)
     return [own / total for own in relative], total * total / squares
+
+
+@dataclass(frozen=True)
+class GroupWeight:
+    """Weight of a group in a mean.
+
+    Attributes:
+        weight: p_k.
+        effective: N_eff, which is the same for all groups.
+
+    """
+
+    weight: float
+    effective: float
+
+
+def group_weights(samples: Sequence[float], excluded: Collection[int] = ()) -> list[GroupWeight]:
+    """Weight of each group by its samples, or equal weights if no group has samples.
+
+    Args:
+        samples: n_k of each group, as in :func:`sample_weights`.
+        excluded: numbers of the groups that are not averaged, and have no weight.
+
+    """
+    own = [0.0 if group in excluded else number for group, number in enumerate(samples)]
+    if not any(own):
+        # Only buffers can differ, for example in an evaluation at the end of a block.
+        own = [float(group not in excluded) for group in range(len(samples))]
+    weights, effective = sample_weights(own)
+    return [GroupWeight(weight, effective) for weight in weights]
 
 
 def weighted_block_momentum(effective: float, *, block_lr: float = 1.0, c: float = 1.0) -> float:

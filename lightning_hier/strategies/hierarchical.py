@@ -205,7 +205,7 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        self._fit_session.before_batch()
+        self._fit_session.before_batch(batch)
 
     @override
     def _check_data(self) -> None:

@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from lightning_hier.algorithms.block_momentum import auto_block_momentum
-from lightning_hier.algorithms.weighting import sample_weights, weighted_block_momentum
+from lightning_hier.algorithms.weighting import (
+    group_weights,
+    sample_weights,
+    weighted_block_momentum,
+)
 
 
 @pytest.mark.parametrize("number", [1, 2, 7, 64])
@@ -29,6 +33,13 @@ def test_unequal_samples() -> None:
     assert effective == pytest.approx(1 / sum(own * own for own in weights), rel=1e-15)
     assert sample_weights([5, 0, 0]) == ([1.0, 0.0, 0.0], 1.0)
     assert weighted_block_momentum(1.0) == 0.0
+
+
+def test_excluded_groups_and_blocks_without_samples() -> None:
+    assert [own.weight for own in group_weights([4, 100, 12], {1})] == [0.25, 0.0, 0.75]
+    without = group_weights([0, 0, 0, 5], {3})
+    assert [own.weight for own in without] == [1 / 3, 1 / 3, 1 / 3, 0.0]
+    assert without[0].effective == 3.0
 
 
 def test_block_momentum_gives_the_mean_sample_its_weight() -> None:

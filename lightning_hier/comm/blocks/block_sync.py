@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn import Parameter
@@ -29,6 +29,9 @@ from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
+
+Weighting = Literal["equal", "samples"]
+"""Weights of the groups in a mean of models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,11 @@ class BlockSync(NamedArguments):
         block_rule: computes the steps of each block from the learning rate of its first step, with
             ``block_size`` as the least, see :class:`~lightning_hier.QSR`. None: all have
             ``block_size`` steps. With several parameter groups, the largest learning rate counts.
+        weighting: weight of each group in the mean: ``"equal"``, or ``"samples"``: by the samples
+            of its block, where batches or speeds differ. The number of models in an automatic
+            momentum is then the effective number of groups, see ``docs/algorithms.md``. The samples
+            of a batch are the size of the first dimension of its tensors, or what
+            ``batch_samples(batch)`` of the LightningModule returns, if it has this method.
 
     Raises:
         ValueError: a value is outside its range.
@@ -79,6 +87,7 @@ class BlockSync(NamedArguments):
     overlap: bool | int = False
     merge: Merge = "progress"
     block_rule: QSR | None = None
+    weighting: Weighting = "equal"
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -86,6 +95,7 @@ class BlockSync(NamedArguments):
         check_choice("across", self.across, get_args(Across))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
         check_share("across_density", self.across_density)
+        check_choice("weighting", self.weighting, get_args(Weighting))
         check_whole("fragments", self.fragments)
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
@@ -188,6 +198,13 @@ class BlockSync(NamedArguments):
         """
         raise NotImplementedError
 
+    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
+        """Function that computes block momentum of a mean from its effective number of models.
+
+        None if block momentum is the same for every mean.
+        """
+        return None
+
     def check_models(self, num_models: int) -> None:
         """Check that the settings suit ``num_models`` averaged models.
 
@@ -206,8 +223,12 @@ class BlockSync(NamedArguments):
             from_updates: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
 
         """
-        block_filter = self.filter_for(num_models)
-        return BlockMomentumStep(block_filter, global_model, from_updates=from_updates)
+        return BlockMomentumStep(
+            self.filter_for(num_models),
+            global_model,
+            from_updates=from_updates,
+            eta_of=self.eta_of(num_models),
+        )
 
     def local_state(
         self,

@@ -142,6 +142,7 @@ class BMUFAdam(BlockMomentum):
             across=across,
             # Groups with NaN then restart without an average of the moments.
             keeps_start=self.fragments > 1 or self.moments_every > 1,
+            eta_of=self.eta_of(num_models),
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:

@@ -102,6 +102,7 @@ class DelayedBucket(Bucket):
         """
         self._in_flight.copy_(self._shard.values[self._shard.parameters])
         self.has_update = True
+        self.outer.set_models(participation.effective)
         if self._merge == "progress":
             for number in self._models.each():
                 # Several local models share their block-start weights until they send.
@@ -167,6 +168,7 @@ class DelayedBucket(Bucket):
             self._keep_(values, place, start, self._models.number)
         if pending:
             yield from self._exchange.parameters(values, place, participation, keep=False)
+            ahead.set_models(participation.effective)
             ahead.apply_(values, everything)
         values.copy_(ahead.vectors["global_model"])
         yield self._shard.distribute(chunk.start, chunk.stop)

@@ -68,7 +68,8 @@ class DelayedFragment(Fragment):
         means = [mean for bucket in self.buckets for mean in bucket.send(participation)]
         due = sum(bucket.due for bucket in self.buckets)
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
-        self._sent, self.steps = norms, 0
+        self._sent = norms
+        self.forget_steps()
 
     def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local models, in place.
@@ -96,7 +97,7 @@ class DelayedFragment(Fragment):
             for bucket in self.buckets:
                 bucket.begin_block()
             if self._context.config.merge == 0.0:
-                self.steps = 0  # their update has been given up
+                self.forget_steps()  # their update has been given up
         for _ in self._models.each():
             self.local_state.finish()
         return norms

@@ -1,0 +1,43 @@
+"""A run whose groups count by samples resumes bit for bit, in the middle of a step as well."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_hier as lh
+from tests.resume.runs import DropoutNet, check_exact
+
+SETTINGS: dict[str, Any] = {"block_size": 4, "weighting": "samples"}
+SYNCS = {
+    "DiLoCo, one of two fragments in flight": lh.DiLoCo(
+        **SETTINGS, outer_momentum="auto", fragments=2, overlap=2
+    ),
+    "BMUF in flight": lh.BMUF(**SETTINGS, overlap=3),
+    "BMUF": lh.BMUF(**SETTINGS),
+}
+
+
+class _Counting(DropoutNet):
+    """Each rank has batches of another number of samples, which changes from batch to batch."""
+
+    def batch_samples(self, batch: Any) -> int:
+        rank, number = self.global_rank, self.trainer.fit_loop.batch_idx
+        return 1 + 4 * rank + number % (2 + rank)
+
+
+@pytest.mark.parametrize("name", SYNCS)
+def test_in_the_middle_of_a_block(name: str, tmp_path: Path) -> None:
+    make = partial(lh.HierarchicalStrategy, group_size=1, block_sync=SYNCS[name], warmup_steps=0)
+    check_exact(2, make, tmp_path, make_model=_Counting)
+
+
+def test_in_the_middle_of_a_step_of_groups(tmp_path: Path) -> None:
+    """Batches are accumulated, and the second of three has been counted."""
+    sync = lh.BMUF(**{**SETTINGS, "block_size": 2}, across="sharded")
+    make = partial(lh.HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0)
+    settings = {"make_model": _Counting, "accumulate_grad_batches": 3}
+    check_exact(4, make, tmp_path, number=7, **settings)
