@@ -42,7 +42,6 @@ AUTO: dict[str, Any] = {"outer_momentum": "auto"}
 SEEN = {"trainer": {"val_check_interval": 1}}
 _ALONE = {"counts": (2, 3, 14, 2), "batches": 14}
 CASES: list[Any] = [
-    weighted("DiLoCo", DiLoCo, **AUTO),
     weighted("fragments", DiLoCo, fragments=2, outer_lr=1.0, run=SEEN, **AUTO),
     weighted(
         "fragments, delay, merge", DiLoCo, fragments=2, overlap=3, merge=0.5, run=SEEN, **AUTO
@@ -55,8 +54,7 @@ CASES: list[Any] = [
     ),
     weighted("a delay, BatchNorm", BMUF, fragments=2, overlap=2, run={"net": "batch_norm", **SEEN}),
     weighted("BMUF, groups, accumulation", BMUF, group=2, run={"accumulate": 2, "batches": 22}),
-    weighted("one group alone has batches", DiLoCo, outer_lr=1.0, run=_ALONE, **AUTO),
-    weighted("the same with fragments", DiLoCo, fragments=2, run=_ALONE, **AUTO),
+    weighted("a group alone has batches", DiLoCo, fragments=2, outer_lr=1.0, run=_ALONE, **AUTO),
     weighted("the same with a delay", BMUF, overlap=3, run=_ALONE),
 ]
 

@@ -35,9 +35,18 @@ def test_in_the_middle_of_a_block(name: str, tmp_path: Path) -> None:
     check_exact(2, make, tmp_path, make_model=_Counting)
 
 
+class _Divided:
+    """Makes a strategy whose groups divide the model among their ranks, and one that does not."""
+
+    def __init__(self) -> None:
+        self._left: list[Any] = ["sharded", "leader"]
+
+    def __call__(self) -> Any:
+        sync = lh.BMUF(**{**SETTINGS, "block_size": 2}, across=self._left.pop(0))
+        return lh.HierarchicalStrategy(group_size=2, block_sync=sync, warmup_steps=0)
+
+
 def test_in_the_middle_of_a_step_of_groups(tmp_path: Path) -> None:
-    """Batches are accumulated, and the second of three has been counted."""
-    sync = lh.BMUF(**{**SETTINGS, "block_size": 2}, across="sharded")
-    make = partial(lh.HierarchicalStrategy, group_size=2, block_sync=sync, warmup_steps=0)
+    """A step and a half have been counted, and the resumed run divides the model otherwise."""
     settings = {"make_model": _Counting, "accumulate_grad_batches": 3}
-    check_exact(4, make, tmp_path, number=7, **settings)
+    check_exact(4, _Divided(), tmp_path, number=9, **settings)

@@ -117,7 +117,8 @@ class OptimizerStep(OuterStep):
         self._optimizers.clear()
         self._scalars.clear()
         self._loaded = state.get("scalars")
-        self._momentum = state.get("momentum")
+        if self._momentum_of is not None:
+            self._momentum = state.get("momentum")
 
     def _optimizer(self, place: slice) -> Optimizer:
         if place.start not in self._optimizers:
