@@ -46,6 +46,7 @@ CASES: list[Any] = [
     weighted(
         "fragments, delay, merge", DiLoCo, fragments=2, overlap=3, merge=0.5, run=SEEN, **AUTO
     ),
+    weighted("a merge that gives up steps", ModelAveraging, overlap=2, merge=0.0, run=SEEN),
     weighted("a delay of a block, groups", DiLoCo, overlap=True, group=2, across="sharded", **AUTO),
     weighted("averages in fragments", ModelAveraging, local_momentum="keep", fragments=3),
     weighted("BMUF, BatchNorm", BMUF, run={"net": "batch_norm"}),

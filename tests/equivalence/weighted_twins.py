@@ -69,6 +69,14 @@ class WeightedTwin(FragmentTwin):
         super()._send(part)
         self._samples_of(part)[:] = [0.0] * len(self.workers)
 
+    def _apply(self, part: Part) -> None:
+        """Of the samples of steps in flight, the share of their update that is kept counts."""
+        arrives = part.travelling is not None
+        super()._apply(part)
+        if arrives and self.timing.delay and self.timing.merge != "progress":
+            own = self._samples_of(part)
+            own[:] = [number * self.timing.merge for number in own]
+
     def _average(self, part: Part, updates: Sequence[Any]) -> Values:
         p, effective = shares(self._samples_of(part), self.recipe.group)
         pairs = list(zip(p, updates, strict=True))

@@ -96,8 +96,11 @@ class DelayedFragment(Fragment):
                     bucket.finish(carried=False)
             for bucket in self.buckets:
                 bucket.begin_block()
-            if self._context.config.merge == 0.0:
-                self.forget_steps()  # their update has been given up
+            merge = self._context.config.merge
+            if merge != "progress":
+                self.samples *= merge  # the share of their update that has been kept
+            if merge == 0.0:
+                self.steps = 0
         for _ in self._models.each():
             self.local_state.finish()
         return norms
