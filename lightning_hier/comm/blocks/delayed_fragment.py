@@ -69,7 +69,7 @@ class DelayedFragment(Fragment):
         due = sum(bucket.due for bucket in self.buckets)
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
         self._sent = norms
-        self.forget_steps()
+        self.steps, self.samples = 0, 0.0
 
     def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local models, in place.

@@ -181,7 +181,7 @@ class Fragment:
         self._begin_next_block(participation, carried=carried)
         if not (participation.takes_part or carried):
             self.reset_local_model()
-        self.forget_steps()
+        self.steps, self.samples = 0, 0.0
         if carried:
             self._since_average = 0
         norms = Norms(participation.mean_squares)
@@ -208,10 +208,6 @@ class Fragment:
             for bucket in self.buckets
             for chunk in bucket.chunks
         )
-
-    def forget_steps(self) -> None:
-        """Count steps and samples from zero."""
-        self.steps, self.samples = 0, 0.0
 
     @property
     def has_pending(self) -> bool:
