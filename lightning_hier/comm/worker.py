@@ -114,6 +114,7 @@ class Worker:
     Attributes:
         memory: residuals and thresholds.
         steps: one count for each optimizer, shared by the workers of a rank.
+        samples: samples of the step in progress of each optimizer, if groups count by samples.
         loss_scale: scale of fp16 gradients at the last synchronisation with a finite model. None if
             gradients are not scaled.
 
@@ -121,6 +122,7 @@ class Worker:
 
     memory: GradientMemory = field(default_factory=GradientMemory)
     steps: list[StepCount] = field(default_factory=list)
+    samples: list[float] = field(default_factory=list)
     loss_scale: float | None = None
 
     @classmethod
@@ -136,4 +138,5 @@ class Worker:
 
     def count_optimizers(self, number: int) -> None:
         """Start the counts of ``number`` optimizers at zero."""
+        self.samples[:] = [0.0] * number
         self.steps[:] = [StepCount() for _ in range(number)]

@@ -20,6 +20,7 @@ from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
 from lightning_hier.strategies import averaged_weights, lifecycle, misuse, module_setup, sigterm
+from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
 from lightning_hier.strategies.rank_groups import RankGroups
@@ -192,8 +193,11 @@ class FitSession:
             self.accumulated_gradients = ()
         self.position.start()
 
-    def before_batch(self) -> None:
+    def before_batch(self, batch: Any) -> None:
         """Include parameters that were unfrozen. May be a collective of the group."""
+        if self.settings.block_sync is not None and self.settings.block_sync.weighting == "samples":
+            module = self.trainer.lightning_module
+            self.synchroniser.count_samples(batch_samples(module, batch))
         trained, reduced = self.synchroniser.trained.parameters, self.reduction.reduced
         parameters = self.trainer.lightning_module.parameters()
         # One pass over the parameters, because this is done at every step.

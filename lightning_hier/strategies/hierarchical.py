@@ -64,8 +64,8 @@ class HierarchicalStrategy(TieredStrategy):
         uneven_batches: action if groups run out of batches in an epoch before others. ``"error"``:
             one error that names ranks and counts, before training if the data have a length.
             ``"join"``: they take part in the remaining synchronisations of the epoch with unchanged
-            models and the same weight. Validating, saving or stopping within an epoch, and
-            different counts in a group, are errors.
+            models and the same weight, or that of their samples. Validating, saving or stopping
+            within an epoch, and different counts in a group, are errors.
         timeout: time limit of every collective, after which an error names the missing ranks.
         **ddp_kwargs: arguments of Lightning's ``DDPStrategy`` and torch's
             ``DistributedDataParallel``, such as ``find_unused_parameters``.
@@ -205,7 +205,7 @@ class HierarchicalStrategy(TieredStrategy):
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
-        self._fit_session.before_batch()
+        self._fit_session.before_batch(batch)
 
     @override
     def _check_data(self) -> None:

@@ -9,11 +9,11 @@ from torch.distributed.constants import default_pg_timeout
 
 from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.algorithms.block_momentum import UpdateFrom
-from lightning_hier.comm.blocks.block_sync import LocalMomentum
 from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.health import OnNonfinite
+from lightning_hier.comm.blocks.local_momentum import LocalMomentum
 from lightning_hier.comm.blocks.model_averaging import ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.data_checks import UnevenBatches

@@ -54,7 +54,7 @@ def agree(reading: ModelHealth, groups: int = 4) -> Participation:
     """Find all groups healthy. A collective of the world."""
     squares = torch.tensor(reading.squares, dtype=torch.float64)
     dist.all_reduce(squares)
-    return Participation(float(squares), groups)
+    return Participation(float(squares) / groups, groups)
 
 
 def end_block(block: ModelBlock, groups: int = 4) -> BlockReport:

@@ -160,7 +160,7 @@ class AdamTwin(Twin):
     def _count(self, name: str) -> None:
         """Rho counts the steps of each block, whether moments are exchanged or not."""
         ends = [worker.memory[name].tau for worker in self.leaders]
-        tau = sum(ends) / len(ends)
+        tau = self._mean_over(ends)
         self._rho[name] = self.recipe.eta * self._rho[name] + tau - self._counted[name]
         self._counted[name] = tau
 
@@ -168,12 +168,12 @@ class AdamTwin(Twin):
         """What all workers start the next block from; an unused parameter's state stays."""
         ends = [worker.memory[name] for worker in self.leaders]
         begin, eta, rho = self._begin[name], self.recipe.eta, self._rho[name]
-        tau = sum(end.tau for end in ends) / len(ends)
+        tau = self._mean_over([end.tau for end in ends])
         if tau == 0:
             return begin
         ahead = eta * rho if self._corrected else 0.0
-        mean_m = torch.stack([end.m for end in ends]).mean(0)
-        mean_v = torch.stack([end.v for end in ends]).mean(0)
+        mean_m = self._mean_over([end.m for end in ends])
+        mean_v = self._mean_over([end.v for end in ends])
         if self._corrected:
             mean_m = eq_18(mean_m, begin.m, rule.betas[0], tau, ahead)
             mean_v = eq_18(mean_v, begin.v, rule.betas[1], tau, ahead)

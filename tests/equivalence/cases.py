@@ -19,6 +19,7 @@ from lightning_hier.comm.blocks import shard
 from tests.equivalence.faults import Fault, FaultyRegression, FaultyTwin, FaultyTwoOptimizers
 from tests.equivalence.tasks import (
     B_PERIOD,
+    Batch,
     Pair,
     Regression,
     TwoOptimizers,
@@ -235,7 +236,9 @@ def run_twin(case: Case) -> Twin:
     return twin
 
 
-def train_batch(case: Case, twin: Twin, count: int) -> None:
+def train_batch(
+    case: Case, twin: Twin, count: int, *, batch_of: Callable[[int, int], Batch] = batch_of
+) -> None:
     """Train the twin on one more batch, ``count`` batches into the run, with its faults."""
     number = count % case.batches
     losses = [loss_on(batch_of(rank, number)) for rank in range(case.recipe.world)]

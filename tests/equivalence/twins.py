@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -218,12 +218,16 @@ class Twin:
     def _mean(self, index: int) -> Values:
         values = [worker.values() for worker in self.leaders]
         names = self.optimizers[index].names
-        return {name: torch.stack([one[name] for one in values]).mean(0) for name in names}
+        return {name: self._mean_over([one[name] for one in values]) for name in names}
+
+    def _mean_over(self, own: Sequence[Any]) -> Any:
+        """Mean of what each group has."""
+        return sum(own) / len(own)
 
     def _mean_buffer(self, name: str) -> Tensor:
         """Statistics are averaged without block momentum, counts are those of the first worker."""
         own = [worker.model.get_buffer(name) for worker in self.leaders]
-        return torch.stack(own).mean(0) if own[0].is_floating_point() else own[0]
+        return self._mean_over(own) if own[0].is_floating_point() else own[0]
 
     def _open_blocks(self) -> None:
         values = self.workers[0].values()
@@ -286,7 +290,7 @@ class Twin:
             zero = torch.zeros_like(value)
             own = [worker.momenta.get(name, zero) for worker in self.leaders]
             for worker in self.workers:
-                worker.momenta[name] = torch.stack(own).mean(0)
+                worker.momenta[name] = self._mean_over(own)
 
     def _spread_buffers(self, source: Module) -> None:
         for worker in self.workers:

@@ -38,7 +38,8 @@ def _with_automatic(drawn: Drawn) -> Drawn:
     """
     if random.Random(repr(drawn)).random() >= 0.125:
         return drawn
-    automatic = ("warmup_steps", "block_size", "density", "local_beta1", "fragments", "overlap")
+    automatic = ["warmup_steps", "block_size", "density", "local_beta1", "fragments", "overlap"]
+    automatic.append("merge")  # which has no effect without overlap
     found: list[Any] = []
     for named in drawn:
         if named is not None:
@@ -83,7 +84,17 @@ def _composed(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:
     # From a generator of its own, so that all other draws of a seed stay as they are.
     if random.Random(repr(arguments)).random() < 0.2:
         arguments["across_density"] = 0.2
+    if "virtual_workers" not in own and random.Random(repr((own, arguments))).random() < 0.2:
+        arguments |= _by_samples(arguments)
     return ("HierarchicalStrategy", own), gradient, (name, arguments)
+
+
+def _by_samples(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Groups count by samples. Momentum is a number where an automatic one is refused."""
+    found: dict[str, Any] = {"weighting": "samples"}
+    if arguments.get("block_lr", 1.0) > 1.0 or arguments.get("update_from") == "start":
+        found["block_momentum"] = arguments.get("block_momentum", 0.4)
+    return found
 
 
 def _preset(dice: random.Random, ranks: int, own: dict[str, Any]) -> Drawn:

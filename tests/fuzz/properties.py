@@ -190,8 +190,8 @@ def compression_is_measured(case: Case) -> bool:
     if not (gtc and plain and exact and one_group and steps_all):
         return False
     block = strategy.block_sync
-    if isinstance(block, DiLoCo):  # whose outer optimizer moves weights of a single group too
-        return False
+    if isinstance(block, DiLoCo):
+        return False  # its outer step also scales the update of a single group
     return block is None or not block.filter_for(1).keeps_update
 
 

@@ -55,7 +55,7 @@ def test_step_counts_have_the_form_that_the_optimizer_insists_on(
         insists = "fused" in options or "capturable" in options
         assert count.dtype == (torch.float32 if insists else torch.float64)
     moments.note(first=True)
-    moments.collect(Participation(squares=0.0, healthy=2))
+    moments.collect(Participation(mean_squares=0.0, healthy=2))
     moments.finish()
     for name, count in counts.items():
         assert state[name] is count

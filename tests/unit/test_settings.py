@@ -34,6 +34,7 @@ BAD_VALUES: list[tuple[type, str, list[Any], str]] = [
     (lh.BMUF, "overlap", [-1, 2.5, "yes", None], "a whole number of at least 0"),
     (lh.BMUF, "fragments", [0, 1.5, True], "a whole number of at least 1"),
     (lh.BMUF, "merge", [-0.1, 1.5, "mean", None, True], r"'progress' or a number in \[0, 1\]"),
+    (lh.BMUF, "weighting", ["tokens", None, True], "one of 'equal', 'samples'"),
     (lh.BMUFAdam, "moments_every", [0, None], "a whole number of at least 1"),
     (lh.BMUF, "update_from", ["mean"], "one of 'global', 'start'"),
     (lh.BMUFAdam, "block_size", [0, 2.5], "a whole number of at least 1"),

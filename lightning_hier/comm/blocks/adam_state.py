@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,8 @@ class AdamMoments(LocalState):
         across: Channel,
         largest_beta1: float = 1.0,
         keeps_start: bool = False,
+        ahead: float = 1.0,
+        eta_of: Callable[[float], float] | None = None,
     ) -> None:
         """Create missing states. The current moments start a block.
 
@@ -127,9 +129,14 @@ class AdamMoments(LocalState):
             largest_beta1: largest first beta with which ``optimizer`` steps; 1 does not limit it.
             keeps_start: whether the moments at the start of the block are kept in any case, for a
                 group that restarts from there.
+            ahead: share of the look-ahead that local models get where they are merged.
+            eta_of: computes eta of every mean from the effective number of models, in place of
+                ``eta``.
 
         """
-        self._eta = eta if corrected else 0.0
+        self._ahead = ahead
+        self._eta = ahead * eta if corrected else 0.0
+        self._eta_of = eta_of if corrected else None
         self.keeps_previous = keeps_start or self._eta > 0.0
         self._across = across
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
@@ -176,10 +183,14 @@ class AdamMoments(LocalState):
         """Start the sum of the steps of the groups with finite models."""
         self._exchanged = exchanged
         self._models, self._kept = participation.healthy, kept
+        if self._eta_of is not None:
+            self._eta = self._ahead * self._eta_of(participation.effective)
         if not self._steps:
             return
         if not participation.takes_part:
             self._taken.zero_()
+        elif participation.weight is not None:
+            self._taken.mul_(participation.weight * self._models)
         self._exchange = (self._across.all_reduce_(self._taken, "steps"), self._taken)
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:

@@ -25,12 +25,13 @@ from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.block_rule import QSR
 from lightning_hier.comm.blocks.delayed_bucket import Merge
 from lightning_hier.comm.blocks.exchange import AcrossDtype
-from lightning_hier.comm.blocks.local_state import AveragedMomentum, LocalState, ResetMomentum
+from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import BlockMomentumStep, OuterStep
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.channel import Channel
 
-LocalMomentum = Literal["reset", "keep", "average"]
+Weighting = Literal["equal", "samples"]
+"""Weights of the groups in a mean of models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,11 @@ class BlockSync(NamedArguments):
         block_rule: computes the steps of each block from the learning rate of its first step, with
             ``block_size`` as the least, see :class:`~lightning_hier.QSR`. None: all have
             ``block_size`` steps. With several parameter groups, the largest learning rate counts.
+        weighting: weight of each group in the mean: ``"equal"``, or ``"samples"``: by the samples
+            of its block, where batches or speeds differ. The number of models in an automatic
+            momentum is then the effective number of groups, see ``docs/algorithms.md``. The samples
+            of a batch are the size of the first dimension of its tensors, or what
+            ``batch_samples(batch)`` of the LightningModule returns, if it has this method.
 
     Raises:
         ValueError: a value is outside its range.
@@ -81,6 +87,7 @@ class BlockSync(NamedArguments):
     overlap: bool | int = False
     merge: Merge = "progress"
     block_rule: QSR | None = None
+    weighting: Weighting = "equal"
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -88,6 +95,7 @@ class BlockSync(NamedArguments):
         check_choice("across", self.across, get_args(Across))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
         check_share("across_density", self.across_density)
+        check_choice("weighting", self.weighting, get_args(Weighting))
         check_whole("fragments", self.fragments)
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
@@ -190,6 +198,13 @@ class BlockSync(NamedArguments):
         """
         raise NotImplementedError
 
+    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
+        """Function that computes block momentum of a mean from its effective number of models.
+
+        None if block momentum is the same for every mean.
+        """
+        return None
+
     def check_models(self, num_models: int) -> None:
         """Check that the settings suit ``num_models`` averaged models.
 
@@ -208,8 +223,12 @@ class BlockSync(NamedArguments):
             from_updates: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
 
         """
-        block_filter = self.filter_for(num_models)
-        return BlockMomentumStep(block_filter, global_model, from_updates=from_updates)
+        return BlockMomentumStep(
+            self.filter_for(num_models),
+            global_model,
+            from_updates=from_updates,
+            eta_of=self.eta_of(num_models),
+        )
 
     def local_state(
         self,
@@ -240,57 +259,3 @@ class BlockSync(NamedArguments):
     def chosen(self, optimizer: Optimizer, num_models: int) -> str | None:
         """Values that ``"auto"`` has chosen for ``optimizer``, to log once before training."""
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalMomentumSync(BlockSync):
-    """Base class of the settings with ``local_momentum``.
-
-    Attributes:
-        local_momentum: ``"reset"`` sets the momentum of the local SGD to zero at the start of each
-            block (bmuf eq. 8), ``"keep"`` does not change it, ``"average"`` averages it with the
-            models.
-
-    """
-
-    local_momentum: LocalMomentum = "reset"
-
-    @property
-    def averages_state(self) -> bool:
-        """Whether momentum is averaged."""
-        return self.local_momentum == "average"
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        super().__post_init__()
-        check_choice("local_momentum", self.local_momentum, get_args(LocalMomentum))
-        if self.overlap and self.local_momentum == "average":
-            raise ValueError(
-                f"overlap={self.overlap} can't be combined with local_momentum='average': a mean "
-                "that is late does not match the momentum of the local model. Pass "
-                "local_momentum='reset' or 'keep'."
-            )
-
-    def objection(self, optimizer: Optimizer) -> str | None:
-        """Averaging needs the momentum of SGD or RMSprop."""
-        if self.local_momentum != "average" or "momentum" in optimizer.defaults:
-            return None
-        return (
-            "local_momentum='average' averages the momentum of SGD, RMSprop or Muon, got "
-            f"{type(optimizer).__name__}: use BMUFAdam(...) for Adam, AdamW, NAdam and RAdam, and "
-            "'reset' or 'keep' for other optimizers, whose state is then not changed"
-        )
-
-    def local_state(
-        self,
-        optimizer: Optimizer,
-        parameters: Sequence[Parameter],
-        across: Channel,
-        num_models: int,
-    ) -> LocalState:
-        """The treatment that ``local_momentum`` selects."""
-        if self.local_momentum == "average":
-            return AveragedMomentum(optimizer, parameters)
-        return (
-            ResetMomentum(optimizer, parameters) if self.local_momentum == "reset" else LocalState()
-        )

@@ -93,7 +93,11 @@ class BlockSynchroniser:
         self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self.local = LocalValues(self.trained, self._models)
-        self.health = HealthExchange(communicators, worker, on_nonfinite, self.trained)
+        # Of every fragment, and of the buffers.
+        counted = config.fragments + 1 if config and config.weighting == "samples" else 0
+        self.health = HealthExchange(
+            communicators, worker, on_nonfinite, self.trained, counted=counted
+        )
         self.log = BlockLog(len(self._optimizers))
         self.evaluation = Evaluation(
             communicators=communicators,
@@ -119,6 +123,10 @@ class BlockSynchroniser:
         if not self.warming:
             self._begin_blocks()
 
+    def count_samples(self, samples: float) -> None:
+        """Count samples of the step in progress of each optimizer. Does not communicate."""
+        self._worker.samples[:] = [own + samples for own in self._worker.samples]
+
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.
 
@@ -130,6 +138,7 @@ class BlockSynchroniser:
         if self.evaluation.keeps_module:
             return
         count = self._worker.steps[optimizer]
+        samples, self._worker.samples[optimizer] = self._worker.samples[optimizer], 0.0
         if self.warming:
             self._after_warm_up_step(optimizer, count)
             return
@@ -143,7 +152,7 @@ class BlockSynchroniser:
             return
         block, schedule = self.blocks[optimizer], self._schedule(optimizer)
         due = schedule.due(count.in_block)
-        block.count_step()
+        block.count_step(samples)
         if schedule.delay:
             self._communicators.route.in_flight.step()
         # Above the block size if a run resumes with a smaller block_size.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import (
     check_choice,
@@ -18,8 +21,10 @@ from lightning_hier.algorithms.block_momentum import (
     UpdateFrom,
     auto_block_momentum,
 )
+from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
-from lightning_hier.comm.blocks.block_sync import BlockSync, LocalMomentumSync
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.local_momentum import LocalMomentumSync
 
 # Stability of classical momentum with a delay of a block: docs/algorithms.md, "What a delay does".
 _LARGEST_LATE_ETA = 0.71
@@ -61,6 +66,24 @@ class BlockMomentum(BlockSync):
         check_flag("nesterov", self.nesterov)
         if not (is_number(self.c) and self.c >= 1.0):
             raise ValueError(f"c must be a finite number of at least 1, got {self.c!r}")
+        if self._eta_varies and self.block_lr > self.c:
+            raise ValueError(
+                f"block_lr={self.block_lr:g} with weighting='samples' and block_momentum='auto' "
+                f"must be at most c={self.c:g}: the effective number of groups may be 1, and block "
+                "momentum 1 - block_lr / c. Lower block_lr, or set block_momentum"
+            )
+
+    @property
+    def _eta_varies(self) -> bool:
+        """Whether every mean has an eta of its own."""
+        return self.weighting == "samples" and self.block_momentum == "auto"
+
+    @override
+    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
+        """See :class:`BlockSync`. A single model has no block momentum."""
+        if not self._eta_varies or num_models == 1:
+            return None
+        return partial(weighted_block_momentum, block_lr=self.block_lr, c=self.c)
 
     def filter_for(self, num_models: int) -> BlockFilter:
         """Eta as set, or from the number of averaged models."""
@@ -113,6 +136,11 @@ class BMUF(BlockMomentum, LocalMomentumSync):
         """Check the values."""
         super().__post_init__()
         check_choice("update_from", self.update_from, get_args(UpdateFrom))
+        if self._eta_varies and self.update_from == "start":
+            raise ValueError(
+                "update_from='start' can't be combined with weighting='samples' and "
+                "block_momentum='auto', where every block has another momentum: set block_momentum"
+            )
 
     def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
         """As of block momentum, and advise BMUF-Adam for optimizers with moments."""

@@ -147,11 +147,13 @@ class BMUFAdam(BlockMomentum):
             optimizer,
             parameters,
             corrected=self.moments == "corrected",
-            eta=self.eta(num_models) * ahead,
+            eta=self.eta(num_models),
+            ahead=ahead,
             largest_beta1=self.largest_beta1,
             across=across,
             # Groups with NaN then restart without an average of the moments.
             keeps_start=self.fragments > 1 or self.moments_every > 1 or bool(self.overlap),
+            eta_of=self.eta_of(num_models),
         )
 
     def objection(self, optimizer: Optimizer) -> str | None:

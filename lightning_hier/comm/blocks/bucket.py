@@ -151,6 +151,7 @@ class Bucket:
             yield from self._exchange.exact(chunk.buffers, participation)
         values, ahead = self._shard.values[place], self.outer.preview(place)
         if pending:
+            ahead.set_models(participation.effective)
             ahead.apply_(values, slice(0, len(values)))
         values.copy_(ahead.vectors["global_model"])
         yield self._shard.distribute(chunk.start, chunk.stop)

@@ -114,6 +114,7 @@ class DelayedBucket(Bucket):
         values, exchange = self._shard.values, self._exchange
         self._in_flight.copy_(values[self._shard.parameters])
         self.has_update, self.carries = True, carried
+        self.outer.set_models(participation.effective)
         self._keep_sent(progress=self._merge == "progress")
         places = [own.parameters for own in self.chunks]
         sums = [
@@ -210,6 +211,7 @@ class DelayedBucket(Bucket):
             self._keep_(values, place, start, self._models.number)
         if pending:
             yield from self._exchange.parameters(values, place, participation, keep=False)
+            ahead.set_models(participation.effective)
             ahead.apply_(values, everything)
         values.copy_(ahead.vectors["global_model"])
         yield self._shard.distribute(chunk.start, chunk.stop)

@@ -81,7 +81,8 @@ class DelayedFragment(Fragment):
             means += own
             due += number
         self._work = self._queue.add(means, at_once=_AT_ONCE, due=due, steps=delay)
-        self._sent, self.steps, self._given_up = norms, 0, 0.0
+        self._sent, self._given_up = norms, 0.0
+        self.steps, self.samples = 0, 0.0
 
     def apply(self) -> Norms | None:
         """Apply the mean in flight, if there is one, and merge it with the local models, in place.
@@ -101,7 +102,9 @@ class DelayedFragment(Fragment):
                 self._merge(model)
             for bucket in self.buckets:
                 bucket.begin_block()
-            self._given_up = given_up(self._context.config.merge) * self.steps
+            lost = given_up(self._context.config.merge)
+            self._given_up = lost * self.steps
+            self.samples *= 1.0 - lost
         for _ in self._models.each():
             self.local_state.finish()
         return norms

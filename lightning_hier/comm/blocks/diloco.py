@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -12,6 +13,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.outer_optimizer import (
     OptimizerStep,
@@ -71,6 +73,13 @@ class DiLoCo(BlockSync):
             raise ValueError(
                 f"outer_momentum must be 'auto' or lie in [0, 1), got {self.outer_momentum!r}"
             )
+        varies = self.weighting == "samples" and self.outer_momentum == "auto"
+        if varies and self.outer_lr > 1.0:
+            raise ValueError(
+                f"outer_lr={self.outer_lr:g} with weighting='samples' and outer_momentum='auto' "
+                "must be at most 1: the effective number of groups may be 1, and the momentum "
+                "1 - outer_lr. Lower outer_lr, or set outer_momentum"
+            )
         if self.outer_optimizer is not None:
             check_outer_optimizer(self.outer_optimizer)
             for name in ("outer_lr", "outer_momentum", "nesterov"):
@@ -99,6 +108,14 @@ class DiLoCo(BlockSync):
         return momentum
 
     @override
+    def eta_of(self, num_models: int) -> Callable[[float], float] | None:
+        """See :class:`BlockSync`. Mu, which is eta of block momentum."""
+        automatic = self.outer_optimizer is None and self.outer_momentum == "auto"
+        if self.weighting != "samples" or not automatic or num_models == 1:
+            return None
+        return partial(weighted_block_momentum, block_lr=self.outer_lr)
+
+    @override
     def check_models(self, num_models: int) -> None:
         """Check that ``outer_momentum="auto"`` gives a value in [0, 1).
 
@@ -123,4 +140,4 @@ class DiLoCo(BlockSync):
             momentum=momentum,
             nesterov=self.nesterov and momentum > 0.0,
         )
-        return OptimizerStep(sgd, global_model)
+        return OptimizerStep(sgd, global_model, momentum_of=self.eta_of(num_models))

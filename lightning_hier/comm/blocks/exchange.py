@@ -122,10 +122,14 @@ class Exchange:
         """
         if self._codec is None:
             return exact_sum(_weigh_(piece, participation), self._route)
-        if not participation.takes_part:
+        weight = 1.0 / participation.healthy
+        if participation.weight is not None:
+            # Ranks on one host sum their pieces before the sum is weighed.
+            _weigh_(piece, participation)
+            weight = 1.0
+        elif not participation.takes_part:
             piece.zero_()
         feedback = self._feedback.of(place, keep=keep) if self._feedback else None
-        weight = 1.0 / participation.healthy
         total = sparse_sum if self._is_sparse else quantised_sum
         return total(piece, self._route, self._codec, feedback, weight=weight)
 
@@ -153,5 +157,8 @@ class Exchange:
 
 def _weigh_(piece: Tensor, participation: Participation) -> Tensor:
     """Scale ``piece`` to this group's term of the mean over participating groups, in place."""
-    # Set to zero instead of multiplied by zero, because the product with NaN is NaN.
-    return piece.div_(participation.healthy) if participation.takes_part else piece.zero_()
+    if not participation.takes_part:
+        return piece.zero_()  # not multiplied by zero, because the product with NaN is NaN
+    if participation.weight is not None:
+        return piece.mul_(participation.weight)
+    return piece.div_(participation.healthy)

@@ -76,6 +76,7 @@ class Fragment:
             settings say so.
         buckets: one for each dtype.
         steps: steps whose local update has not been sent.
+        samples: samples of these steps on this rank, if groups count by them.
 
     """
 
@@ -84,6 +85,7 @@ class Fragment:
         self._context = context
         self._models = context.models
         self.steps = 0
+        self.samples = 0.0
         # Synchronisations since the optimizer's state was averaged, or its first block.
         self._since_average = 0
         config, across = context.config, context.communicators.across
@@ -131,7 +133,7 @@ class Fragment:
         # As DDP does before every forward pass.
         group = self._context.communicators.group
         broadcast_tensors_(self.members.float_buffers, group, "buffers")
-        health = ModelHealth()
+        health = ModelHealth(samples=(self.samples,))
         for turn, _ in enumerate(self._models.each()):
             for bucket in self.buckets:
                 health += bucket.read(add=turn > 0)
@@ -158,6 +160,8 @@ class Fragment:
 
         """
         first_buffers = self._first_buffers()
+        for bucket in self.buckets:
+            bucket.outer.set_models(participation.effective)
         carried = self._carries_state()
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.collect(participation, exchanged=carried)
@@ -176,8 +180,8 @@ class Fragment:
         self._begin_next_block(participation, carried=carried)
         if not (participation.takes_part or carried):
             self.reset_local_model()
-        self.steps = 0
-        norms = Norms(participation.squares / participation.healthy)
+        self.steps, self.samples = 0, 0.0
+        norms = Norms(participation.mean_squares)
         for bucket in self.buckets:
             norms.add(*bucket.take_squares())
         return norms
@@ -248,6 +252,7 @@ class Fragment:
 
         Averaged optimizer state is that of its last average. A collective of the group.
         """
+        self.samples = 0.0  # their update is lost
         for bucket in self.buckets:
             bucket.reset_local_model()
         self._forget_optimizer_state()
@@ -266,7 +271,8 @@ class Fragment:
 
     def continue_(self, older: Fragment) -> None:
         """Copy the state of a fragment with fewer tensors. A collective of the group."""
-        self.steps, self._since_average = older.steps, older._since_average
+        self.steps, self.samples = older.steps, older.samples
+        self._since_average = older._since_average
         self.local_state.set_counts(older.local_state.counts())
         before = {bucket.dtype: bucket for bucket in older.buckets}
         for bucket in self.buckets:
@@ -277,6 +283,7 @@ class Fragment:
         """This rank's shard of the state, without copying tensors."""
         return {
             "steps": self.steps,
+            "samples": self.samples,
             "pending": self.has_pending,
             "since_average": self._since_average,
             "buckets": [bucket.state() for bucket in self.buckets],
@@ -284,7 +291,8 @@ class Fragment:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of the same shards. Does not communicate."""
-        self.steps, self._since_average = state["steps"], state["since_average"]
+        self.steps, self.samples = state["steps"], state["samples"]
+        self._since_average = state["since_average"]
         for bucket, own in zip(self.buckets, state["buckets"], strict=True):
             bucket.load(own)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from typing import Literal
 
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
+from lightning_hier.algorithms.weighting import GroupWeight, group_weights
 from lightning_hier.comm.tiers import RankLayout
 
 OnNonfinite = Literal["error", "exclude"]
@@ -75,11 +76,13 @@ class ModelHealth:
     Attributes:
         squares: sum of squares of the values in this rank's shard, without optimizer state.
         nonfinite: parts of the model, and of the averaged optimizer state, that are not finite.
+        samples: samples of this rank in the local update of each fragment that was read.
 
     """
 
     squares: float = 0.0
     nonfinite: Nonfinite = Nonfinite.NOTHING
+    samples: tuple[float, ...] = ()
 
     @classmethod
     def of_squares(cls, parameters: float, buffers: float, optimizer: float) -> ModelHealth:
@@ -97,7 +100,11 @@ class ModelHealth:
 
     def __add__(self, other: ModelHealth) -> ModelHealth:
         """Combined health of both."""
-        return ModelHealth(self.squares + other.squares, self.nonfinite | other.nonfinite)
+        return ModelHealth(
+            self.squares + other.squares,
+            self.nonfinite | other.nonfinite,
+            self.samples + other.samples,
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,8 @@ class HealthReport:
         nonfinite: as in :class:`ModelHealth`.
         batches: number of batches of this epoch if none is left, otherwise -1.
         digest: digest of the synchronised parameters.
+        samples: as in :class:`ModelHealth`, with zeros after the last fragment that was read. Empty
+            if groups count equally.
 
     """
 
@@ -124,6 +133,7 @@ class HealthReport:
     nonfinite: int
     batches: int
     digest: int = 0
+    samples: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,19 +141,37 @@ class Participation:
     """Groups that take part in a mean. All ranks agree on them before any model is sent.
 
     Attributes:
-        squares: sum over the participating groups of the squares of their models.
+        mean_squares: mean over the participating groups of the squares of their models, with the
+            weights of the first fragment that was read.
         healthy: number of averaged models, at least one.
         excluded: numbers of the excluded groups.
         takes_part: whether this rank's group takes part.
         first: number of the first participating group.
+        weights: weights of this group in the mean of each fragment that was read. Empty if groups
+            count equally, each with the weight ``1 / healthy``.
 
     """
 
-    squares: float
+    mean_squares: float
     healthy: int
     excluded: tuple[int, ...] = ()
     takes_part: bool = True
     first: int = 0
+    weights: tuple[GroupWeight, ...] = ()
+
+    @property
+    def weight(self) -> float | None:
+        """Weight of this group, or None if groups count equally."""
+        return self.weights[0].weight if self.weights else None
+
+    @property
+    def effective(self) -> float:
+        """Effective number of averaged models."""
+        return self.weights[0].effective if self.weights else float(self.healthy)
+
+    def of(self, fragment: int) -> Participation:
+        """Participation in the mean of one of the fragments that were read, by its place there."""
+        return replace(self, weights=self.weights[fragment : fragment + 1])
 
 
 def decide_participation(
@@ -180,13 +208,34 @@ def decide_participation(
     if not healthy:
         raise NonFiniteModelError(f"{_finding(reports)}: no group has a finite model. {_ADVICE}")
     included = [own for number, own in enumerate(reports) if number // size not in excluded]
-    return Participation(
-        sum(own.squares for own in included),
+    found = Participation(
+        sum(own.squares for own in included) / healthy,
         healthy,
         excluded=tuple(sorted(excluded)),
         takes_part=rank // size not in excluded,
         first=min(set(range(groups)) - excluded),
     )
+    return found if not reports[0].samples else _weighted(found, reports, size, rank // size)
+
+
+def _weighted(
+    found: Participation, reports: Sequence[HealthReport], size: int, group: int
+) -> Participation:
+    """The same participation, in which groups count by their samples."""
+    members = [reports[start : start + size] for start in range(0, len(reports), size)]
+    weights = [
+        group_weights(
+            [math.fsum(own.samples[i] for own in ranks) for ranks in members], found.excluded
+        )
+        for i in range(len(reports[0].samples))
+    ]
+    squares = sum(
+        own.weight * sum(report.squares for report in ranks)
+        for own, ranks in zip(weights[0], members, strict=True)
+        if own.weight  # an excluded model may not be finite
+    )
+    own = tuple(of_fragment[group] for of_fragment in weights)
+    return replace(found, mean_squares=squares, weights=own)
 
 
 def require_finite(reports: Sequence[HealthReport]) -> None:

@@ -41,6 +41,8 @@ class HealthExchange:
         on_nonfinite: action for groups whose models are not finite.
         trained: tensors of the module. Ranks that train different parameters, and buffers that
             cannot be averaged, are an error.
+        counted: most fragments whose samples a report contains. 0: groups count equally, and
+            reports contain none.
 
     Attributes:
         signalled: whether any rank has reported a signal.
@@ -54,11 +56,14 @@ class HealthExchange:
         worker: Worker,
         on_nonfinite: OnNonfinite,
         trained: TrainedTensors,
+        *,
+        counted: int = 0,
     ) -> None:
         self._communicators = communicators
         self._worker = worker
         self._on_nonfinite = on_nonfinite
         self._trained = trained
+        self._counted = counted
         self._terminate = False
         self.signalled = False
         self.batches = -1
@@ -180,14 +185,14 @@ class HealthExchange:
             self._trained.digest,
         )
         world = self._communicators.world
-        row = torch.tensor(astuple(own), dtype=torch.float64, device=self._communicators.device)
+        # Ranks may be at different points, so all reports have the same length.
+        samples = [*health.samples, *[0.0] * self._counted][: self._counted]
+        values = [*astuple(own)[:-1], *samples]
+        row = torch.tensor(values, dtype=torch.float64, device=self._communicators.device)
         rows = row.new_empty(world.size * row.numel())
         with profiler_range("hier/block/status"):
             world.all_gather(rows, row, "status").wait()
-        reports = [
-            HealthReport(int(at), int(index), int(steps), squares, *map(int, rest))
-            for at, index, steps, squares, *rest in rows.view(world.size, -1).tolist()
-        ]
+        reports = [_report(values, self._counted) for values in rows.view(world.size, -1).tolist()]
         if len({report.digest for report in reports}) > 1:
             self._raise_different_parameters([report.digest for report in reports])
         self.signalled |= any(report.terminate for report in reports)
@@ -200,3 +205,21 @@ class HealthExchange:
         own = self._trained.kinds if digests.index(digests[rank]) == rank else None
         kinds = gather_json(own, self._communicators.device)
         raise OutOfStepError(different_parameters([kinds[digests.index(own)] for own in digests]))
+
+
+def _report(values: Sequence[float], counted: int) -> HealthReport:
+    """The report of a rank from what it has sent, whose last ``counted`` values are samples."""
+    end = len(values) - counted
+    point, optimizer, steps, squares, *others = values[:end]
+    terminate, nonfinite, batches, digest = map(int, others)
+    return HealthReport(
+        int(point),
+        int(optimizer),
+        int(steps),
+        squares,
+        terminate,
+        nonfinite,
+        batches,
+        digest,
+        tuple(values[end:]),
+    )

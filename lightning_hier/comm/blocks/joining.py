@@ -18,8 +18,9 @@ class Joining:
 
     The rank takes part with an unchanged model: at the first synchronisation a model with the first
     steps of the block, later the start model, whose update is zero. All models have the same weight
-    in the mean, so that every mini-batch of the epoch has the same weight (C of bmuf eq. 10). The
-    rank counts the steps of the other ranks, so later blocks end on all ranks together.
+    in the mean, so that every mini-batch of the epoch has the same weight (C of bmuf eq. 10). If
+    groups count by samples, a start model has no weight. The rank counts the steps of the other
+    ranks, so later blocks end on all ranks together.
 
     Args:
         communicators: channels of this rank.

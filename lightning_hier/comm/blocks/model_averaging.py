@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
-from lightning_hier.comm.blocks.block_sync import LocalMomentumSync
+from lightning_hier.comm.blocks.local_momentum import LocalMomentumSync
 
 
 @dataclass(frozen=True, kw_only=True)

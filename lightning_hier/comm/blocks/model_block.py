@@ -65,10 +65,11 @@ class ModelBlock:
         found = [fragment.local_state.counts() for fragment in self._all]
         return {parameter: values for own in found for parameter, values in own.items()}
 
-    def count_step(self) -> None:
-        """Count a step of the optimizer. Does not communicate."""
+    def count_step(self, samples: float = 0.0) -> None:
+        """Count a step of the optimizer, and its samples on this rank. Does not communicate."""
         for fragment in self._all:
             fragment.steps += 1
+            fragment.samples += samples
 
     def read(self, fragment: int | None = None) -> ModelHealth:
         """Copy this rank's shard of a fragment, or of all, into the transfer buffers.
@@ -111,7 +112,7 @@ class ModelBlock:
             norms = self._apply_and_send(due, participation, delay)
         else:
             assert due.sends is not None and participation is not None
-            norms = self._fragments[due.sends].synchronise(participation)
+            norms = self._fragments[due.sends].synchronise(participation.of(0))
         if participation is not None and not participation.takes_part:
             # NaN in another fragment would return with the next step.
             done = None if self._context.delays else due.sends
@@ -131,12 +132,12 @@ class ModelBlock:
             norms, applied = fragment.apply(), True
         if applied:
             fragment.read()  # the local update is what the merge has kept
-        sent = Norms(participation.squares / participation.healthy)
-        for buffers in self._buffers_with(due.sends):
+        sent = Norms(participation.mean_squares)
+        for place, buffers in enumerate(self._buffers_with(due.sends), start=1):
             if buffers.members.float_buffers:
                 self._context.communicators.route.in_flight.finish()  # the same process groups
-            sent.mean += buffers.synchronise(participation).mean
-        fragment.send(participation, sent, delay=delay)
+            sent.mean += buffers.synchronise(participation.of(place)).mean
+        fragment.send(participation.of(0), sent, delay=delay)
         return norms
 
     def _buffers_with(self, fragment: int) -> Sequence[Fragment]:
@@ -154,7 +155,11 @@ class ModelBlock:
 
         """
         self._context.communicators.route.in_flight.finish()
-        Pipeline(chunk for own in self._all for chunk in own.write_global(participation)).run()
+        Pipeline(
+            chunk
+            for place, own in enumerate(self._all)
+            for chunk in own.write_global(participation.of(place))
+        ).run()
         for own in self._all:
             own.finish_global(participation)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,12 @@ class OuterStep:
     def prepare_(self, model: Tensor, place: slice) -> float:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         raise NotImplementedError
+
+    def set_models(self, effective: float) -> None:
+        """Set the effective number of models of the next means, from which momentum may follow.
+
+        It is set between :meth:`prepare_` and :meth:`apply_`, when a mean is sent.
+        """
 
     def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
         """Update W and the state, in place.
@@ -112,14 +118,23 @@ class BlockMomentumStep(OuterStep):
         block_filter: equations of block momentum.
         global_model: as in :class:`OuterStep`.
         from_updates: as in :class:`OuterStep`.
+        eta_of: computes eta of every mean from the effective number of models. A block then starts
+            from the look-ahead with eta of the last mean. None: eta is constant.
 
     """
 
     def __init__(
-        self, block_filter: BlockFilter, global_model: Tensor, *, from_updates: bool
+        self,
+        block_filter: BlockFilter,
+        global_model: Tensor,
+        *,
+        from_updates: bool,
+        eta_of: Callable[[float], float] | None = None,
     ) -> None:
-        super().__init__(global_model, from_updates=from_updates)
+        # The start model depends on eta of the last mean, and updates are counted from it.
+        super().__init__(global_model, from_updates=from_updates or eta_of is not None)
         self._filter = block_filter
+        self._eta_of = eta_of
         if block_filter.keeps_update:
             self.vectors["update"] = torch.zeros_like(global_model)
 
@@ -132,6 +147,11 @@ class BlockMomentumStep(OuterStep):
         if not self.from_updates:
             return sum_of_squares(model)
         return self._filter.leave_out_start_(model, *self._at(place))
+
+    def set_models(self, effective: float) -> None:
+        """See :class:`OuterStep`."""
+        if self._eta_of is not None:
+            self._filter = replace(self._filter, eta=self._eta_of(effective))
 
     def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
         """See :class:`OuterStep`."""
@@ -159,6 +179,12 @@ class BlockMomentumStep(OuterStep):
     def settings(self) -> dict[str, Any]:
         """See :class:`OuterStep`."""
         return {"filter": asdict(self._filter)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See :class:`OuterStep`. Eta is that of the last mean."""
+        super().load(state)
+        if self._eta_of is not None and "filter" in state:
+            self._filter = replace(self._filter, eta=state["filter"]["eta"])
 
     def _at(self, place: slice) -> tuple[Tensor, Tensor | None]:
         """Ranges of W and Delta."""

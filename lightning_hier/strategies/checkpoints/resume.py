@@ -80,7 +80,7 @@ def _load_workers(saved: SavedRun, session: FitSession, first: Mapping[str, Any]
                 state.load_local(saved.of_group(_group(session, number)), rank)
             worker = session.workers[number]
             worker.memory.load(rank["memory"], state.parameters)
-            worker.loss_scale = rank["loss_scale"]
+            worker.loss_scale, worker.samples[:] = rank["loss_scale"], rank["samples"]
             random.append(rank["random"])
             gradients.append(rank["gradients"])
     session.position.load(random)

@@ -134,6 +134,7 @@ class RunState:
             "blocks": None if blocks is None else [block.state() for block in blocks],
             "memory": worker.memory.state(self.names),
             "loss_scale": worker.loss_scale,
+            "samples": list(worker.samples),
             "buffers": self._synchroniser.local.buffers(),
             "averages": session.averages.of_rank(),
             "random": session.position.state(number),

@@ -156,7 +156,9 @@ def cut_for(blocks: Sequence[ModelBlock], shards: Shards) -> list[list[dict[str,
 def _whole(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """State of a fragment from those of the ranks of a group, in order."""
     buckets = zip(*(shard["buckets"] for shard in shards), strict=True)
-    return {**shards[0], "buckets": [_joined(own) for own in buckets]}
+    # The ranks of a group count their own samples, but only the sum of the group has an effect.
+    samples = sum(shard["samples"] for shard in shards) / len(shards)
+    return {**shards[0], "samples": samples, "buckets": [_joined(own) for own in buckets]}
 
 
 def _joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

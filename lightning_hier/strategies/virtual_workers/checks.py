@@ -43,6 +43,8 @@ def check_combination(strategy: HierarchicalStrategy, layout: WorkerLayout) -> N
             found.append(f"uneven_batches={strategy.uneven_batches!r}")
         if strategy.on_nonfinite != "error":
             found.append(f"on_nonfinite={strategy.on_nonfinite!r}")
+        if strategy.block_sync is not None and strategy.block_sync.weighting != "equal":
+            found.append(f"weighting={strategy.block_sync.weighting!r}")
     if layout.per_model > 1:
         if isinstance(strategy.gradient_sync, CommHook):
             found.append("gradient_sync=CommHook(...), which needs DDP")

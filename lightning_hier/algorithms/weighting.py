@@ -1,0 +1,86 @@
+"""The weights of groups in a mean of models, by the samples of their blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+def sample_weights(samples: Sequence[float]) -> tuple[list[float], float]:
+    """Weight of each group in the mean of the models, and the effective number of groups.
+
+    With n_k samples in the block of group k::
+
+        p_k   = n_k / sum(n)                       mean = sum over k of p_k * w_k
+        N_eff = sum(n)^2 / sum(n^2)                = 1 / sum(p^2), and N if all n_k are equal
+
+    ``N_eff`` replaces the number of averaged models in the equations of block momentum
+    (docs/algorithms.md, weighting by samples).
+
+    Args:
+        samples: n_k of each group, at least 0. A group without samples has no weight.
+
+    Returns:
+        p_k of each group, and N_eff, from 1 to the number of groups.
+
+    Raises:
+        ValueError: a number is negative or not finite, or no group has samples.
+
+    """
+    if not all(math.isfinite(own) and own >= 0 for own in samples) or not any(samples):
+        raise ValueError(
+            "samples must be finite numbers of at least 0, with at least one above 0, got "
+            f"{list(samples)}"
+        )
+    # Divided by the largest, so that neither sums nor squares overflow.
+    largest = max(samples)
+    relative = [own / largest for own in samples]
+    total = math.fsum(relative)
+    squares = math.fsum(own * own for own in relative)
+    return [own / total for own in relative], total * total / squares
+
+
+@dataclass(frozen=True)
+class GroupWeight:
+    """Weight of a group in a mean.
+
+    Attributes:
+        weight: p_k.
+        effective: N_eff, which is the same for all groups.
+
+    """
+
+    weight: float
+    effective: float
+
+
+def group_weights(samples: Sequence[float], excluded: Collection[int] = ()) -> list[GroupWeight]:
+    """Weight of each group by its samples, or equal weights if no group has samples.
+
+    Args:
+        samples: n_k of each group, as in :func:`sample_weights`.
+        excluded: numbers of the groups that are not averaged, and have no weight.
+
+    """
+    own = [0.0 if group in excluded else number for group, number in enumerate(samples)]
+    if not any(own):
+        # Only buffers can differ, for example in an evaluation at the end of a block.
+        own = [float(group not in excluded) for group in range(len(samples))]
+    weights, effective = sample_weights(own)
+    return [GroupWeight(weight, effective) for weight in weights]
+
+
+def weighted_block_momentum(effective: float, *, block_lr: float = 1.0, c: float = 1.0) -> float:
+    """Block momentum of a mean of several groups that count by their samples.
+
+    ``eta = 1 - block_lr / (c * N_eff)``, which is bmuf eq. 10 with N_eff models. It is 0 if one
+    group has all samples and ``block_lr = c``.
+
+    Args:
+        effective: N_eff, at least 1.
+        block_lr: zeta, at most ``c``, so that eta is not negative.
+        c: C, as in :func:`~lightning_hier.algorithms.block_momentum.auto_block_momentum`.
+
+    """
+    return 1.0 - block_lr / (c * effective)

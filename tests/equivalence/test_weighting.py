@@ -1,0 +1,115 @@
+"""Groups that count by the samples of their blocks, under a Trainer and in float64 twins."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_hier import BMUF, BMUFAdam, DiLoCo, ModelAveraging
+from tests.equivalence.adam_twins import Rule
+from tests.equivalence.cases import difference, identical, make_twin, state_of, train_batch
+from tests.equivalence.tasks import Batch, loss_on, make_net
+from tests.equivalence.twins import Values
+from tests.equivalence.weighted_twins import (
+    BlocksCase,
+    WeightedAdamCase,
+    batch,
+    blocks_case,
+    fit_by_samples,
+    run_by_samples,
+    weighted,
+)
+from tests.ranks import run_ranks
+
+_ADAM: dict[str, Any] = {
+    "kind": WeightedAdamCase, "sync": BMUFAdam, "rule": Rule(lr=0.02, betas=(0.5, 0.99)),
+    "local_beta1": "keep", "block_size": 4, "batches": 15,
+}  # fmt: skip
+_SGD: dict[str, Any] = {"kind": BlocksCase, "sync": BMUF}
+BLOCKS: list[Any] = [
+    blocks_case("Adam", **_ADAM),
+    blocks_case(
+        "groups of Adam, moments every second block", **_ADAM, group_size=2, moments_every=2
+    ),
+    blocks_case("two optimizers", **_SGD, net="pair", block_size=2, batches=20),
+    blocks_case("averaged momentum", **_SGD, local_momentum="average", momentum=0.8, block_size=3),
+]
+
+AUTO: dict[str, Any] = {"outer_momentum": "auto"}
+SEEN = {"trainer": {"val_check_interval": 1}}
+_ALONE = {"counts": (2, 3, 14, 2), "batches": 14}
+CASES: list[Any] = [
+    weighted("fragments", DiLoCo, fragments=2, outer_lr=1.0, run=SEEN, **AUTO),
+    weighted(
+        "fragments, delay, merge", DiLoCo, fragments=2, overlap=3, merge=0.5, run=SEEN, **AUTO
+    ),
+    weighted("a merge that gives up steps", ModelAveraging, overlap=2, merge=0.0, run=SEEN),
+    weighted("a delay of a block, groups", DiLoCo, overlap=True, group=2, across="sharded", **AUTO),
+    weighted("averages in fragments", ModelAveraging, local_momentum="keep", fragments=3),
+    weighted("BMUF, BatchNorm", BMUF, run={"net": "batch_norm"}),
+    weighted(
+        "BMUF in fragments", BMUF, fragments=2, block_lr=0.8, c=1.1, run={**SEEN, "epochs": 2}
+    ),
+    weighted("a delay, BatchNorm", BMUF, fragments=2, overlap=2, run={"net": "batch_norm", **SEEN}),
+    weighted("BMUF, groups, accumulation", BMUF, group=2, run={"accumulate": 2, "batches": 22}),
+    weighted("a group alone has batches", DiLoCo, fragments=2, outer_lr=1.0, run=_ALONE, **AUTO),
+    weighted("the same with a delay", BMUF, overlap=3, run=_ALONE),
+]
+
+
+@pytest.fixture(scope="module")
+def states() -> list[dict[str, Values]]:
+    """Final states, rank by rank."""
+    return run_ranks(fit_by_samples, 4, [*CASES, *BLOCKS])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_trainer_arrives_where_the_twin_does(case: Any, states: list[dict[str, Values]]) -> None:
+    expected = run_by_samples(case).global_model()
+    assert difference(states[0][case.name], expected) < 1e-10
+    for rank in (1, 2, 3):
+        assert identical(states[rank][case.name], states[0][case.name]), f"rank {rank}"
+
+
+@pytest.mark.parametrize("case", BLOCKS, ids=lambda case: case.name)
+def test_moments_and_optimizers(case: Any, states: list[dict[str, Values]]) -> None:
+    """Moments and momentum are weighed as the model, and each optimizer has its own samples."""
+    twin: Any = make_twin(case)
+    for number in range(case.batches):
+        twin.count([len(batch(case, rank, number).x) for rank in range(4)])
+        train_batch(case, twin, number, batch_of=partial(batch, case))
+    for state in states:
+        assert difference(state[case.name], twin.global_model()) < 1e-10
+
+
+def _plain_loop(own: Any, world: int) -> Values:
+    """SGD on the union of the batches of all groups."""
+    net = make_net(own.net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=own.lr)
+    for number in range(own.batches):
+        found = [batch(own, rank, number) for rank in range(world)]
+        union = Batch(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        optimizer.zero_grad()
+        loss_on(union)(net).backward()
+        optimizer.step()
+    return state_of(net)
+
+
+_SENDS = [{}, {"across_dtype": "int8"}, {"across_density": 0.999}]
+
+
+@pytest.mark.parametrize(("world", "group"), [(2, 1), (4, 1), (4, 2)])
+def test_blocks_of_a_step_are_steps_with_one_large_batch(world: int, group: int) -> None:
+    """Also where ranks of one host add what they send, quantised and sparse."""
+    settings: dict[str, Any] = {"group": group, "block_size": 1, "run": {"momentum": 0.0}}
+    cases = [weighted(str(own), ModelAveraging, **settings, **own) for own in _SENDS]
+    expected = _plain_loop(cases[0], world)
+    [exact, *others] = run_ranks(fit_by_samples, world, cases, ranks_per_node=world // 2)[
+        0
+    ].values()
+    assert difference(exact, expected) < 1e-12
+    for rounded in others:
+        assert difference(rounded, expected) < 2e-3

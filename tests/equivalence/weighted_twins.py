@@ -1,0 +1,235 @@
+"""Float64 twins of runs in which groups count by the samples of their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lightning_hier import BMUF, DiLoCo
+from tests.equivalence.adam_cases import AdamCase
+from tests.equivalence.adam_twins import AdamTwin, Rules
+from tests.equivalence.cases import Case, case, make_module, make_trainer, make_twin, state_of
+from tests.equivalence.fragment_twins import FragmentCase, FragmentTwin, Part, fragment_case
+from tests.equivalence.tasks import Batch, batch_of, loss_on, rank_number
+from tests.equivalence.twins import Sgd, Twin, Values
+
+SAMPLES: dict[str, Any] = {"weighting": "samples"}
+
+
+def batch(case: Any, rank: int, number: int) -> Batch:
+    """Of a size that differs between groups, and from batch to batch."""
+    group = rank // case.recipe.group
+    return batch_of(rank, number, (2, 7, 4, 12)[group] + (number * (group + 1)) % 3)
+
+
+def batches(case: Any, rank: int) -> list[Batch]:
+    """All of a rank in an epoch."""
+    count = case.counts[rank] if case.counts else case.batches
+    return [batch(case, rank, number) for number in range(count)]
+
+
+def shares(samples: Sequence[float], size: int) -> tuple[list[float], float]:
+    """p_k of each group of ``size`` workers, and N_eff."""
+    of_groups = [sum(samples[first : first + size]) for first in range(0, len(samples), size)]
+    if not any(of_groups):
+        of_groups = [1.0] * len(of_groups)
+    p = [own / sum(of_groups) for own in of_groups]
+    return p, 1 / sum(own * own for own in p)
+
+
+class WeightedTwin(FragmentTwin):
+    """Samples are counted for each fragment, and for the buffers, since they were sent."""
+
+    samples: list[list[float]]
+    pending: list[float]
+
+    def begin(self, *args: Any, **settings: Any) -> None:
+        """Nothing is counted yet."""
+        super().begin(*args, **settings)
+        self.samples = [[0.0] * len(self.workers) for _ in range(len(self.parts) + 1)]
+        self.pending = [0.0] * len(self.workers)
+
+    def step(self, index: int = 0) -> None:
+        """Count what the step has seen."""
+        for own in self.samples:
+            own[:] = [a + b for a, b in zip(own, self.pending, strict=True)]
+        self.pending = [0.0] * len(self.workers)
+        super().step(index)
+
+    def _samples_of(self, part: Part) -> list[float]:
+        return next(s for s, p in zip(self.samples, self.parts, strict=False) if p is part)
+
+    def _send(self, part: Part) -> None:
+        super()._send(part)
+        self._samples_of(part)[:] = [0.0] * len(self.workers)
+
+    def _apply(self, part: Part) -> None:
+        """Of the samples of steps in flight, the share of their update that is kept counts."""
+        arrives = part.travelling is not None
+        super()._apply(part)
+        if arrives and self.timing.delay and self.timing.merge != "progress":
+            own = self._samples_of(part)
+            own[:] = [number * self.timing.merge for number in own]
+
+    def _average(self, part: Part, updates: Sequence[Any]) -> Values:
+        p, effective = shares(self._samples_of(part), self.recipe.group)
+        pairs = list(zip(p, updates, strict=True))
+        mean = {name: sum(own * g[name] for own, g in pairs) for name in part.names}
+        return {**mean, "N_eff": torch.tensor(effective, dtype=torch.float64)}
+
+    def _mean_buffer(self, name: str) -> Tensor:
+        p, _ = shares(self.samples[-1], self.recipe.group)
+        own = [worker.model.get_buffer(name) for worker in self.leaders]
+        if not own[0].is_floating_point():
+            return own[0]
+        return torch.stack([a * b for a, b in zip(p, own, strict=True)]).sum(0)
+
+    def _average_buffers(self) -> None:
+        super()._average_buffers()
+        self.samples[-1] = [0.0] * len(self.workers)
+
+
+class WeightedBlocks(Twin):
+    """One sample count for each optimizer, and eta = 1 - zeta / N_eff of each mean."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        nothing = [0.0] * len(self.workers)
+        self.samples = [list(nothing) for _ in self.optimizers]
+
+    def count(self, sizes: Sequence[int]) -> None:
+        """The optimizers see a batch of every worker."""
+        self.samples = [[a + b for a, b in zip(s, sizes, strict=True)] for s in self.samples]
+
+    def _weigh(self, index: int) -> None:
+        self.p, effective = shares(self.samples[index], self.recipe.group)
+        self.recipe = replace(self.recipe, eta=1 - self.recipe.zeta / effective)
+
+    def _mean_over(self, own: Sequence[Any]) -> Any:
+        return sum(a * b for a, b in zip(self.p, own, strict=True))
+
+    def _mean(self, index: int) -> Values:
+        self._weigh(index)
+        return super()._mean(index)
+
+    def _mean_buffer(self, name: str) -> Tensor:
+        self._weigh(0)
+        return super()._mean_buffer(name)
+
+    def _end_block(self, index: int) -> None:
+        self._weigh(index)
+        super()._end_block(index)
+        self.samples[index] = [0.0] * len(self.workers)
+
+
+class WeightedAdam(WeightedBlocks, AdamTwin):
+    """Moments and step counts with the same weights and the same eta."""
+
+
+def diloco(w: Values, updates: Sequence[Values], *, nu: float) -> Any:
+    """Algorithm 1 with mu = 1 - nu / N_eff of each mean."""
+    w = {name: value.clone() for name, value in w.items()}
+    for name, value in w.items():
+        m = torch.zeros_like(value)
+        for g in updates:
+            mu = 1 - nu / g["N_eff"]
+            m = mu * m + g[name]
+            value += nu * (g[name] + mu * m)
+    return w, w
+
+
+def bmuf(w: Values, updates: Sequence[Values], *, zeta: float, c: float) -> Any:
+    """Eq. 3, 4 and 6 with eta = 1 - zeta / (C N_eff) of each mean."""
+    w, start = {name: value.clone() for name, value in w.items()}, dict(w)
+    for name, value in w.items():
+        delta = torch.zeros_like(value)
+        for g in updates:
+            eta = 1 - zeta / (c * g["N_eff"])
+            delta = eta * delta + zeta * g[name]
+            value += delta
+            start[name] = value + eta * delta
+    return w, start
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedCase(FragmentCase):
+    """A run in which groups count by their samples."""
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        [own] = names
+        twin = WeightedTwin(net, self.recipe, [Sgd(names=own, lr=self.lr, momentum=self.momentum)])
+        twin.begin(self.timing, self.outer, resets=self.resets)
+        return twin
+
+
+def averaging(w: Values, updates: Sequence[Values]) -> Any:
+    """Eq. 1."""
+    w = {name: value + sum(g[name] for g in updates) for name, value in w.items()}
+    return w, w
+
+
+def weighted(name: str, sync: Any, *, group: int = 1, run: Any = None, **own: Any) -> Any:
+    """Of a block synchronisation with these settings, by samples."""
+    plain = fragment_case(name, sync, group=group, run=run, **SAMPLES, **own)
+    made = sync(**own)
+    outer: Any = averaging
+    if sync is DiLoCo:
+        outer = partial(diloco, nu=made.outer_lr)
+    elif sync is BMUF:
+        outer = partial(bmuf, zeta=made.block_lr, c=made.c)
+    return WeightedCase(**{**vars(plain), "outer": outer})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlocksCase(Case):
+    """A run of SGD in blocks."""
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        sgds = [Sgd(names=own, lr=self.lr, momentum=self.momentum) for own in names]
+        return WeightedBlocks(net, self.recipe, sgds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedAdamCase(AdamCase):
+    """A run of Adam."""
+
+    def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
+        rules = [Rules(of={name: self._rule(name) for name in own}) for own in names]
+        return WeightedAdam(net, self.recipe, rules)
+
+
+def blocks_case(name: str, kind: Any, sync: Any, **own: Any) -> Any:
+    """Of a run that counts samples, of SGD or Adam."""
+    return case(name, kind=kind, sync=sync, **SAMPLES, **{"group_size": 1, **own})
+
+
+def fit_by_samples(cases: Sequence[Any]) -> dict[str, Values]:
+    """Train one case after the other on this rank; their final states."""
+    found = {}
+    for own in cases:
+        module, data = make_module(own, seed=rank_number()), batches(own, rank_number())
+        seen: Any = DataLoader(data[:1], batch_size=None)
+        make_trainer(own).fit(module, DataLoader(data, batch_size=None), seen)
+        found[own.name] = state_of(module.net)
+    return found
+
+
+def run_by_samples(own: Any) -> Any:
+    """Train the twin of a case."""
+    twin: Any = make_twin(own)
+    for count in range(own.batches * own.epochs):
+        number = count % own.batches
+        for rank, worker in enumerate(twin.workers):
+            if not own.counts or number < own.counts[rank]:
+                data = batch(own, rank, number)
+                worker.add_gradient(loss_on(data), 1.0 / own.accumulate)
+                twin.pending[rank] += len(data.x)
+        if (number + 1) % own.accumulate == 0 or number + 1 == own.batches:
+            twin.step()
+    return twin

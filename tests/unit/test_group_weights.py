@@ -1,0 +1,156 @@
+"""Samples of a batch, and the weights of groups that follow from the reports of their ranks."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+
+import lightning_hier as lh
+from lightning_hier.comm.blocks.health import (
+    HealthReport,
+    Nonfinite,
+    SyncPoint,
+    decide_participation,
+)
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.strategies.batch_samples import batch_samples
+from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, loader, make_trainer
+
+LAYOUT = RankLayout.two_tiers(2, 6)
+REPORT = HealthReport(SyncPoint.BLOCK, 0, 4, 0.0, 0, 0, -1)
+Pair = namedtuple("Pair", ["x", "y"])
+
+
+def _reports(*samples: tuple[float, ...]) -> list[HealthReport]:
+    return [replace(REPORT, samples=own, squares=float(rank)) for rank, own in enumerate(samples)]
+
+
+def test_groups_count_by_the_samples_of_their_ranks() -> None:
+    """Of each fragment, which has samples of its own."""
+    reports = _reports((3, 0), (1, 0), (0, 0), (0, 2), (8, 3), (4, 3))
+    found = [decide_participation(reports, LAYOUT, rank, "error") for rank in range(6)]
+    assert [own.of(0).weight for own in found] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
+    assert [own.of(1).weight for own in found] == [0.0, 0.0, 0.25, 0.25, 0.75, 0.75]
+    for own in found:
+        assert own.of(0).effective == pytest.approx(1.6)
+        assert own.mean_squares == 0.25 * (0 + 1) + 0.75 * (4 + 5)
+
+
+def test_excluded_groups_do_not_count() -> None:
+    reports = _reports((3,), (1,), (50,), (50,), (8,), (4,))
+    reports[2] = replace(reports[2], nonfinite=int(Nonfinite.PARAMETERS), squares=torch.nan)
+    found = [decide_participation(reports, LAYOUT, rank, "exclude") for rank in range(6)]
+    assert [own.weight for own in found] == [0.25, 0.25, 0.0, 0.0, 0.75, 0.75]
+    assert {own.mean_squares for own in found} == {0.25 * (0 + 1) + 0.75 * (4 + 5)}
+
+
+def test_groups_count_equally_without_samples() -> None:
+    own = decide_participation(_reports(*[(0.0,)] * 6), LAYOUT, 0, "error")
+    assert own.weight == 1 / 3 and own.effective == 3.0
+    equal = decide_participation(_reports(*[()] * 6), LAYOUT, 0, "error")
+    assert equal.weight is None and equal.effective == 3.0 and equal.mean_squares == 15 / 3
+
+
+@dataclass
+class Fields:
+    """A batch of a user."""
+
+    x: Tensor
+    name: str = "train"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(3, 5),
+        [torch.zeros(3, 5), torch.zeros(3)],
+        {"x": (torch.zeros(3), ["a", "b"]), "scale": torch.tensor(2.0), "id": 7},
+        Pair(torch.zeros(3, 1), None),
+        Fields(torch.zeros(3)),
+    ],
+)
+def test_samples_of_a_batch(batch: Any) -> None:
+    assert batch_samples(pl.LightningModule(), batch) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ([torch.zeros(3, 5), torch.zeros(5)], "a list has first dimensions of 3, 5"),
+        (["text"], "a list has no tensors"),
+        (iter([torch.zeros(3)]), "a list_iterator has no tensors"),
+        (torch.tensor(1.0), "a Tensor has no tensors"),
+    ],
+)
+def test_unclear_samples_are_an_error(batch: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=f"{found}.*batch_samples.*weighting='equal'"):
+        batch_samples(pl.LightningModule(), batch)
+
+
+class _Tokens(Net):
+    def __init__(self, number: Any = 7) -> None:
+        super().__init__()
+        self.number = number
+
+    def batch_samples(self, batch: Any) -> Any:
+        return self.number
+
+
+def test_module_counts_its_samples() -> None:
+    assert batch_samples(_Tokens(), "anything") == 7.0
+    assert batch_samples(_Tokens(torch.tensor(5)), "anything") == 5.0
+    for wrong in (-1, torch.nan, None, "7"):
+        with pytest.raises(ValueError, match="must return the samples of a batch.*got"):
+            batch_samples(_Tokens(wrong), "anything")
+
+
+def _fit(**settings: Any) -> None:
+    sync = lh.BMUF(block_size=2, weighting="samples")
+    strategy = lh.HierarchicalStrategy(group_size=1, block_sync=sync, warmup_steps=0, **settings)
+    make_trainer(strategy).fit(_Ragged(), loader(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (partial(lh.BMUF, block_lr=1.2), "block_lr=1.2 .* must be at most c=1: .*set block_mom"),
+        (partial(lh.BMUFAdam, block_lr=2.0, c=1.5), "block_lr=2 .* must be at most c=1.5"),
+        (partial(lh.BMUF, update_from="start"), "update_from='start' can't be .*set block_mom"),
+        (partial(lh.DiLoCo, outer_momentum="auto", outer_lr=1.1), "outer_lr=1.1 .*set outer_mom"),
+    ],
+)
+def test_momentum_by_samples_has_a_value_for_every_block(make: Any, rule: str) -> None:
+    """The effective number of groups may be 1. A number as momentum does not depend on it."""
+    with pytest.raises(ValueError, match=rule):
+        make(weighting="samples")
+    make()
+    name = "outer_momentum" if make.func is lh.DiLoCo else "block_momentum"
+    make(weighting="samples", **{name: 0.5})
+
+
+class _Ragged(Net):
+    """Its batches are collated to tensors of different first dimensions."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [*batch, torch.zeros(9)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "ValueError: weighting='samples' takes .* has first dimensions of 2, 9"),
+        ({"virtual_workers": 2}, "ValueError: virtual_workers=2 .* with weighting='samples'"),
+    ],
+)
+def test_mistakes_are_an_error_on_every_rank(settings: Any, says: str) -> None:
+    for error in run_ranks(partial(_fit, **settings), 2, expect_failure=True):
+        assert re.match(says, error), error

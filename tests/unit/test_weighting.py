@@ -1,0 +1,80 @@
+"""Weights of groups by the samples of their blocks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lightning_hier.algorithms.block_momentum import auto_block_momentum
+from lightning_hier.algorithms.weighting import (
+    group_weights,
+    sample_weights,
+    weighted_block_momentum,
+)
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 64])
+@pytest.mark.parametrize("samples", [1, 3, 1e-300, 1e300])
+def test_equal_samples_are_an_equal_mean(number: int, samples: float) -> None:
+    weights, effective = sample_weights([samples] * number)
+    assert weights == [1 / number] * number
+    assert effective == number
+    if number > 1:
+        momentum = weighted_block_momentum(effective, block_lr=0.5, c=1.1)
+        assert momentum == auto_block_momentum(number, block_lr=0.5, c=1.1)
+
+
+def test_unequal_samples() -> None:
+    weights, effective = sample_weights([30, 10, 0])
+    assert weights == [0.75, 0.25, 0.0]
+    assert effective == pytest.approx(1600 / 1000, rel=1e-15)
+    assert effective == pytest.approx(1 / sum(own * own for own in weights), rel=1e-15)
+    assert sample_weights([5, 0, 0]) == ([1.0, 0.0, 0.0], 1.0)
+    assert weighted_block_momentum(1.0) == 0.0
+
+
+def test_excluded_groups_and_blocks_without_samples() -> None:
+    assert [own.weight for own in group_weights([4, 100, 12], {1})] == [0.25, 0.0, 0.75]
+    without = group_weights([0, 0, 0, 5], {3})
+    assert [own.weight for own in without] == [1 / 3, 1 / 3, 1 / 3, 0.0]
+    assert without[0].effective == 3.0
+
+
+def test_block_momentum_gives_the_mean_sample_its_weight() -> None:
+    """A share p_k of the samples has the weight p_k zeta / (1 - eta), and the mean of it is C."""
+    weights, effective = sample_weights([7, 2, 4])
+    eta = weighted_block_momentum(effective, block_lr=0.8, c=1.2)
+    assert sum(own * own for own in weights) * 0.8 / (1 - eta) == pytest.approx(1.2, rel=1e-15)
+
+
+def test_mean_of_one_step_is_a_step_with_one_large_batch() -> None:
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(3, generator=generator, dtype=torch.float64)
+    batches = [torch.randn(rows, 3, generator=generator, dtype=torch.float64) for rows in (2, 5, 9)]
+
+    def stepped(rows: torch.Tensor) -> torch.Tensor:
+        weight = start.clone().requires_grad_()
+        (rows @ weight).sub(1.0).square().mean().backward()
+        assert weight.grad is not None
+        return start - 0.1 * weight.grad
+
+    weights, _ = sample_weights([len(rows) for rows in batches])
+    mean = sum(own * stepped(rows) for own, rows in zip(weights, batches, strict=True))
+    torch.testing.assert_close(mean, stepped(torch.cat(batches)), rtol=1e-14, atol=1e-14)
+
+
+def test_noise_of_the_mean_is_that_of_so_many_equal_models() -> None:
+    generator = torch.Generator().manual_seed(3)
+    samples = [8, 4, 2, 1]
+    weights, effective = sample_weights(samples)
+    updates = torch.randn(len(samples), 200_000, generator=generator, dtype=torch.float64)
+    mean = torch.tensor(weights, dtype=torch.float64) @ updates
+    assert float(mean.var()) == pytest.approx(1 / effective, rel=0.02)
+
+
+@pytest.mark.parametrize("samples", [[], [0, 0], [1, -1], [math.nan, 1], [1, math.inf]])
+def test_bad_samples_are_refused(samples: list[float]) -> None:
+    with pytest.raises(ValueError, match="samples must be finite numbers of at least 0"):
+        sample_weights(samples)
