@@ -52,6 +52,9 @@ class LateAdamWorker(AdamWorker):
         self.memory[name] = own
 
 
+Groups = Sequence[tuple[LateAdamWorker, float]]
+
+
 class LateAdamTwin(FragmentTwin):
     """Fragments with the moments of one optimizer, whose block momentum is Nesterov's, zeta = 1."""
 
@@ -63,6 +66,7 @@ class LateAdamTwin(FragmentTwin):
         self._rules, self._symbols = rules.of, recipe
         self._begin = {name: one.copied() for name, one in self.workers[0].memory.items()}
         self._rho = dict.fromkeys(self._begin, 0.0)
+        self._ahead = dict.fromkeys(self._begin, 0.0)
         self._update = dict.fromkeys(self._begin, 0.0)
         self._arriving: dict[str, Memory] = {}
         self._sends = dict.fromkeys(self._begin, 0)
@@ -74,13 +78,12 @@ class LateAdamTwin(FragmentTwin):
 
     def _send(self, part: Part) -> None:
         well = [self._finite(part, number) for number in range(len(self.workers))]
-        leaders = list(zip(self.workers, well, strict=True))[:: self.recipe.group]
-        healthy = [worker for worker, is_well in leaders if is_well]
+        groups, eta = self._groups(part)
         for name in part.names:
             self._sends[name] += 1
-            self._count(name, healthy)
+            self._count(name, groups, eta)
             if self._sends[name] % self._symbols.every == 0:
-                self._arriving[name] = self._next(name, healthy)
+                self._arriving[name] = self._next(name, groups)
             for worker in self.workers:
                 worker.since[name] = []
                 if self.timing.merge == "progress":
@@ -91,35 +94,40 @@ class LateAdamTwin(FragmentTwin):
                 worker.memory[name], worker.since[name] = begin.copied(), []
                 worker.position[name] = 0.0
 
-    def _count(self, name: str, healthy: Sequence[LateAdamWorker]) -> None:
-        """Rho is the number of steps in Delta: an update counts by how far it goes."""
-        self._update[name] = sum(worker.position[name] for worker in healthy) / len(healthy)
-        self._rho[name] = self.recipe.eta * self._rho[name] + self._update[name]
+    def _groups(self, part: Part) -> tuple[Groups, float]:
+        """The groups that are averaged, each with its weight, and eta of this mean."""
+        leaders = range(0, len(self.workers), self.recipe.group)
+        well = [self.workers[number] for number in leaders if self._finite(part, number)]
+        return [(worker, 1 / len(well)) for worker in well], self.recipe.eta
 
-    def _next(self, name: str, healthy: Sequence[LateAdamWorker]) -> Memory:
+    def _count(self, name: str, groups: Groups, eta: float) -> None:
+        """Rho is the number of steps in Delta: an update counts by how far it goes."""
+        self._update[name] = sum(weight * worker.position[name] for worker, weight in groups)
+        self._rho[name] = eta * self._rho[name] + self._update[name]
+        self._ahead[name] = eta * self._rho[name]
+
+    def _next(self, name: str, groups: Groups) -> Memory:
         """The moments at the start model, as if all workers had it at the send."""
-        ends = [worker.memory[name] for worker in healthy]
+        ends = [(worker.memory[name], weight) for worker, weight in groups]
         begin, rule = self._begin[name], self._rules[name]
-        tau = sum(end.tau for end in ends) / len(ends)
+        tau = sum(weight * end.tau for end, weight in ends)
         if tau == 0:
             return begin
-        ahead = (
-            self._new_start * self.recipe.eta * self._rho[name] if self._symbols.corrected else 0.0
+        ahead = self._new_start * self._ahead[name] if self._symbols.corrected else 0.0
+        mean_m = torch.stack([weight * end.m for end, weight in ends]).sum(0)
+        mean_v = torch.stack([weight * end.v for end, weight in ends]).sum(0)
+        return Memory(
+            eq_18(mean_m, begin.m, rule.betas[0], tau, ahead),
+            eq_18(mean_v, begin.v, rule.betas[1], tau, ahead),
+            k=begin.k + tau + ahead,
+            product=begin.product * rule.product(begin.k, tau + ahead),
         )
-        m, v = (
-            eq_18(
-                torch.stack([getattr(end, kind) for end in ends]).mean(0), first, beta, tau, ahead
-            )
-            for kind, first, beta in zip("mv", (begin.m, begin.v), rule.betas, strict=True)
-        )
-        product = begin.product * rule.product(begin.k, tau + ahead)
-        return Memory(m, v, k=begin.k + tau + ahead, product=product)
 
     def _apply(self, part: Part) -> None:
         arrives = part.travelling is not None
         super()._apply(part)
         for name in part.names if arrives else ():
-            moved = self._update[name] + self.recipe.eta * self._rho[name]
+            moved = self._update[name] + self._ahead[name]
             if self.timing.merge != "progress":
                 for worker in self.workers:
                     worker.position[name] = self.timing.merge * (worker.position[name] - moved)
