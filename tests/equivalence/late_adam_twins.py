@@ -139,20 +139,30 @@ class LateAdamTwin(FragmentTwin):
 
 @dataclass(frozen=True, kw_only=True)
 class LateCase(AdamCase):
-    """A run with overlap."""
+    """A run with overlap.
+
+    Attributes:
+        twin_kind: class of the twin.
+        outer: outer step of the models, if it is not block momentum with a constant eta.
+
+    """
+
+    twin_kind: Any = LateAdamTwin
+    outer: Any = None
 
     def twin(self, net: nn.Module, names: Sequence[tuple[str, ...]]) -> Twin:
         """Its twin."""
         strategy: Any = self.strategy()
         sync, [own] = strategy.block_sync, names
         rules = Rules(of={name: self._rule(name) for name in own})
-        twin = LateAdamTwin(net, replace(self.recipe, tau=None, overlap=False), rules)
+        twin = self.twin_kind(net, replace(self.recipe, tau=None, overlap=False), rules)
         delay = sync.delay(sync.steps)
         timing = Timing(tau=sync.steps, n=sync.fragments, delay=delay, merge=sync.merge)
-        outer: Any = partial(block_momentum, eta=self.recipe.eta, zeta=1.0)
-        twin.begin(timing, outer, resets=False)
+        plain: Any = partial(block_momentum, eta=self.recipe.eta, zeta=1.0)
+        twin.begin(timing, self.outer or plain, resets=False)
         twin.faults = {fault.batch: fault.rank for fault in self.faults}
-        return twin
+        made: Twin = twin
+        return made
 
 
 def late_case(name: str, rule: Rule, *, group: int = 1, **settings: Any) -> LateCase:

@@ -16,6 +16,7 @@ from tests.equivalence.twins import Values
 from tests.equivalence.weighted_twins import (
     BlocksCase,
     WeightedAdamCase,
+    WeightedLateCase,
     batch,
     blocks_case,
     fit_by_samples,
@@ -57,6 +58,7 @@ CASES: list[Any] = [
     weighted("BMUF, groups, accumulation", BMUF, group=2, run={"accumulate": 2, "batches": 22}),
     weighted("a group alone has batches", DiLoCo, fragments=2, outer_lr=1.0, run=_ALONE, **AUTO),
     weighted("the same with a delay", BMUF, overlap=3, run=_ALONE),
+    blocks_case("late moments", **{**_ADAM, "kind": WeightedLateCase}, overlap=3, moments_every=2),
 ]
 
 

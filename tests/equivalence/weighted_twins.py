@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.equivalence.adam_cases import AdamCase
 from tests.equivalence.adam_twins import AdamTwin, Rules
 from tests.equivalence.cases import Case, case, make_module, make_trainer, make_twin, state_of
 from tests.equivalence.fragment_twins import FragmentCase, FragmentTwin, Part, fragment_case
+from tests.equivalence.late_adam_twins import Groups, LateAdamTwin, LateCase
 from tests.equivalence.tasks import Batch, batch_of, loss_on, rank_number
 from tests.equivalence.twins import Sgd, Twin, Values
 
@@ -132,6 +133,15 @@ class WeightedAdam(WeightedBlocks, AdamTwin):
     """Moments and step counts with the same weights and the same eta."""
 
 
+class WeightedLateAdam(WeightedTwin, LateAdamTwin):
+    """With overlap, the moments and step counts that were sent with the models."""
+
+    def _groups(self, part: Part) -> tuple[Groups, float]:
+        p, effective = shares(self._samples_of(part), self.recipe.group)
+        leaders = self.workers[:: self.recipe.group]
+        return list(zip(leaders, p, strict=True)), 1 - 1 / effective
+
+
 def diloco(w: Values, updates: Sequence[Values], *, nu: float) -> Any:
     """Algorithm 1 with mu = 1 - nu / N_eff of each mean."""
     w = {name: value.clone() for name, value in w.items()}
@@ -184,6 +194,14 @@ def weighted(name: str, sync: Any, *, group: int = 1, run: Any = None, **own: An
     elif sync is BMUF:
         outer = partial(bmuf, zeta=made.block_lr, c=made.c)
     return WeightedCase(**{**vars(plain), "outer": outer})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedLateCase(LateCase):
+    """A run of Adam with overlap."""
+
+    twin_kind: Any = WeightedLateAdam
+    outer: Any = field(default_factory=lambda: partial(bmuf, zeta=1.0, c=1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
