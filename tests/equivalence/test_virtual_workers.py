@@ -94,7 +94,7 @@ def _trained(system: str, **settings: Any) -> tuple[Tensor, int]:
     return torch.cat([weights(model), *buffers]), trainer.global_step
 
 
-QUICK = ("bmuf_gtc", "diloco_streaming")
+QUICK = ("bmuf_gtc", "diloco_streaming", "bmuf_adam_streaming")
 
 
 @pytest.mark.parametrize(
