@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_hier import BMUF, BMUFAdam, DiLoCo, ModelAveraging
+from lightning_hier import BMUF, BMUFAdam, DiLoCo, HierarchicalStrategy, ModelAveraging
 from tests.equivalence.adam_twins import Rule
 from tests.equivalence.cases import difference, identical, make_twin, state_of, train_batch
-from tests.equivalence.tasks import Batch, loss_on, make_net
+from tests.equivalence.tasks import Batch, loss_on, make_net, rank_number
 from tests.equivalence.twins import Values
 from tests.equivalence.weighted_twins import (
     BlocksCase,
@@ -24,6 +24,7 @@ from tests.equivalence.weighted_twins import (
     weighted,
 )
 from tests.ranks import run_ranks
+from tests.trainer.fitting import Net, fit, weights
 
 _ADAM: dict[str, Any] = {
     "kind": WeightedAdamCase, "sync": BMUFAdam, "rule": Rule(lr=0.02, betas=(0.5, 0.99)),
@@ -87,6 +88,13 @@ def test_moments_and_optimizers(case: Any, states: list[dict[str, Values]]) -> N
         assert difference(state[case.name], twin.global_model()) < 1e-10
 
 
+class Counted(Net):
+    """Ranks have different numbers of samples."""
+
+    def batch_samples(self, batch: Any) -> int:
+        return (1, 9, 3)[rank_number()]
+
+
 def _plain_loop(own: Any, world: int) -> Values:
     """SGD on the union of the batches of all groups."""
     net = make_net(own.net)
@@ -98,6 +106,20 @@ def _plain_loop(own: Any, world: int) -> Values:
         loss_on(union)(net).backward()
         optimizer.step()
     return state_of(net)
+
+
+def _still(batches: int) -> bool:
+    """Whether a model that does not learn keeps its bits, in float32."""
+    sync = BMUF(block_size=1, weighting="samples", block_momentum=0.5)
+    model = Counted(lr=0.0)
+    before = weights(model).clone()
+    fit(HierarchicalStrategy(group_size=1, block_sync=sync, warmup_steps=0), batches, model)
+    return torch.equal(weights(model), before)
+
+
+def test_weights_that_are_rounded_do_not_move_a_model() -> None:
+    """The sum of 1/13, 9/13 and 3/13 is not 1 in float32, and a run may have many blocks."""
+    assert run_ranks(_still, 3, 20) == [True] * 3
 
 
 _SENDS = [{}, {"across_dtype": "int8"}, {"across_density": 0.999}]

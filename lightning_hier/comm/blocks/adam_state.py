@@ -190,7 +190,7 @@ class AdamMoments(LocalState):
         if not participation.takes_part:
             self._taken.zero_()
         elif participation.weight is not None:
-            self._taken.mul_(participation.weight * self._models)
+            self._taken.mul_(participation.weight * self._models)  # the sum is divided by them
         self._exchange = (self._across.all_reduce_(self._taken, "steps"), self._taken)
 
     def advance_(self, tensor: Tensor, mean: Tensor, previous: Tensor | None) -> None:

@@ -223,10 +223,11 @@ class BlockSync(NamedArguments):
             from_updates: as in :class:`~lightning_hier.comm.blocks.outer_step.OuterStep`.
 
         """
+        # Weights are rounded, so that their sum is not exactly 1: models would shrink or grow.
         return BlockMomentumStep(
             self.filter_for(num_models),
             global_model,
-            from_updates=from_updates,
+            from_updates=from_updates or self.weighting == "samples",
             eta_of=self.eta_of(num_models),
         )
 

@@ -119,7 +119,8 @@ class BlockMomentumStep(OuterStep):
         global_model: as in :class:`OuterStep`.
         from_updates: as in :class:`OuterStep`.
         eta_of: computes eta of every mean from the effective number of models. A block then starts
-            from the look-ahead with eta of the last mean. None: eta is constant.
+            from the look-ahead with eta of the last mean, which updates are counted from. Requires
+            ``from_updates``. None: eta is constant.
 
     """
 
@@ -131,8 +132,7 @@ class BlockMomentumStep(OuterStep):
         from_updates: bool,
         eta_of: Callable[[float], float] | None = None,
     ) -> None:
-        # The start model depends on eta of the last mean, and updates are counted from it.
-        super().__init__(global_model, from_updates=from_updates or eta_of is not None)
+        super().__init__(global_model, from_updates=from_updates)
         self._filter = block_filter
         self._eta_of = eta_of
         if block_filter.keeps_update:
