@@ -12,7 +12,7 @@ from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
 from lightning_hier.planning.strategies import predict
-from lightning_hier.planning.synchronisation import Synchronisation, synchronise
+from lightning_hier.planning.synchronisation import synchronise
 from lightning_hier.planning.workload import Workload
 
 # overlap=True stands for the fewest steps that hide the exchange of a fragment.
@@ -47,7 +47,6 @@ LONG = 100
 
 # The papers use 8 to 400 steps. Shorter blocks do not improve accuracy, longer ones reduce it.
 _SHORTEST, _LONGEST = 10, 400
-_ROUNDING = 1 + 1e-9
 # Predictions may be so much too short, and a delay should suffice nevertheless.
 _MARGIN = 1.2
 _AS_FAST = 1.05
@@ -60,19 +59,13 @@ class Candidate:
     Attributes:
         settings: settings with the shortest delay and block.
         prediction: cost of training with it.
-        found: cost of the synchronisations of a block.
-        steps: steps in whose time the synchronisations of a block stop training.
-        wanted: steps of the shortest block of which the synchronisations cost ``ENOUGH``.
-        cost: share that they add to a step.
-        is_enough: whether they cost ``ENOUGH`` in blocks that are not too long.
+        cost: share of a step that the synchronisations add.
+        is_enough: whether it is at most ``ENOUGH`` in blocks that are not too long.
 
     """
 
     settings: Settings
     prediction: Prediction
-    found: Synchronisation
-    steps: float
-    wanted: int
     cost: float
     is_enough: bool
 
@@ -126,9 +119,9 @@ def choose(found: Sequence[Candidate]) -> Candidate:
     enough = [own for own in found if own.is_enough]
     if enough:
         return enough[0]
-    long = [own for own in found if own.cost <= ENOUGH * _ROUNDING]
+    long = [own for own in found if own.cost <= ENOUGH]
     if long:
-        return min(long, key=lambda own: own.wanted)
+        return min(long, key=lambda own: own.settings.block_size)
     fastest = min(own.prediction.step_s for own in found)
     return next(own for own in found if own.prediction.step_s <= _AS_FAST * fastest)
 
@@ -146,29 +139,23 @@ def _fitted(
     """The shortest delay that hides an exchange, and the shortest block that is cheap enough."""
     step_s = step_between_s(workload, network, settings)
     found, parts = synchronise(workload, network, settings), settings.fragments
-    travel = found.in_flight_s / step_s  # in steps
-    delay = math.inf if settings.overlap is True else int(settings.overlap)
-    chosen = bool(settings.overlap) and "overlap" not in fixed
-    if chosen:
-        delay = max(math.ceil(_MARGIN * travel), 1)
-    stopped = found.blocking_s / step_s + parts * max(travel - delay, 0.0)
-    # A fragment should arrive before the next one is sent.
-    busy = parts * (delay if chosen else min(delay, travel))
-    wanted = math.ceil(max(stopped / ENOUGH, busy))
-    least = max(_SHORTEST, parts, int(settings.overlap))
-    size = fixed.get("block_size", max(min(wanted, _LONGEST), least))
-    settings = replace(settings, block_size=size)
-    if chosen:
-        settings = replace(settings, overlap=min(int(delay), max(size // parts, 1)))
+    longest = fixed.get("block_size", _LONGEST)
+    shortest = fixed.get("block_size", max(_SHORTEST, parts, int(settings.overlap)))
+    if settings.overlap and "overlap" not in fixed:
+        delay = max(math.ceil(_MARGIN * found.in_flight_s / step_s), 1)
+        delay = min(delay, max(longest // parts, 1))
+        # A fragment arrives before the next one is sent.
+        shortest = max(shortest, min(parts * delay, longest))
+        settings = replace(settings, overlap=delay, block_size=shortest)
+    for size in range(shortest, max(shortest, longest) + 1):
+        settings = replace(settings, block_size=size)
+        cost = found.mean_step_s(step_s, settings) / step_s - 1
+        if cost <= ENOUGH:
+            break
     prediction = predict("hierarchical", workload, network, settings)
-    cost = prediction.step_s / step_s - 1
-    short = "block_size" in fixed or size <= LONG
     return Candidate(
         settings=settings,
         prediction=replace(prediction, strategy=settings.block_sync),
-        found=found,
-        steps=stopped,
-        wanted=wanted,
         cost=cost,
-        is_enough=short and cost <= ENOUGH * _ROUNDING,
+        is_enough=cost <= ENOUGH and ("block_size" in fixed or size <= LONG),
     )

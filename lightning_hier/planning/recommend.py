@@ -153,28 +153,18 @@ def _block_reasons(
     workload: Workload, network: Network, best: Candidate, compared: Sequence[Candidate]
 ) -> list[str]:
     """Cost of the synchronisations, why no other candidate, and sparse updates where it matters."""
-    settings, found = best.settings, best.found
-    steps, size = best.steps, settings.block_size
-    cost = (
-        f"The synchronisations of a block stop training for {found.blocking_s:.3g} s, {steps:.1f} "
-        f"steps: {best.cost:.1%} in blocks of {size} steps"
-    )
-    reasons = [cost + (f"; {ENOUGH:.0%} would take {best.wanted}." if best.wanted > size else ".")]
+    settings, pause_s = best.settings, best.prediction.pause_s
+    limits = f"at most {ENOUGH:.0%} in blocks of at most {LONG} steps"
+    reasons = [
+        f"Synchronisations cost {best.cost:.1%} of a step in blocks of {settings.block_size} "
+        f"steps, and stop training for {pause_s:.3g} s at a time."
+    ]
     if settings.overlap:
-        reasons.append(
-            f"A fragment is exchanged in {found.in_flight_s:.3g} s, during {settings.delay} steps."
-        )
-    number = compared.index(best)
+        reasons.append(f"Training continues for {settings.delay} steps during each exchange.")
     if not best.is_enough:
-        reasons.append(
-            f"No candidate costs at most {ENOUGH:.0%} in blocks of at most {LONG} steps. This one "
-            "comes closest."
-        )
-    elif number:
-        wanted = ", ".join(str(own.wanted) for own in compared[:number])
-        reasons.append(
-            f"Candidates that are preferred to it would need longer blocks: {wanted} steps."
-        )
+        reasons.append(f"No candidate costs {limits}. This one comes closest.")
+    elif best != compared[0]:
+        reasons.append(f"Of the candidates in order of preference, it is the first with {limits}.")
     if settings.across_dtype == SPARSE["across_dtype"] or settings.across_density < 1.0:
         reasons.append(_sparse_reason(workload, network, settings))
     return reasons

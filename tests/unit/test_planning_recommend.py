@@ -111,8 +111,9 @@ def test_a_delay_hides_an_exchange_that_takes_a_fifth_longer_than_predicted() ->
 
 @pytest.mark.parametrize("mbit_s", [100, 300, 1000, 10_000])
 def test_a_block_is_as_short_as_three_percent_of_its_steps_allow(mbit_s: float) -> None:
-    for own in recommend(LSTM, cluster(mbit_s, devices=1), {"overlap": False}).candidates:
-        size, cost_s = own.settings.block_size, own.found.blocking_s
+    network = cluster(mbit_s, devices=1)
+    for own in recommend(LSTM, network, {"overlap": False}).candidates:
+        size, cost_s = own.settings.block_size, synchronise(LSTM, network, own.settings).blocking_s
         assert cost_s / (size * LSTM.step_s) <= ENOUGH or size == 400
         assert size == 10 or cost_s / ((size - 1) * LSTM.step_s) > ENOUGH
 
