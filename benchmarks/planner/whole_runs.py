@@ -36,7 +36,7 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
         Settings(**_STREAMING, across_dtype="int4", across_density=0.02),
     ),
 }
-"""Strategy and settings by the names of ``benchmarks.performance.systems``, if they are measured."""
+"""Strategy and settings by the names of ``benchmarks.performance.systems``."""
 
 _KINDS = {"2 x 2, 1gbit, emulated": "1 Gbit/s", "2 x 2, 100mbit, emulated": "100 Mbit/s"}
 

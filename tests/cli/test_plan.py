@@ -92,6 +92,33 @@ def test_python_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "block_size" in second
 
 
+@pytest.mark.parametrize(
+    ("link", "mbit_s"),
+    [("10 Gbit/s", 10_000), ("1 Gbit/s", 1000), ("100 Mbit/s", 100), ("10 Mbit/s", 10)],
+)
+def test_the_table_of_choosing_is_what_it_recommends(
+    link: str, mbit_s: int, tmp_path: Path
+) -> None:
+    lines = Page.read("docs/choosing.md").lines
+    (row,) = [line for line in lines if line.startswith(f"| {link} |")]
+    _, _, sgd, adam, _ = map(str.strip, row.split("|"))
+    file = tmp_path / "plan.json"
+    for cell, optimizer in ((sgd, "sgd_momentum"), (adam, "adam")):
+        run(
+            f"--parameters 25e6 --step-s 0.15 --hosts 4 --devices 1 --between-mbit-s {mbit_s} "
+            f"--copy-gbyte-s 300 --optimizer {optimizer} --json {file}".split()
+        )
+        settings = json.loads(file.read_text())["recommended"]["settings"]
+        name = cell.split("`")[1].lower() if "`" in cell else "diloco"
+        assert settings["block_sync"] == name
+        shown = cell if "steps" in cell else sgd  # "the same"
+        assert f"{settings['block_size']} steps" in shown
+        assert (f"overlap={settings['overlap']}" in shown) == bool(settings["overlap"])
+        dtype = settings["across_dtype"]
+        assert dtype == ("int8" if "int8" in shown else "int4" if "int4" in shown else "same")
+        assert ("2% of the elements" in shown) == (settings["across_density"] == 0.02)
+
+
 def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
     file = tmp_path / "strategy.yaml"
     run([*SAID, "--between-mbit-s", "400000", "--yaml", str(file)])
