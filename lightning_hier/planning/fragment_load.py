@@ -66,8 +66,7 @@ class FragmentLoad:
         self._network, self._between = layout.network, layout.between_hosts
         self._senders = layout.inter_host_ranks
         self._sparse = settings.across_density < 1.0
-        quantised = settings.across_dtype != "same" or self._sparse
-        self._encodes = quantised and self._between.hosts > 1
+        self._encodes = settings.across_dtype != "same" or self._sparse
         shards = settings.fragments * (settings.group_size if settings.sharded else 1)
         self._parameters = math.ceil(workload.parameters / shards)
         self._buffers = math.ceil(workload.buffers / shards)
@@ -76,8 +75,9 @@ class FragmentLoad:
         self._bytes = elements * workload.element_bytes
         self._bytes_on_host = self._senders * layout.groups_per_host * self._bytes
         self._tensor_bytes = (3 if moments else 1) * workload.gradient_bytes / settings.fragments
-        self.chunks = math.ceil(elements / (_QUANTISED_CHUNK if quantised else _CHUNK))
-        self._sends_updates = quantised or settings.overlap or settings.block_sync == "diloco"
+        self.chunks = math.ceil(elements / (_QUANTISED_CHUNK if self._encodes else _CHUNK))
+        diloco = settings.block_sync == "diloco"
+        self._sends_updates = self._encodes or bool(settings.overlap) or diloco
 
     def report(self) -> Load:
         """Health reports of all ranks, which must have arrived before any rank sends its model."""
@@ -149,11 +149,13 @@ class FragmentLoad:
         """Passes of the codecs, which run between two steps also if the exchange overlaps."""
         if not self._encodes:
             return Load()
-        hosts, density = self._between.size, self._settings.across_density
-        passes = 2 * _DECODE + _ENCODE * (1 + 1 / hosts)
-        selected = _SELECT + _SCATTER * density * hosts
+        size, density = self._between.size, self._settings.across_density
+        passes = 2 * _DECODE + _ENCODE * (1 + 1 / size)
+        selected = _SELECT + _SCATTER * density * size
         total = self._parameters * (selected if self._sparse else passes) + self._moments * passes
-        return Load(copied_bytes=self._senders * self._workload.element_bytes * total)
+        # On a single host, every group exchanges with the others.
+        encoders = self._senders * (size if self._between.hosts == 1 else 1)
+        return Load(copied_bytes=encoders * self._workload.element_bytes * total)
 
     def apply(self) -> Load:
         """Outer step on each inter-host rank, and copy into all parameters."""

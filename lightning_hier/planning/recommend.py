@@ -165,7 +165,8 @@ def _block_reasons(
         reasons.append(f"No candidate costs {limits}. This one comes closest.")
     elif best != compared[0]:
         reasons.append(f"Of the candidates in order of preference, it is the first with {limits}.")
-    if settings.across_dtype == SPARSE["across_dtype"] or settings.across_density < 1.0:
+    small = settings.across_dtype == SPARSE["across_dtype"] or settings.across_density < 1.0
+    if small and network.hosts > 1:
         reasons.append(_sparse_reason(workload, network, settings))
     return reasons
 

@@ -117,8 +117,7 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     # the start of a block.
     vectors = 1.0 + (settings.block_sync != "model_averaging")
     vectors += 2.0 * bool(settings.overlap) + 2.0 * settings.moments
-    if network.hosts > 1:
-        vectors += _error_vectors(workload, settings, layout.between_hosts.size)
+    vectors += _error_vectors(workload, settings, layout.between_hosts.size)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
     share = 1 / settings.group_size if settings.sharded else 1.0
     return buffer + share * vectors * workload.gradient_bytes

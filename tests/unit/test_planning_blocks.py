@@ -69,6 +69,16 @@ def test_a_delay_does_not_hide_the_passes_of_a_codec() -> None:
     assert int8 - exact == pytest.approx(4.5 * MODEL / 1e9)
 
 
+def test_on_one_host_every_group_quantises_and_keeps_errors() -> None:
+    slow = Processor(cores=1, copy_bytes_per_second=1e9)
+    one = replace(FOUR, hosts=1, devices=4, processor=slow)
+    exact, int8 = (Settings(overlap=20, across_dtype=dtype) for dtype in ("same", "int8"))
+    cost_s = [synchronise(WORK, one, own).blocking_s for own in (exact, int8)]
+    assert cost_s[1] - cost_s[0] == pytest.approx(4 * 4.5 * MODEL / 1e9)
+    held = [synchronisation_memory_bytes(WORK, one, own) for own in (exact, int8)]
+    assert held[1] - held[0] == 1.25 * MODEL
+
+
 def test_int4_has_half_a_byte_and_a_scale_for_128_elements() -> None:
     """Each host sends three rows of a quarter of the elements, and three of sums."""
     work = replace(WORK, parameters=4 * 512 * 4000)
