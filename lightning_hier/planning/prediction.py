@@ -62,11 +62,6 @@ class Settings:
                     f"{name} must be at most block_size, got {name}={getattr(self, name)} and "
                     f"block_size={self.block_size}"
                 )
-        if self.overlap and self.moments:
-            raise ValueError(
-                f"overlap={self.overlap} does not support Adam's moments, because they would be "
-                "late: set overlap=False, or block_sync='diloco'"
-            )
 
     @property
     def moments(self) -> bool:

@@ -123,7 +123,7 @@ def _own(strategy: str, network: Network, settings: Settings) -> Settings:
         "gtc": {"group_size": network.ranks, "density": density},
         "model_averaging": {"group_size": 1, "block_sync": "model_averaging"},
         "bmuf": {"group_size": 1, "block_sync": "bmuf"},
-        "bmuf_adam": {"group_size": 1, "block_sync": "bmuf_adam", "overlap": False},
+        "bmuf_adam": {"group_size": 1, "block_sync": "bmuf_adam"},
         "diloco": {"density": None, "block_sync": "diloco"},
         "bmuf_gtc": {"density": density, "block_sync": "bmuf"},
         "hierarchical": {},

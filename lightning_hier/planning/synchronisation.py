@@ -113,10 +113,11 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     layout = _layout(network, settings)
     if layout.models == 1:
         return 0.0
-    # W; Delta or the momentum of DiLoCo; block-start weights and update in flight; the moments at
-    # the start of a block.
-    vectors = 1.0 + (settings.block_sync != "model_averaging")
-    vectors += 2.0 * bool(settings.overlap) + 2.0 * settings.moments
+    # W; Delta or the momentum of DiLoCo; block-start weights and update in flight; both moments at
+    # the start of a block and, with a delay, when they were sent and in flight.
+    late = bool(settings.overlap)
+    vectors = 1.0 + (settings.block_sync != "model_averaging") + 2.0 * late
+    vectors += 2.0 * settings.moments * (1.0 + 2.0 * late)
     vectors += _error_vectors(workload, settings, layout.between_hosts.size)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
     share = 1 / settings.group_size if settings.sharded else 1.0

@@ -51,6 +51,7 @@ def test_the_yaml_makes_the_strategy(tmp_path: Path) -> None:
         "--optimizer adam",
         "--optimizer adam --moments-every 3 --fragments 2",
         "--optimizer adam --overlap 5",
+        "--optimizer adam --overlap 5 --group-size 1 --across-dtype int4",
         "--group-size 1",
         "--group-size 1 --block-sync model_averaging --overlap",
         "--density 0.02",

@@ -68,6 +68,10 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
         Settings(block_sync="bmuf_adam", moments_every=2),
         partial(_workers, lh.BMUFAdam, moments_every=2, local_beta1="keep"),
     ),
+    "moments with overlap": (
+        Settings(block_sync="bmuf_adam", overlap=True),
+        partial(BMUF_ADAM, block_size=BLOCK, overlap=True),
+    ),
     "leader, 5%": (Settings(group_size=2, **_SPARSE), partial(_groups, "leader", **_SPARSE)),
     "sharded, 5%": (
         Settings(group_size=2, sharded=True, **_SPARSE),

@@ -30,7 +30,7 @@ NET = Workload(parameters=LAYERS * EACH, tensors=LAYERS, step_s=1.0, optimizer="
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "model_averaging": (lh.ModelAveraging, {}),
     "bmuf": (lh.BMUF, {"across_dtype": "int4", "fragments": 4}),
-    "bmuf_adam": (lh.BMUFAdam, {"moments_every": 3, "across_dtype": "int8"}),
+    "bmuf_adam": (lh.BMUFAdam, {"moments_every": 3, "across_dtype": "int8", "overlap": 4}),
     "diloco": (lh.DiLoCo, {"fragments": 4, "overlap": 2, "across_density": 0.02}),
 }
 
