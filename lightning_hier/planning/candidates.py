@@ -49,6 +49,7 @@ LONG = 100
 _SHORTEST, _LONGEST = 10, 400
 # Predictions may be so much too short, and a delay should suffice nevertheless.
 _MARGIN = 1.2
+# Step time, relative to the fastest, up to which the preference decides.
 _AS_FAST = 1.05
 
 

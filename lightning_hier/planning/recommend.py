@@ -98,7 +98,13 @@ def recommend(
     else:
         prediction = best.prediction
         reasons = [f"DDP would keep {kept:.0%} of the speed.", *reasons]
-        reasons += _block_reasons(workload, network, best, compared)
+        limits = f"at most {ENOUGH:.0%}"
+        if "block_size" not in fixed:
+            limits += f" in blocks of at most {LONG} steps"
+        reasons += _block_reasons(best, compared, limits)
+        small = best.settings.across_dtype == "int4" or best.settings.across_density < 1.0
+        if small and network.hosts > 1:
+            reasons.append(_sparse_reason(workload, network, best.settings))
     return Recommendation(
         strategy=strategy,
         arguments=arguments,
@@ -149,12 +155,9 @@ def _density(workload: Workload, network: Network, settings: Settings) -> tuple[
     )
 
 
-def _block_reasons(
-    workload: Workload, network: Network, best: Candidate, compared: Sequence[Candidate]
-) -> list[str]:
-    """Cost of the synchronisations, why no other candidate, and sparse updates where it matters."""
+def _block_reasons(best: Candidate, compared: Sequence[Candidate], limits: str) -> list[str]:
+    """Cost of the synchronisations, and why no other candidate."""
     settings, pause_s = best.settings, best.prediction.pause_s
-    limits = f"at most {ENOUGH:.0%} in blocks of at most {LONG} steps"
     reasons = [
         f"Synchronisations cost {best.cost:.1%} of a step in blocks of {settings.block_size} "
         f"steps, and stop training for {pause_s:.3g} s at a time."
@@ -165,9 +168,6 @@ def _block_reasons(
         reasons.append(f"No candidate costs {limits}. This one comes closest.")
     elif best != compared[0]:
         reasons.append(f"Of the candidates in order of preference, it is the first with {limits}.")
-    small = settings.across_dtype == SPARSE["across_dtype"] or settings.across_density < 1.0
-    if small and network.hosts > 1:
-        reasons.append(_sparse_reason(workload, network, settings))
     return reasons
 
 

@@ -149,6 +149,7 @@ def test_fixed_settings_are_kept() -> None:
     free = recommend(LSTM, cluster(100), fixed)
     assert free.arguments == {**fixed, "fragments": 4, "overlap": free.settings.overlap}
     assert 1 <= free.settings.overlap <= 77 / 4
+    assert any(reason.endswith("the first with at most 3%.") for reason in free.reasons)
 
 
 @pytest.mark.parametrize(
