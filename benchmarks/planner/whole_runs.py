@@ -6,11 +6,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from benchmarks.performance.figures import Figures
 from benchmarks.performance.results import REPORTED, Results
 from benchmarks.planner.comparison import Comparison, Section
 from lightning_hier.planning import Network, Prediction, Settings, Workload, predict
+
+_STREAMING: dict[str, Any] = {"fragments": 5, "overlap": 9}
 
 SETTINGS: dict[str, tuple[str, Settings]] = {
     "ddp": ("ddp", Settings()),
@@ -25,6 +28,13 @@ SETTINGS: dict[str, tuple[str, Settings]] = {
     "bmuf_gtc": ("bmuf_gtc", Settings(group_size=2)),
     "bmuf_gtc_overlap": ("bmuf_gtc", Settings(group_size=2, overlap=True)),
     "bmuf_adam": ("bmuf_adam", Settings()),
+    "diloco": ("diloco", Settings()),
+    "diloco_streaming": ("diloco", Settings(**_STREAMING)),
+    "diloco_streaming_int8": ("diloco", Settings(**_STREAMING, across_dtype="int8")),
+    "diloco_streaming_sparse": (
+        "diloco",
+        Settings(**_STREAMING, across_dtype="int4", across_density=0.02),
+    ),
 }
 """Strategy and settings by the names of ``benchmarks.performance.systems``."""
 

@@ -110,14 +110,14 @@ def predict(settings: Settings, alone: StepTimes, bits_per_second: float) -> flo
     if system.block_sync is None:
         return planning.predict("ddp", work, network).step_s
     compressed = system.gradient_sync and isinstance(system.gradient_sync(settings.density), GTC)
+    # The planner does not model an averaged momentum. Adam's two moments cost more than it.
+    averages_state = system.block_sync(1).averages_state
     blocks = planning.Settings(
+        block_sync="bmuf_adam" if averages_state else "bmuf",
         block_size=settings.block_size,
         group_size=settings.group_size,
         density=settings.density if compressed else None,
     )
-    if system.block_sync(1).averages_state:
-        # The planner does not model an averaged momentum. Adam's two moments cost more than it.
-        work = replace(work, optimizer="adam")
     return planning.predict("hierarchical", work, network, blocks).step_s
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from lightning_hier.algorithms.arguments import check_choice, check_share, check_whole
 from lightning_hier.comm.blocks.exchange import AcrossDtype
+
+BlockSyncName = Literal["model_averaging", "bmuf", "bmuf_adam", "diloco"]
+"""Block synchronisations by the name of their preset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,39 +18,60 @@ class Settings:
     """Arguments of the strategies that affect their cost. Each strategy uses its own.
 
     Attributes:
-        block_size: steps of a block.
+        block_sync: synchronisation of the models of the groups.
+        block_size: steps of a block; with a `block_rule`, of the shortest.
         group_size: ranks that train one model, for strategies with groups.
         density: fraction of the elements that GTC sends. None: exact gradients.
         across_dtype: dtype of models between hosts.
         across_density: share of the elements of an update that is sent between hosts.
-        overlap: whether models are exchanged during the next block.
+        fragments: parts of the model that are synchronised one after the other in a block.
+        overlap: steps during which a fragment is exchanged. True: those of a block.
+        moments_every: blocks between two exchanges of Adam's moments, with ``"bmuf_adam"``.
         sharded: whether all ranks of a group exchange one shard each, or only the first rank.
-        moments: whether Adam's moments are exchanged with the model.
-        block_momentum: whether a rank keeps the block momentum.
         push_period: mini-batches of a node between two pushes of two-stage ASGD.
         double_buffering: whether devices of two-stage ASGD compute during a push.
 
     """
 
+    block_sync: BlockSyncName = "bmuf"
     block_size: int = 50
     group_size: int = 1
     density: float | None = 0.01
     across_dtype: AcrossDtype = "same"
     across_density: float = 1.0
-    overlap: bool = False
+    fragments: int = 1
+    overlap: bool | int = False
+    moments_every: int = 1
     sharded: bool = False
-    moments: bool = False
-    block_momentum: bool = True
     push_period: int = 4
     double_buffering: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "group_size", "push_period"):
+        for name in ("block_size", "group_size", "fragments", "moments_every", "push_period"):
             check_whole(name, getattr(self, name))
         if self.density is not None and not 0 < self.density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {self.density!r}")
+        check_choice("block_sync", self.block_sync, get_args(BlockSyncName))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
         check_share("across_density", self.across_density)
+        if not isinstance(self.overlap, bool):
+            check_whole("overlap", self.overlap, least=0)
+        for name in ("fragments", "overlap"):
+            if int(getattr(self, name)) > self.block_size:
+                raise ValueError(
+                    f"{name} must be at most block_size, got {name}={getattr(self, name)} and "
+                    f"block_size={self.block_size}"
+                )
+
+    @property
+    def moments(self) -> bool:
+        """Whether Adam's moments are exchanged with the model."""
+        return self.block_sync == "bmuf_adam"
+
+    @property
+    def delay(self) -> int:
+        """Steps between sending a fragment and applying its mean."""
+        return self.block_size if self.overlap is True else int(self.overlap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +85,8 @@ class Prediction:
         alone_s: seconds of a step without communication.
         step_s: mean seconds of a step, including its share of a synchronisation.
         host_bytes: bytes that the busiest host sends to other hosts in a mean step.
+        peak_bytes: bytes of models that a host sends to other hosts in the largest synchronisation.
+        pause_s: longest time in which no rank trains because of a synchronisation.
         memory_bytes: model, gradients, optimizer state and tensors of the strategy, without
             activations, on the rank that needs most.
 
@@ -73,6 +99,8 @@ class Prediction:
     step_s: float
     host_bytes: float
     memory_bytes: float
+    peak_bytes: float = 0.0
+    pause_s: float = 0.0
 
     @property
     def efficiency(self) -> float:

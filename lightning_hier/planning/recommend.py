@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lightning_hier.planning.gradients import exchange, step_with_gradients_s
+from lightning_hier.planning.candidates import (
+    ENOUGH,
+    LONG,
+    SPARSE,
+    Candidate,
+    candidates,
+    choose,
+    step_between_s,
+)
 from lightning_hier.planning.layout import Layout
 from lightning_hier.planning.network import Network
 from lightning_hier.planning.prediction import Prediction, Settings
@@ -16,12 +24,21 @@ from lightning_hier.planning.strategies import predict
 from lightning_hier.planning.synchronisation import sparse_break_even, synchronise
 from lightning_hier.planning.workload import Workload
 
-# Fraction of the speed that DDP must keep, and fractions of a step that gradients in a group,
-# groups, and synchronisations (with overlap) may cost.
-_FAST_ENOUGH, _FREE, _SHARE, _OVERLAPPED_SHARE = 0.9, 0.05, 0.10, 0.03
-# The papers use 8 to 400 steps. Shorter blocks do not improve accuracy, longer ones reduce it. From
-# 200 on, they reduce it more than a delay of one block does (two_tiered_bmuf_gtc, Table 2).
-_SHORTEST, _LONG, _LONGEST = 10, 200, 400
+# Fraction of the speed that DDP must keep, and fractions of a step that gradients in a group and
+# groups may cost.
+_FAST_ENOUGH, _FREE, _SHARE = 0.9, 0.05, 0.10
+_CLASSES = {
+    "model_averaging": "ModelAveraging",
+    "bmuf": "BMUF",
+    "bmuf_adam": "BMUFAdam",
+    "diloco": "DiLoCo",
+}
+# Arguments of DiLoCo for short blocks (docs/choosing.md) and sparse updates (docs/algorithms.md).
+_OUTER: dict[str, Any] = {"outer_momentum": "auto"}
+_SPARSE_OUTER: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0}
+# Settings of a block synchronisation, and those of them that are not arguments of the presets.
+_BLOCK = ("across_dtype", "across_density", "fragments", "overlap", "moments_every")
+_COMPONENT = ("across_density", "moments_every")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +51,7 @@ class Recommendation:
         settings: settings of all strategies, also if DDP is recommended.
         prediction: cost of the recommended strategy.
         reasons: one sentence for each rule.
+        candidates: all block synchronisations that were compared, in order of preference.
 
     """
 
@@ -42,6 +60,7 @@ class Recommendation:
     settings: Settings
     prediction: Prediction
     reasons: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
 
 
 def recommend(
@@ -59,36 +78,47 @@ def recommend(
 
     """
     fixed = fixed or {}
-    settings = Settings(**fixed, moments=workload.optimizer == "adam")
+    settings = _first_settings(fixed)
     Layout(network=network, group_size=settings.group_size)
     rules = {"group_size": _group_size, "density": _density, "push_period": _push_period}
-    if "block_size" not in fixed:
-        rules["across_dtype" if settings.moments else "overlap"] = _remedy
-        rules["block_size"] = _block_size
     reasons = []
     for name, rule in rules.items():
         if name not in fixed:
             value, reason = rule(workload, network, settings)
             settings = replace(settings, **{name: value})  # type: ignore[arg-type]
             reasons += [reason] if reason else []
-    if settings.across_density < 1.0:
-        reasons.append(_sparse_reason(workload, network, settings))
-    strategy, arguments = _strategy_class(settings)
+    compared = candidates(workload, network, settings, fixed)
+    best = choose(compared)
+    strategy, arguments = _strategy_class(best.settings)
     prediction = predict("ddp", workload, network)
     kept = prediction.efficiency
     if kept >= _FAST_ENOUGH:
         strategy, arguments = "ddp", {}
         reasons = [f"DDP keeps {kept:.0%} of the speed, so no other strategy is needed."]
     else:
-        prediction = predict("hierarchical", workload, network, settings)
-        reasons.insert(0, f"DDP would keep {kept:.0%} of the speed.")
+        prediction = best.prediction
+        reasons = [f"DDP would keep {kept:.0%} of the speed.", *reasons]
+        limits = f"at most {ENOUGH:.0%}"
+        if "block_size" not in fixed:
+            limits += f" in blocks of at most {LONG} steps"
+        reasons += _block_reasons(best, compared, limits)
+        small = best.settings.across_dtype == "int4" or best.settings.across_density < 1.0
+        if small and network.hosts > 1:
+            reasons.append(_sparse_reason(workload, network, best.settings))
     return Recommendation(
         strategy=strategy,
         arguments=arguments,
-        settings=settings,
+        settings=best.settings,
         prediction=prediction,
         reasons=tuple(reasons),
+        candidates=tuple(compared),
     )
+
+
+def _first_settings(fixed: Mapping[str, Any]) -> Settings:
+    """The settings that are fixed, in a block that is long enough for them."""
+    least = max(int(fixed.get(name, 0)) for name in ("fragments", "overlap"))
+    return Settings(**{"block_size": max(Settings.block_size, least), **fixed})
 
 
 def _group_size(workload: Workload, network: Network, settings: Settings) -> tuple[int, str]:
@@ -97,7 +127,7 @@ def _group_size(workload: Workload, network: Network, settings: Settings) -> tup
     if devices == 1 or network.hosts == 1:
         return 1, "Every rank trains its own model."
     costs = (
-        _step_s(workload, network, replace(settings, group_size=devices, density=density))
+        step_between_s(workload, network, replace(settings, group_size=devices, density=density))
         / workload.step_s
         - 1
         for density in (None, settings.density)
@@ -115,8 +145,8 @@ def _density(workload: Workload, network: Network, settings: Settings) -> tuple[
     """Exact gradients if they add at most 5% to a step, or less than compressed ones."""
     if settings.group_size == 1:
         return None, ""
-    exact = _step_s(workload, network, replace(settings, density=None)) / workload.step_s - 1
-    compressed = _step_s(workload, network, settings) / workload.step_s - 1
+    exact = step_between_s(workload, network, replace(settings, density=None)) / workload.step_s - 1
+    compressed = step_between_s(workload, network, settings) / workload.step_s - 1
     if exact <= max(_FREE, compressed):
         return None, f"Exact gradients add {exact:.1%} to a step, so compression is not needed."
     return settings.density, (
@@ -125,46 +155,35 @@ def _density(workload: Workload, network: Network, settings: Settings) -> tuple[
     )
 
 
-def _remedy(workload: Workload, network: Network, settings: Settings) -> tuple[Any, str]:
-    """Overlap if blocks would be longer than 200 steps without it.
-
-    With Adam, models and moments are exchanged in bfloat16 instead, because the effect of late
-    moments on learning has not been measured.
-    """
-    size, _ = _block_size(workload, network, settings)
-    if size <= _LONG:
-        return (settings.across_dtype if settings.moments else False), ""
-    how = "in bfloat16" if settings.moments else "during the next block"
-    reason = f"Blocks would take {size} steps: models are exchanged {how}."
-    return ("bfloat16" if settings.moments else True), reason
-
-
-def _block_size(workload: Workload, network: Network, settings: Settings) -> tuple[int, str]:
-    """The shortest block whose synchronisation costs at most 10% of its steps, 3% with overlap."""
-    share = _OVERLAPPED_SHARE if settings.overlap else _SHARE
-    found, step_s = synchronise(workload, network, settings), _step_s(workload, network, settings)
-    # With overlap, the exchange must also end before the next block ends.
-    wanted = math.ceil(max(found.blocking_s / (share * step_s), found.in_flight_s / step_s))
-    size = min(max(wanted, _SHORTEST), _LONGEST)
-    cost = found.mean_step_s(step_s, size) / step_s - 1
-    reason = (
-        f"A synchronisation costs {found.blocking_s:.3g} s, {found.blocking_s / step_s:.1f} steps: "
-        f"{cost:.1%} in blocks of {size} steps"
-    )
-    return size, reason + (f"; {share:.0%} would take {wanted}." if wanted > size else ".")
+def _block_reasons(best: Candidate, compared: Sequence[Candidate], limits: str) -> list[str]:
+    """Cost of the synchronisations, and why no other candidate."""
+    settings, pause_s = best.settings, best.prediction.pause_s
+    reasons = [
+        f"Synchronisations cost {best.cost:.1%} of a step in blocks of {settings.block_size} "
+        f"steps, and stop training for {pause_s:.3g} s at a time."
+    ]
+    if settings.overlap:
+        reasons.append(f"Training continues for {settings.delay} steps during each exchange.")
+    if not best.is_enough:
+        reasons.append(f"No candidate costs {limits}. This one comes closest.")
+    elif best != compared[0]:
+        reasons.append(f"Of the candidates in order of preference, it is the first with {limits}.")
+    return reasons
 
 
 def _sparse_reason(workload: Workload, network: Network, settings: Settings) -> str:
     """Bytes of a sparse exchange, which grow with the number of hosts, and of a dense one."""
+    if settings.across_density == 1.0:
+        settings = replace(settings, across_density=SPARSE["across_density"])
     sparse, dense = (
         synchronise(workload, network, own).host_bytes / 1e6
         for own in (settings, replace(settings, across_density=1.0))
     )
     hosts = sparse_break_even(workload.element_bytes, settings)
     return (
-        f"A host sends {sparse:.3g} MB in a synchronisation with across_density="
-        f"{settings.across_density:g}, and {dense:.3g} MB with 1. Sparse updates send fewer bytes "
-        f"on up to {math.floor(hosts)} hosts."
+        f"A host sends {sparse:.3g} MB in a block with across_density={settings.across_density:g}, "
+        f"and {dense:.3g} MB with 1. Sparse updates send fewer bytes on up to {math.floor(hosts)} "
+        "hosts."
     )
 
 
@@ -173,32 +192,27 @@ def _push_period(workload: Workload, network: Network, settings: Settings) -> tu
     return (cluster_of(workload, network).best_push_period() if network.hosts > 1 else 1), ""
 
 
-def _step_s(workload: Workload, network: Network, settings: Settings) -> float:
-    """Seconds of a step between two synchronisations."""
-    group = Layout(network=network, group_size=settings.group_size).group
-    gradients = exchange(workload, group, network, settings.density)
-    return step_with_gradients_s(workload, network, gradients)
-
-
 def _strategy_class(settings: Settings) -> tuple[str, dict[str, Any]]:
     """The class of a strategy with these settings, and its arguments."""
+    kind = _CLASSES[settings.block_sync]
     block: dict[str, Any] = {"block_size": settings.block_size}
-    if settings.across_dtype != Settings.across_dtype:
-        block["across_dtype"] = settings.across_dtype
-    if settings.overlap:
-        block["overlap"] = True
-    sparse = settings.across_density < 1.0  # not an argument of the presets
-    if sparse:
-        block["across_density"] = settings.across_density
-    if settings.group_size == 1 and not sparse:
-        return ("BMUFAdamStrategy" if settings.moments else "BMUFStrategy"), block
+    for name in _BLOCK:
+        if getattr(settings, name) != getattr(Settings, name):
+            block[name] = getattr(settings, name)
+    if kind == "DiLoCo":
+        block |= _SPARSE_OUTER if settings.across_density < 1.0 else _OUTER
+    is_flat = not any(name in block for name in _COMPONENT)
     group: dict[str, Any] = {"group_size": settings.group_size}
     compresses = settings.density is not None and settings.group_size > 1
     density = {"density": settings.density} if compresses else {}
-    if density and not settings.moments and not sparse:
+    if is_flat and kind == "DiLoCo" and not density:
+        return "DiLoCoStrategy", group | block
+    if is_flat and settings.group_size == 1:
+        return f"{kind}Strategy", block
+    if is_flat and kind == "BMUF" and density:
         return "BMUFGTCStrategy", group | density | block
     group["gradient_sync"] = _component("GTC", density) if density else _component("AllReduce", {})
-    group["block_sync"] = _component("BMUFAdam" if settings.moments else "BMUF", block)
+    group["block_sync"] = _component(kind, block)
     return "HierarchicalStrategy", group
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +19,21 @@ from lightning_hier.planning.synchronisation import synchronisation_memory_bytes
 from lightning_hier.planning.workload import Workload
 
 # Settings of each strategy that a prediction lists.
-_BLOCKS = ("block_size", "across_dtype", "across_density", "overlap")
-_TIERS = ("group_size", "density", *_BLOCKS)
+_BLOCKS = ("block_size", "across_dtype", "across_density", "fragments", "overlap")
+_TIERS = ("group_size", "density", *_BLOCKS, "moments_every")
 _SHOWN: dict[str, tuple[str, ...]] = {
     "ddp": (),
     "gtc": ("density",),
     "model_averaging": _BLOCKS,
     "bmuf": _BLOCKS,
-    "bmuf_adam": _BLOCKS,
+    "bmuf_adam": (*_BLOCKS, "moments_every"),
+    "diloco": ("group_size", *_BLOCKS),
     "bmuf_gtc": _TIERS,
     "hierarchical": _TIERS,
 }
 STRATEGIES = (*_SHOWN, "two_stage_asgd", "psp")
+# Values of settings that have no effect. A density of 1 of GTC is shown, and is not exact.
+_NO_EFFECT = {"group_size": 1, "across_density": 1.0, "fragments": 1, "moments_every": 1}
 
 
 def predict(
@@ -66,7 +70,7 @@ def predict_all(workload: Workload, network: Network, settings: Settings) -> lis
 
     """
     adam = workload.optimizer == "adam"
-    names = ["ddp", "gtc", "model_averaging", "bmuf_adam" if adam else "bmuf"]
+    names = ["ddp", "gtc", "model_averaging", "bmuf_adam" if adam else "bmuf", "diloco"]
     if settings.group_size > 1:
         names.append("hierarchical" if adam else "bmuf_gtc")
     names += ["two_stage_asgd", "psp"]
@@ -77,43 +81,51 @@ def _predict_tiers(
     strategy: str, workload: Workload, network: Network, settings: Settings
 ) -> Prediction:
     """Gradients inside groups at every step, models across groups at the end of each block."""
-    settings = _own(strategy, workload, network, settings)
+    settings = _own(strategy, network, settings)
     group = Layout(network=network, group_size=settings.group_size).group
     gradients = exchange(workload, group, network, settings.density)
     step_s = step_with_gradients_s(workload, network, gradients)
     block, tau = synchronise(workload, network, settings), settings.block_size
-    shown = {name: getattr(settings, name) for name in _SHOWN[strategy]}
     return Prediction(
         strategy=strategy,
-        settings={n: value for n, value in shown.items() if _is_shown(n, value)},
+        settings=_shown(_SHOWN[strategy], settings),
         ranks=network.ranks,
         alone_s=workload.step_s,
-        step_s=block.mean_step_s(step_s, tau),
+        step_s=block.mean_step_s(step_s, settings),
         host_bytes=gradients.overlapped.nic_bytes + (block.host_bytes + block.control_bytes) / tau,
         memory_bytes=workload.model_bytes
         + workload.gradient_bytes
         + workload.state_bytes
         + gradient_memory_bytes(workload, group, settings.density)
         + synchronisation_memory_bytes(workload, network, settings),
+        peak_bytes=block.peak_bytes,
+        pause_s=block.pause_s + block.outlasting_s(step_s, settings),
     )
 
 
-def _is_shown(name: str, value: Any) -> bool:
-    """Whether a setting has an effect. A density of 1 of GTC is shown, and is not exact."""
-    return value not in (None, False, "same") and (name, value) != ("across_density", 1.0)
+def _shown(names: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """The settings with these names that have an effect."""
+    values = {name: getattr(settings, name) for name in names}
+    if not settings.moments:
+        values.pop("moments_every", None)
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (None, False, "same") and _NO_EFFECT.get(name) != value
+    }
 
 
-def _own(strategy: str, workload: Workload, network: Network, settings: Settings) -> Settings:
+def _own(strategy: str, network: Network, settings: Settings) -> Settings:
     """The settings with the groups, gradients and blocks of the strategy."""
     density = settings.density or Settings.density
-    moments = {"moments": True}
     own: dict[str, dict[str, Any]] = {
         "ddp": {"group_size": network.ranks, "density": None},
         "gtc": {"group_size": network.ranks, "density": density},
-        "model_averaging": {"group_size": 1, "block_momentum": False},
-        "bmuf": {"group_size": 1},
-        "bmuf_adam": {"group_size": 1, **moments},
-        "bmuf_gtc": {"density": density},
-        "hierarchical": moments if workload.optimizer == "adam" else {},
+        "model_averaging": {"group_size": 1, "block_sync": "model_averaging"},
+        "bmuf": {"group_size": 1, "block_sync": "bmuf"},
+        "bmuf_adam": {"group_size": 1, "block_sync": "bmuf_adam"},
+        "diloco": {"density": None, "block_sync": "diloco"},
+        "bmuf_gtc": {"density": density, "block_sync": "bmuf"},
+        "hierarchical": {},
     }
-    return replace(settings, **({"moments": False} | own[strategy]))
+    return replace(settings, **own[strategy])

@@ -46,8 +46,20 @@ def test_it_prints_a_table_and_why(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_yaml_makes_the_strategy(tmp_path: Path) -> None:
     file = tmp_path / "strategy.yaml"
-    for more in ([], ["--optimizer", "adam"], ["--group-size", "1"], ["--density", "0.02"]):
-        run([*SAID, *more, "--yaml", str(file)])
+    for more in (
+        "",
+        "--optimizer adam",
+        "--optimizer adam --moments-every 3 --fragments 2",
+        "--optimizer adam --overlap 5",
+        "--optimizer adam --overlap 5 --group-size 1 --across-dtype int4",
+        "--group-size 1",
+        "--group-size 1 --block-sync model_averaging --overlap",
+        "--density 0.02",
+        "--between-mbit-s 50",
+        "--between-mbit-s 5",
+        "--between-mbit-s 5 --block-sync diloco --overlap 0 --across-dtype int4",
+    ):
+        run([*SAID, *more.split(), "--yaml", str(file)])
         trainer = yaml.safe_load(file.read_text())["trainer"]
         assert (trainer["num_nodes"], trainer["devices"]) == (4, 2)
         _made(trainer["strategy"])
@@ -81,10 +93,55 @@ def test_python_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "block_size" in second
 
 
+@pytest.mark.parametrize(
+    ("link", "mbit_s"),
+    [("10 Gbit/s", 10_000), ("1 Gbit/s", 1000), ("100 Mbit/s", 100), ("10 Mbit/s", 10)],
+)
+def test_the_table_of_choosing_is_what_it_recommends(
+    link: str, mbit_s: int, tmp_path: Path
+) -> None:
+    lines = Page.read("docs/choosing.md").lines
+    (row,) = [line for line in lines if line.startswith(f"| {link} |")]
+    _, _, sgd, adam, _ = map(str.strip, row.split("|"))
+    file = tmp_path / "plan.json"
+    for cell, optimizer in ((sgd, "sgd_momentum"), (adam, "adam")):
+        run(
+            f"--parameters 25e6 --step-s 0.15 --hosts 4 --devices 1 --between-mbit-s {mbit_s} "
+            f"--copy-gbyte-s 300 --optimizer {optimizer} --json {file}".split()
+        )
+        settings = json.loads(file.read_text())["recommended"]["settings"]
+        name = cell.split("`")[1].lower() if "`" in cell else "diloco"
+        assert settings["block_sync"] == name
+        shown = cell if "steps" in cell else sgd  # "the same"
+        assert f"{settings['block_size']} steps" in shown
+        assert (f"overlap={settings['overlap']}" in shown) == bool(settings["overlap"])
+        dtype = settings["across_dtype"]
+        assert dtype == ("int8" if "int8" in shown else "int4" if "int4" in shown else "same")
+        assert ("2% of the elements" in shown) == (settings["across_density"] == 0.02)
+
+
 def test_ddp_is_a_name_in_the_yaml(tmp_path: Path) -> None:
     file = tmp_path / "strategy.yaml"
     run([*SAID, "--between-mbit-s", "400000", "--yaml", str(file)])
     assert yaml.safe_load(file.read_text())["trainer"]["strategy"] == "ddp"
+
+
+def test_block_synchronisations_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    run([*SAID, "--between-mbit-s", "100", "--json", str(file)])
+    _, table = capsys.readouterr().out.split("block synchronisations, preferred ones first:\n")
+    head, *rows = table.split("\n\n")[0].splitlines()
+    assert head.split()[:2] == ["strategy", "settings"] and head.endswith("MB of a rank")
+    found = json.loads(file.read_text())["recommended"]["candidates"]
+    assert len(rows) == len(found) == 5
+    for row, own in zip(rows, found, strict=True):
+        assert row.startswith(own["strategy"]) and len(row) == len(head)
+        assert f"{own['peak_bytes'] / 1e6:.3g}" in row and f"{1e3 * own['pause_s']:.3g}" in row
+    assert "across_dtype int4, across_density 0.02, fragments 4, overlap" in rows[-1]
+    run([*SAID, "--between-mbit-s", "400000"])
+    assert "block synchronisations" not in capsys.readouterr().out
 
 
 def test_the_json_holds_all_predictions(tmp_path: Path) -> None:
@@ -121,6 +178,9 @@ def test_what_was_measured_need_not_be_said(
         (" ".join([*SAID, "--between-mbit-s", "0"]), "bytes_per_second must be a finite number"),
         (" ".join([*SAID, "--density", "0"]), "density must be above 0 and at most 1, got 0"),
         (" ".join([*SAID, "--push-period", "0"]), "push_period must be a whole number"),
+        (" ".join([*SAID, "--fragments", "0"]), "fragments must be a whole number"),
+        (" ".join([*SAID, "--overlap", "9", "--block-size", "8"]), "overlap must be at most"),
+        (" ".join([*SAID, "--moments-every", "2"]), "moments_every=2 needs optimizer='adam'"),
     ],
 )
 def test_a_mistake_is_a_value_error_that_says_what_would_be_right(args: str, says: str) -> None:

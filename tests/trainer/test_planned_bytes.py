@@ -30,7 +30,19 @@ def _groups(across: Any, group_size: int = 2, **sync: Any) -> lh.HierarchicalStr
     return HIERARCHICAL(group_size=group_size, block_sync=block_sync)
 
 
+def _workers(make: Any, **sync: Any) -> lh.HierarchicalStrategy:
+    return HIERARCHICAL(group_size=1, block_sync=make(block_size=BLOCK, **sync))
+
+
 _SPARSE: Any = {"across_density": 0.05}
+# One of the two fragments has a step left when the last block ends. The global models at the end of
+# the epoch and at the end of training contain it, so it is sent twice more.
+PARTS: Any = {
+    "fragments, int4": {"fragments": 2, "across_dtype": "int4"},
+    "fragments, overlap, 5% in int4": {
+        "fragments": 2, "overlap": 1, "across_dtype": "int4", **_SPARSE
+    },
+}  # fmt: skip
 BLOCKS: dict[str, tuple[Settings, Any]] = {
     "bmuf": (Settings(), partial(BMUF, block_size=BLOCK)),
     "bmuf, int8": (
@@ -47,7 +59,19 @@ BLOCKS: dict[str, tuple[Settings, Any]] = {
         partial(_groups, "auto", 1, across_dtype="int4", **_SPARSE),
     ),
     "bmuf, overlap": (Settings(overlap=True), partial(BMUF, block_size=BLOCK, overlap=True)),
-    "bmuf_adam": (Settings(moments=True), partial(BMUF_ADAM, block_size=BLOCK)),
+    "bmuf_adam": (Settings(block_sync="bmuf_adam"), partial(BMUF_ADAM, block_size=BLOCK)),
+    **{
+        name: (Settings(block_sync="diloco", **own), partial(_workers, lh.DiLoCo, **own))
+        for name, own in PARTS.items()
+    },
+    "moments every 2 blocks": (
+        Settings(block_sync="bmuf_adam", moments_every=2),
+        partial(_workers, lh.BMUFAdam, moments_every=2, local_beta1="keep"),
+    ),
+    "moments with overlap": (
+        Settings(block_sync="bmuf_adam", overlap=True),
+        partial(BMUF_ADAM, block_size=BLOCK, overlap=True),
+    ),
     "leader, 5%": (Settings(group_size=2, **_SPARSE), partial(_groups, "leader", **_SPARSE)),
     "sharded, 5%": (
         Settings(group_size=2, sharded=True, **_SPARSE),
@@ -100,12 +124,13 @@ def test_models(ranks: list[dict[str, dict[str, int]]], name: str) -> None:
     planned = synchronise(NET, HOSTS, settings)
     for host in (ranks[:2], ranks[2:]):
         sent = sum(own[name]["models"] for own in host)
-        assert sent == STEPS // BLOCK * planned.host_bytes
+        again = 2 * planned.peak_bytes if name in PARTS else 0
+        assert sent == STEPS // BLOCK * planned.host_bytes + again
 
 
 def test_step_counts_of_adam(ranks: list[dict[str, dict[str, int]]]) -> None:
     """They are in the small bytes, beside the statuses of all ranks."""
-    with_counts = synchronise(NET, HOSTS, Settings(moments=True)).control_bytes
+    with_counts = synchronise(NET, HOSTS, Settings(block_sync="bmuf_adam")).control_bytes
     without = synchronise(NET, HOSTS, Settings()).control_bytes
     # A ring of all ranks leaves a host once, however many of them it has.
     assert ranks[0]["bmuf_adam"]["steps"] == STEPS // BLOCK * (with_counts - without)

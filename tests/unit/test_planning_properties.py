@@ -63,14 +63,17 @@ def networks(draw: st.DrawFn, least_hosts: int = 1) -> Network:
 def settings_for(draw: st.DrawFn, network: Network) -> Settings:
     """With groups that fit the hosts."""
     sizes = [n for n in (1, 2, 4, 8) if network.devices % n == 0]
+    block_size = draw(st.integers(1, 400))
     return Settings(
-        block_size=draw(st.integers(1, 400)),
+        block_size=block_size,
         group_size=draw(st.sampled_from(sizes)),
         density=draw(st.floats(1e-5, 0.5)),
         push_period=draw(st.integers(1, 100)),
         across_dtype=draw(st.sampled_from(["same", "bfloat16", "int8", "int4"])),
         across_density=draw(st.sampled_from([1.0, 1.0, 0.02])),
-        overlap=draw(st.booleans()),
+        fragments=draw(st.integers(1, min(block_size, 8))),
+        overlap=draw(st.booleans() | st.integers(0, block_size)),
+        moments_every=draw(st.integers(1, 6)),
     )
 
 
@@ -142,9 +145,27 @@ def test_overlap_is_never_slower_where_memory_is_free(
     free = Processor(copy_bytes_per_second=FREE)
     network = replace(network, processor=free)
     plain = Settings(block_size=block_size, across_dtype=across_dtype)
+    some = replace(plain, overlap=(block_size + 1) // 2)
     late = replace(plain, overlap=True)
-    one, other = (predict("bmuf", workload, network, own) for own in (plain, late))
-    assert other.step_s <= one.step_s * ROUNDING
+    one, two, other = (predict("bmuf", workload, network, own) for own in (plain, some, late))
+    assert other.step_s <= two.step_s * ROUNDING and two.step_s <= one.step_s * ROUNDING
+
+
+@given(plans(least_hosts=2), st.integers(2, 8))
+def test_fragments_pause_no_longer_and_send_as_much(
+    plan: tuple[Workload, Network, Settings], fragments: int
+) -> None:
+    """But for what is rounded up to whole quantisation groups and selected elements."""
+    workload, network, settings = plan
+    whole = replace(settings, block_size=400, fragments=1, overlap=False, across_dtype="same")
+    whole = replace(whole, across_density=1.0)
+    one, parts = (
+        predict("diloco", workload, network, own)
+        for own in (whole, replace(whole, fragments=fragments))
+    )
+    assert parts.pause_s <= one.pause_s * ROUNDING and parts.step_s >= one.step_s / ROUNDING
+    rounding = 2 * (fragments * network.ranks) * workload.element_bytes
+    assert parts.peak_bytes * fragments == pytest.approx(one.peak_bytes, abs=2 * rounding)
 
 
 @given(workloads, st.sampled_from([1, 2, 4, 8]))

@@ -14,6 +14,7 @@ from lightning_hier.cli.commands import INSTALL
 from lightning_hier.cli.mistakes import CommandParser
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.planning import Link, Measurement, Network, Processor, Workload, size_of
+from lightning_hier.planning.prediction import BlockSyncName
 from lightning_hier.planning.workload import OptimizerName
 
 _TEXT = """\
@@ -37,13 +38,16 @@ _DEFAULTS = {
     "within": {"bytes_per_second": 100e9 / 8, "latency_s": 20e-6},
 }
 SETTINGS = (
+    "block_sync",
     "block_size",
     "group_size",
     "density",
     "push_period",
     "across_dtype",
     "across_density",
+    "fragments",
     "overlap",
+    "moments_every",
 )
 _FLAG: dict[str, Any] = {"action": "store_true", "default": None}
 _COUNT: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -80,13 +84,17 @@ def parser() -> argparse.ArgumentParser:
     add("--element-bytes", **_COUNT, help="bytes of a parameter (4)")
     add("--on-cores", **_FLAG, help="steps run on the cores that send messages")
     add = command.add_argument_group("settings; the others are recommended").add_argument
+    add("--block-sync", choices=get_args(BlockSyncName), help="synchronisation of models")
     add("--block-size", **_COUNT, help="steps of a block")
     add("--group-size", **_COUNT, help="ranks that train one model")
     add("--density", **_NUMBER, help="fraction of the elements that GTC sends")
     add("--push-period", **_COUNT, help="push period of two-stage ASGD")
     add("--across-dtype", choices=get_args(AcrossDtype), help="dtype of models between hosts")
     add("--across-density", **_NUMBER, help="fraction of the elements that hosts exchange")
-    add("--overlap", **_FLAG, help="exchange models during the next block")
+    add("--fragments", **_COUNT, help="parts of the model that are exchanged one after the other")
+    overlap = _COUNT | {"nargs": "?", "const": True}
+    add("--overlap", **overlap, help="exchange models during N steps, by default a block; 0: never")
+    add("--moments-every", **_COUNT, help="blocks between two exchanges of Adam's moments")
     return command
 
 

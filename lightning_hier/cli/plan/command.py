@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,8 +37,12 @@ def run(args: list[str]) -> None:
     arguments = parser().parse_args(args)
     network, workload = cluster_and_work(arguments)
     recommended = recommend(workload, network, given(arguments, *SETTINGS))
-    predictions = predict_all(workload, network, recommended.settings)
-    _print_table(workload, network, predictions)
+    predictions = predict_all(workload, network, recommended.candidates[0].settings)
+    _print_cluster(workload, network)
+    _print_table(predictions)
+    if recommended.strategy != "ddp":
+        print("\nblock synchronisations, preferred ones first:")
+        _print_table([own.prediction for own in recommended.candidates], compared=True)
     _print_recommended(recommended, network.devices)
     if arguments.yaml is not None:
         arguments.yaml.write_text(_as_yaml(recommended, network))
@@ -48,13 +52,17 @@ def run(args: list[str]) -> None:
             "workload": asdict(workload),
             "network": asdict(network),
             "predictions": [prediction.as_dict() for prediction in predictions],
-            "recommended": asdict(recommended) | {"prediction": recommended.prediction.as_dict()},
+            "recommended": asdict(recommended)
+            | {
+                "prediction": recommended.prediction.as_dict(),
+                "candidates": [own.prediction.as_dict() for own in recommended.candidates],
+            },
         }
         arguments.json.write_text(json.dumps(values, indent=2) + "\n")
         print(f"\nwritten: {arguments.json}")
 
 
-def _print_table(workload: Workload, network: Network, predictions: Sequence[Prediction]) -> None:
+def _print_cluster(workload: Workload, network: Network) -> None:
     between, within = network.between, network.within
     print(
         f"{workload.name}: {workload.parameters / 1e6:.4g} million parameters, "
@@ -63,21 +71,29 @@ def _print_table(workload: Workload, network: Network, predictions: Sequence[Pre
         f"{8e-6 * between.bytes_per_second:.4g} Mbit/s and {1e3 * between.latency_s:.3g} ms, "
         f"inside {8e-9 * within.bytes_per_second:.4g} Gbit/s and {1e6 * within.latency_s:.3g} us\n"
     )
-    shown = [
-        ", ".join(f"{name} {value}" for name, value in prediction.settings.items())
-        for prediction in predictions
-    ]
-    width = max(map(len, shown))
-    print(
-        f"{'strategy':<15} {'settings':<{width}}   ms a step  efficiency  speedup  "
-        "MB a host and step  MB of a rank"
-    )
-    for found, settings in zip(predictions, shown, strict=True):
-        print(
-            f"{found.strategy:<15} {settings:<{width}} {1e3 * found.step_s:>11.4g} "
-            f"{found.efficiency:>11.1%} {found.speedup:>8.1f} {found.host_bytes / 1e6:>19.3g} "
-            f"{found.memory_bytes / 1e6:>13.0f}"
-        )
+
+
+def _print_table(predictions: Sequence[Prediction], *, compared: bool = False) -> None:
+    """Print a row for each prediction. ``compared``: with pauses, in place of the speedup."""
+    columns: dict[str, Callable[[Prediction], str]] = {
+        "strategy": lambda own: own.strategy,
+        "settings": lambda own: ", ".join(f"{n} {value}" for n, value in own.settings.items()),
+        "ms a step": lambda own: f"{1e3 * own.step_s:.4g}",
+        "efficiency": lambda own: f"{own.efficiency:.1%}",
+        "speedup": lambda own: f"{own.speedup:.1f}",
+        "MB a host and step": lambda own: f"{own.host_bytes / 1e6:.3g}",
+        "MB at once": lambda own: f"{own.peak_bytes / 1e6:.3g}",
+        "ms of pause": lambda own: f"{1e3 * own.pause_s:.3g}",
+        "MB of a rank": lambda own: f"{own.memory_bytes / 1e6:.0f}",
+    }
+    for name in ("speedup",) if compared else ("MB at once", "ms of pause"):
+        del columns[name]
+    cells = [list(columns), *([cell(own) for cell in columns.values()] for own in predictions)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        texts = (c.ljust(w) for c, w in zip(row[:2], widths[:2], strict=True))
+        numbers = (c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True))
+        print("  ".join([*texts, *numbers]))
 
 
 def _print_recommended(recommended: Recommendation, devices: int) -> None:

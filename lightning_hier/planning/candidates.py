@@ -1,0 +1,158 @@
+"""Block synchronisations in the order in which they are preferred, each with its shortest block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lightning_hier.planning.gradients import exchange, step_with_gradients_s
+from lightning_hier.planning.layout import Layout
+from lightning_hier.planning.network import Network
+from lightning_hier.planning.prediction import Prediction, Settings
+from lightning_hier.planning.strategies import predict
+from lightning_hier.planning.synchronisation import synchronise
+from lightning_hier.planning.workload import Workload
+
+# overlap=True stands for the fewest steps that hide the exchange of a fragment.
+_LATE: dict[str, Any] = {"fragments": 4, "overlap": True}
+SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
+
+PREFERENCE: tuple[Mapping[str, Any], ...] = (
+    {"block_sync": "bmuf"},
+    {"block_sync": "bmuf", "across_dtype": "int8"},
+    {"block_sync": "bmuf", "across_dtype": "int8", **_LATE},
+    {"block_sync": "bmuf", "across_dtype": "int4", **_LATE},
+    {"block_sync": "diloco", **SPARSE, **_LATE},
+)
+"""Settings by risk for what the model learns, least first: exact, dense and without delay."""
+
+ADAM_PREFERENCE: tuple[Mapping[str, Any], ...] = (
+    {"block_sync": "bmuf_adam"},
+    {"block_sync": "bmuf_adam", "across_dtype": "int8"},
+    {"block_sync": "bmuf_adam", "across_dtype": "int8", "moments_every": 3},
+    {"block_sync": "diloco", "across_dtype": "int8"},
+    {"block_sync": "diloco", "across_dtype": "int8", **_LATE},
+    {"block_sync": "diloco", "across_dtype": "int4", **_LATE},
+    {"block_sync": "diloco", **SPARSE, **_LATE},
+)
+"""The same for Adam. The effect of moments that are late has not been measured."""
+
+ENOUGH = 0.03
+"""Share of a step that synchronisations may add."""
+
+LONG = 100
+"""Steps of a block up to which a synchronisation is preferred to the next one."""
+
+# The papers use 8 to 400 steps. Shorter blocks do not improve accuracy, longer ones reduce it.
+_SHORTEST, _LONGEST = 10, 400
+# Predictions may be so much too short, and a delay should suffice nevertheless.
+_MARGIN = 1.2
+# Step time, relative to the fastest, up to which the preference decides.
+_AS_FAST = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A block synchronisation on a network.
+
+    Attributes:
+        settings: settings with the shortest delay and block.
+        prediction: cost of training with it.
+        cost: share of a step that the synchronisations add.
+        is_enough: whether it is at most ``ENOUGH`` in blocks that are not too long.
+
+    """
+
+    settings: Settings
+    prediction: Prediction
+    cost: float
+    is_enough: bool
+
+
+def candidates(
+    workload: Workload, network: Network, settings: Settings, fixed: Mapping[str, Any]
+) -> list[Candidate]:
+    """All candidates in order of preference.
+
+    Args:
+        workload: training of one rank.
+        network: hosts and links.
+        settings: groups and gradients.
+        fixed: fields of :class:`Settings` that the user has set.
+
+    Raises:
+        ValueError: the fixed fields do not suit the optimizer.
+
+    """
+    adam = workload.optimizer == "adam"
+    moments = [name for name in fixed if name == "moments_every" or fixed[name] == "bmuf_adam"]
+    if moments and not adam:
+        raise ValueError(
+            f"{moments[0]}={fixed[moments[0]]} needs optimizer='adam', got {workload.optimizer!r}"
+        )
+    found: dict[Settings, Candidate] = {}
+    for option in ADAM_PREFERENCE if adam else PREFERENCE:
+        if moments and option["block_sync"] != "bmuf_adam":
+            continue
+        if not fixed.get("overlap", True) and "overlap" in option:
+            option = {n: value for n, value in option.items() if n not in _LATE}
+        try:
+            own = replace(settings, **{**option, **fixed})
+        except ValueError:  # a fixed block has too few steps
+            continue
+        if own not in found:
+            found[own] = _fitted(workload, network, own, fixed)
+    return list(found.values())
+
+
+def choose(found: Sequence[Candidate]) -> Candidate:
+    """The first one that is enough.
+
+    If none is, the shortest of the blocks that cost ``ENOUGH``. If all cost more, the first one
+    that is about as fast as the fastest.
+    """
+    enough = [own for own in found if own.is_enough]
+    if enough:
+        return enough[0]
+    long = [own for own in found if own.cost <= ENOUGH]
+    if long:
+        return min(long, key=lambda own: own.settings.block_size)
+    fastest = min(own.prediction.step_s for own in found)
+    return next(own for own in found if own.prediction.step_s <= _AS_FAST * fastest)
+
+
+def step_between_s(workload: Workload, network: Network, settings: Settings) -> float:
+    """Seconds of a step between two synchronisations."""
+    group = Layout(network=network, group_size=settings.group_size).group
+    gradients = exchange(workload, group, network, settings.density)
+    return step_with_gradients_s(workload, network, gradients)
+
+
+def _fitted(
+    workload: Workload, network: Network, settings: Settings, fixed: Mapping[str, Any]
+) -> Candidate:
+    """The shortest delay that hides an exchange, and the shortest block that is cheap enough."""
+    step_s = step_between_s(workload, network, settings)
+    found, parts = synchronise(workload, network, settings), settings.fragments
+    longest = fixed.get("block_size", _LONGEST)
+    shortest = fixed.get("block_size", max(_SHORTEST, parts, int(settings.overlap)))
+    if settings.overlap and "overlap" not in fixed:
+        delay = max(math.ceil(_MARGIN * found.in_flight_s / step_s), 1)
+        delay = min(delay, max(longest // parts, 1))
+        # A fragment arrives before the next one is sent.
+        shortest = max(shortest, min(parts * delay, longest))
+        settings = replace(settings, overlap=delay, block_size=shortest)
+    for size in range(shortest, max(shortest, longest) + 1):
+        settings = replace(settings, block_size=size)
+        cost = found.mean_step_s(step_s, settings) / step_s - 1
+        if cost <= ENOUGH:
+            break
+    prediction = predict("hierarchical", workload, network, settings)
+    return Candidate(
+        settings=settings,
+        prediction=replace(prediction, strategy=settings.block_sync),
+        cost=cost,
+        is_enough=cost <= ENOUGH and ("block_size" in fixed or size <= LONG),
+    )

@@ -1,0 +1,77 @@
+"""The planner's memory is what the blocks of real ranks hold."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import lightning_hier as lh
+from benchmarks.performance.memory import tensor_bytes
+from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
+from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.tiers import RankLayout
+from lightning_hier.comm.traffic import Traffic
+from lightning_hier.comm.worker import Worker
+from lightning_hier.planning import Link, Network, Settings, Workload
+from lightning_hier.planning.synchronisation import synchronisation_memory_bytes
+from tests.ranks import run_ranks
+
+# Fragments and their chunks consist of whole quantisation groups.
+LAYERS, EACH = 4, 1 << 16
+LINK = Link(bytes_per_second=1e9)
+HOSTS = Network(hosts=2, devices=1, within=LINK, between=LINK)
+NET = Workload(parameters=LAYERS * EACH, tensors=LAYERS, step_s=1.0, optimizer="adam")
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model_averaging": (lh.ModelAveraging, {}),
+    "bmuf": (lh.BMUF, {"across_dtype": "int4", "fragments": 4}),
+    "bmuf_adam": (lh.BMUFAdam, {"moments_every": 3, "across_dtype": "int8", "overlap": 4}),
+    "diloco": (lh.DiLoCo, {"fragments": 4, "overlap": 2, "across_density": 0.02}),
+}
+
+
+def _held() -> dict[str, int]:
+    dist.init_process_group("gloo")
+    return {name: _added(make(block_size=8, **own)) for name, (make, own) in CASES.items()}
+
+
+def _added(config: Any) -> int:
+    """Bytes of tensors that the blocks add to the model and the state of Adam."""
+    module = nn.ParameterList(nn.Parameter(torch.zeros(EACH)) for _ in range(LAYERS))
+    optimizer = torch.optim.Adam(module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    worker = Worker()
+    worker.count_optimizers(1)
+    communicators = Communicators.build(
+        RankLayout.two_tiers(1, 2),
+        device=torch.device("cpu"),
+        timeout=timedelta(seconds=100),
+        traffic=Traffic(),
+        host_of=[0, 1],
+    )
+    before = tensor_bytes()
+    blocks = BlockSynchroniser(
+        module, [optimizer], config, communicators=communicators, worker=worker
+    )
+    blocks.before_step()
+    return tensor_bytes() - before
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, int]]:
+    return run_ranks(_held, 2, ranks_per_node=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory(ranks: list[dict[str, int]], name: str) -> None:
+    settings: Any = {"block_sync": name, **CASES[name][1]}
+    planned = synchronisation_memory_bytes(NET, HOSTS, Settings(**settings))
+    for own in ranks:
+        assert own[name] == pytest.approx(planned, rel=0.001)

@@ -1,0 +1,172 @@
+"""Costs of block synchronisation on a network whose numbers can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lightning_hier.planning import Link, Network, Processor, Settings, Workload, predict
+from lightning_hier.planning.synchronisation import (
+    synchronisation_memory_bytes,
+    synchronise,
+)
+
+# Four hosts at 100 Mbit/s, whose memory is free. The ring sends 2 * 3/4 of 32 MB: 48 MB in 3.84 s.
+FOUR = Network(
+    hosts=4,
+    devices=1,
+    within=Link(bytes_per_second=1e10),
+    between=Link(bytes_per_second=12.5e6),
+    processor=Processor(copy_bytes_per_second=1e18),
+)
+WORK = Workload(parameters=8_000_000, step_s=0.1)
+MODEL = 32e6
+# Health reports take 15 microseconds.
+CLOSE = 1e-3
+
+
+def test_fragments_divide_the_largest_synchronisation_and_the_pause() -> None:
+    whole, parts = (synchronise(WORK, FOUR, Settings(fragments=n)) for n in (1, 4))
+    assert whole.host_bytes == whole.peak_bytes == 48e6
+    assert whole.blocking_s == whole.pause_s == pytest.approx(3.84, rel=CLOSE)
+    assert parts.host_bytes == 48e6 and parts.peak_bytes == 12e6
+    assert parts.blocking_s == pytest.approx(3.84, rel=CLOSE)
+    assert parts.pause_s == pytest.approx(0.96, rel=CLOSE)
+    # Every synchronisation has health reports, of 64 bytes to each of three hosts.
+    assert whole.control_bytes == 192 and parts.control_bytes == 768
+
+
+@pytest.mark.parametrize(
+    ("settings", "step_s", "pause_s"),
+    [
+        # A fragment takes 9.6 steps: all of it is hidden, or all but six steps.
+        ({"block_size": 40, "fragments": 4, "overlap": 10}, 0.1, 0.0),
+        ({"block_size": 40, "fragments": 4, "overlap": 6}, 0.1 + 4 * 0.36 / 40, 0.36),
+        # The link needs 38.4 steps for each block, however long a fragment may travel.
+        ({"block_size": 20, "fragments": 4, "overlap": True}, 3.84 / 20, 0.46),
+        ({"block_size": 20, "overlap": True}, 3.84 / 20, 1.84),
+        ({"block_size": 40, "overlap": True}, 0.1, 0.0),
+    ],
+)
+def test_a_delay_hides_what_fits_into_its_steps(
+    settings: Any, step_s: float, pause_s: float
+) -> None:
+    found = predict("diloco", WORK, FOUR, Settings(**settings))
+    assert found.step_s == pytest.approx(step_s, rel=CLOSE)
+    assert found.pause_s == pytest.approx(pause_s, rel=CLOSE, abs=1e-4)
+    assert found.host_bytes == pytest.approx(48e6 / settings["block_size"], rel=CLOSE)
+
+
+def test_a_delay_does_not_hide_the_passes_of_a_codec() -> None:
+    """Each host decodes 1 + 1 models, and encodes its model and a quarter: 4.5 copies."""
+    network = replace(FOUR, processor=Processor(copy_bytes_per_second=1e9))
+    exact, int8 = (
+        synchronise(WORK, network, Settings(overlap=20, across_dtype=dtype)).blocking_s
+        for dtype in ("same", "int8")
+    )
+    assert int8 - exact == pytest.approx(4.5 * MODEL / 1e9)
+
+
+def test_on_one_host_every_group_quantises_and_keeps_errors() -> None:
+    slow = Processor(cores=1, copy_bytes_per_second=1e9)
+    one = replace(FOUR, hosts=1, devices=4, processor=slow)
+    exact, int8 = (Settings(overlap=20, across_dtype=dtype) for dtype in ("same", "int8"))
+    cost_s = [synchronise(WORK, one, own).blocking_s for own in (exact, int8)]
+    assert cost_s[1] - cost_s[0] == pytest.approx(4 * 4.5 * MODEL / 1e9)
+    held = [synchronisation_memory_bytes(WORK, one, own) for own in (exact, int8)]
+    assert held[1] - held[0] == 1.25 * MODEL
+
+
+def test_int4_has_half_a_byte_and_a_scale_for_128_elements() -> None:
+    """Each host sends three rows of a quarter of the elements, and three of sums."""
+    work = replace(WORK, parameters=4 * 512 * 4000)
+    row = 512 * 4000 * (1 / 2 + 4 / 128)
+    assert synchronise(work, FOUR, Settings(across_dtype="int4")).host_bytes == 6 * row
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 32])
+def test_sparse_updates_go_to_every_other_host(hosts: int) -> None:
+    """82 of each 4096 elements, in chunks of 256, 256, 256 and 232 blocks.
+
+    A whole chunk has 41 groups of 512 values, the last one 38, with half a byte, 1/32 for the
+    scale, and two bytes for the position of each of 20992 or 19024 elements.
+    """
+    work = replace(WORK, parameters=4096 * 1000)
+    settings = Settings(across_density=0.02, across_dtype="int4")
+    payload = 3 * (41 * 512 * 17 // 32 + 2 * 20992) + 38 * 512 * 17 // 32 + 2 * 19024
+    assert payload == 207_792
+    found = synchronise(work, replace(FOUR, hosts=hosts), settings)
+    assert found.host_bytes == (hosts - 1) * payload
+
+
+def test_moments_that_are_exchanged_in_every_third_block() -> None:
+    """Three models, then one and one. The largest synchronisation has three."""
+    settings = Settings(block_sync="bmuf_adam", moments_every=3)
+    found = synchronise(WORK, FOUR, settings)
+    assert found.host_bytes == pytest.approx(48e6 * 5 / 3)
+    assert found.peak_bytes == 3 * 48e6
+    assert found.blocking_s == pytest.approx(3.84 * 5 / 3, rel=CLOSE)
+    assert found.pause_s == pytest.approx(3 * 3.84, rel=CLOSE)
+
+
+def test_moments_travel_with_their_fragment() -> None:
+    """Three models take 28.8 steps for each of four fragments."""
+    settings = Settings(block_sync="bmuf_adam", block_size=120, fragments=4, overlap=29)
+    assert predict("bmuf_adam", WORK, FOUR, settings).step_s == pytest.approx(0.1, rel=CLOSE)
+    short = replace(settings, overlap=19)
+    found = predict("bmuf_adam", WORK, FOUR, short)
+    assert found.step_s == pytest.approx(0.1 + 4 * 0.98 / 120, rel=CLOSE)
+
+
+def test_buffers_are_not_quantised() -> None:
+    exact, quantised = Settings(), Settings(across_dtype="int4")
+    work = replace(WORK, buffers=1000)
+    for settings in (exact, quantised):
+        more, less = (synchronise(own, FOUR, settings).host_bytes for own in (work, WORK))
+        assert more - less == 1.5 * 4 * 1000
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "buffer, W": {"block_sync": "model_averaging"},
+    "and Delta": {"block_sync": "bmuf"},
+    "and the outer momentum": {"block_sync": "diloco"},
+    "and block-start weights and update in flight": {"block_sync": "diloco", "overlap": 5},
+    "and errors of values and sums": {"block_sync": "diloco", "across_dtype": "int4"},
+    "and errors of values": {"block_sync": "diloco", "across_density": 0.02},
+    "and moments, in buffer and at the start": {"block_sync": "bmuf_adam", "moments_every": 3},
+    "and moments that were sent and are in flight": {"block_sync": "bmuf_adam", "overlap": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "models"), [*zip(MODELS, (2, 3, 3, 5, 4.25, 4, 7, 13), strict=True)]
+)
+def test_memory_in_models(name: str, models: float) -> None:
+    for fragments in (1, 4):
+        settings: Any = {"fragments": fragments, **MODELS[name]}
+        found = synchronisation_memory_bytes(WORK, FOUR, Settings(**settings))
+        assert found == models * MODEL
+
+
+def test_errors_of_16_bit_models_have_32_bits() -> None:
+    half = replace(WORK, element_bytes=2)
+    settings = Settings(across_density=0.02)
+    assert synchronisation_memory_bytes(half, FOUR, settings) == (3 + 2) * MODEL / 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"fragments": 51}, "fragments must be at most block_size, got fragments=51 and"),
+        ({"overlap": 51}, "overlap must be at most block_size, got overlap=51 and block_size=50"),
+        ({"overlap": -1}, "overlap must be a whole number of at least 0"),
+        ({"moments_every": 0}, "moments_every must be a whole number of at least 1"),
+        ({"block_sync": "sgd"}, "block_sync must be"),
+    ],
+)
+def test_settings_that_no_strategy_has_are_refused(settings: Any, says: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Settings(**settings)
+    assert says in str(raised.value)
