@@ -39,22 +39,36 @@ class GroupMean:
         if self._codec is not None:
             self._errors = like.new_zeros((self._models, length))
             self._error_of_sum = like.new_zeros(length)
-            self._payload = torch.empty(self._codec.bytes_for(length), dtype=torch.uint8)
 
     def __call__(self, updates: Tensor) -> Tensor:
         """Mean (P,) of the updates (N, P)."""
         if self._codec is None:
             return updates.mean(0)
-        total = self._error_of_sum.zero_() if self._sparse else self._error_of_sum
+        return self._sparse_mean(updates) if self._sparse else self._rounded_mean(updates)
+
+    def _sparse_mean(self, updates: Tensor) -> Tensor:
+        assert self._codec is not None
+        payload = torch.empty(self._codec.bytes_for(self._numel), dtype=torch.uint8)
+        total = torch.zeros_like(updates[0])
         for errors, update in zip(self._errors, updates.contiguous(), strict=True):
-            self._codec.encode_(errors, self._payload, plus=update, weight=1.0 / self._models)
-            self._codec.decode(self._payload, total, add=True)
-        if self._sparse:
-            return total.clone()
-        self._codec.encode_(total, self._payload)
-        mean = torch.empty_like(total)
-        self._codec.decode(self._payload, mean)
-        return mean[: self._numel]
+            self._codec.encode_(errors, payload, plus=update, weight=1.0 / self._models)
+            self._codec.decode(payload, total, add=True)
+        return total
+
+    def _rounded_mean(self, updates: Tensor) -> Tensor:
+        # Rows are whole quantisation groups, so the codec can take them all as one.
+        self._errors[:, : self._numel].add_(updates, alpha=1.0 / self._models)
+        self._error_of_sum.add_(self._quantised(self._errors).sum(0))
+        return self._quantised(self._error_of_sum)[: self._numel]
+
+    def _quantised(self, values: Tensor) -> Tensor:
+        """The values as they are received; they become their errors, in place."""
+        assert self._codec is not None
+        payload = torch.empty(self._codec.bytes_for(values.numel()), dtype=torch.uint8)
+        received = torch.empty_like(values)
+        self._codec.encode_(values.view(-1), payload)
+        self._codec.decode(payload, received.view(-1))
+        return received
 
     def of_state(self, values: Tensor) -> Tensor:
         """Mean (P,) of moments (N, P), in bfloat16 where updates are not exact."""

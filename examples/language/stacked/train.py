@@ -36,7 +36,7 @@ def run(settings: Settings) -> Result:
         every = max(1, settings.steps // _CURVE_POINTS)
 
         def watch(step: int, synchronised: float, model: Tensor) -> None:
-            if step % every == 0:
+            if step % every == 0 or step == settings.steps:
                 curve.append((step, synchronised, _loss(model, _CURVE_WINDOWS)))
 
         weights, blocks = train(settings, watch=watch)
