@@ -146,9 +146,8 @@ def main() -> None:
     told = options(__doc__ or "", "low_communication", data=None, jobs=1)
     chosen = tables(shrink=400 if told.quick else 1)
     write(EXPERIMENT, "Loss per byte and per second", chosen, told)
-    rows = [
-        run for table in chosen.values() for run in [table.baseline, *(r.run for r in table.rows)]
-    ]
+    asked = [chosen[key] for key in told.tables or chosen]
+    rows = [run for table in asked for run in [table.baseline, *(row.run for row in table.rows)]]
     # The losses of another schedule are not those of these systems.
     drawn = [run for run in rows if run.schedule == "constant"]
     draw_plots(told.out, EXPERIMENT, drawn, LINKS, seeds=told.seeds)

@@ -153,7 +153,6 @@ def of_few(found: Rows) -> list[Claim]:
     return [
         fewer(found, ((SYNC, "-"), whole), "DiLoCo costs over synchronous AdamW"),
         fewer(found, ((FROM_N, "100"), whole), "momentum from N is better"),
-        fewer(found, ((SHORT, "100"), whole), "beta1 0.5 is better"),
         fewer(found, (whole, (f"{FIXED}, {LATE}", "100")), "a block of delay costs"),
         fewer(found, (whole, (f"{FIXED}, {INT4}", "100")), "int4 costs"),
         fewer(found, ((ADAM, "10"), whole), "BMUF-Adam, blocks of 10, is better"),

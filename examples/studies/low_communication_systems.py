@@ -135,11 +135,12 @@ def by_warmup() -> Rows:
         claims.blocks(claims.ADAM, 50): _block(50, **ADAM),
         claims.blocks(claims.RARELY, 10): _block(10, **ADAM, **INT4, moments_every=6),
     }
+    late = claims.blocks(f"{claims.SHORT}, {claims.STREAMED}", 50)
     found: Rows = {
         (name, f"{share:.0%}"): {**own, "warmup_share": share}
         for name, own in systems.items()
         for share in (0.0, 0.02)
-        if share or claims.SHORT not in name or claims.INT4 not in name
+        if share or name != late
     }
     found[claims.blocks(claims.FIXED, 50), "10%"] = {"warmup_share": 0.1}
     return found
@@ -151,7 +152,6 @@ def of_few() -> Rows:
         (claims.SYNC, "-"): SYNC,
         (claims.FIXED, "100"): _block(100),
         (claims.FROM_N, "100"): _block(100, **FROM_N),
-        (claims.SHORT, "100"): _block(100, **SHORT),
         (f"{claims.FIXED}, {claims.LATE}", "100"): _block(100, overlap=100),
         (f"{claims.FIXED}, {claims.INT4}", "100"): _block(100, **INT4),
         (claims.ADAM, "10"): _block(10, **ADAM),
