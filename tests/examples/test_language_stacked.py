@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,16 +17,17 @@ from examples.language.stacked import draws  # noqa: E402
 from examples.language.stacked.by_trainer import train_by_trainer  # noqa: E402
 from examples.language.stacked.settings import CONTEXT, VOCABULARY, Settings  # noqa: E402
 from examples.language.stacked.train import run, score, train  # noqa: E402
+from tests.ranks import run_ranks  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _random_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = torch.randint(VOCABULARY, (4000,), generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(draws, "_stream", _stream_of_random_text)
 
-    def stream(split: str) -> Tensor:
-        return tokens
 
-    monkeypatch.setattr(draws, "_stream", stream)
+@cache
+def _stream_of_random_text(split: str) -> Tensor:
+    return torch.randint(VOCABULARY, (4000,), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,13 @@ def _random_text(monkeypatch: pytest.MonkeyPatch) -> None:
         {"system": "bmuf_adam_average"},
         {"system": "synchronous", "optimizer": "sgd"},
         {"system": "bmuf_nbm", "optimizer": "sgd"},
+        {"system": "bmuf_adam", "beta1": 0.5, "moments_every": 3},
+        {"system": "diloco", "fragments": 2},
+        {"system": "diloco", "outer_momentum": None, "overlap": 2},
+        {"system": "diloco", "fragments": 2, "overlap": 2, "merge": 0.5},
+        {"system": "diloco", "overlap": 5},
+        {"system": "diloco", "overlap": 5, "merge": 0.5},
+        {"system": "diloco", "qsr": 0.007, "longest_block": 8, "schedule": "cosine"},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
@@ -48,8 +58,39 @@ def test_strategies_train_the_same_model(changes: dict[str, Any]) -> None:
     settings = Settings(workers=4, steps=24, block_size=5, learning_rate=rate, **changes)
     ours, blocks = train(settings, torch.float64)
     theirs, _ = train_by_trainer(settings, torch.float64)
-    assert blocks == (5 if settings.averages else 0)
+    if settings.qsr is None:
+        assert blocks == (5 if settings.averages else 0)
     torch.testing.assert_close(theirs, ours, rtol=0.0, atol=1e-11)
+
+
+_COMPRESSED = (
+    {"across_dtype": "int8"},
+    {"across_dtype": "int4", "fragments": 2, "overlap": 2, "merge": 0.5},
+    {"across_density": 0.05},
+    {"across_density": 0.1, "across_dtype": "int4"},
+    {"system": "bmuf_adam", "across_dtype": "int8"},
+)
+
+
+def _compressed() -> list[Settings]:
+    base = Settings(system="diloco", workers=2, steps=14, block_size=3, learning_rate=0.003)
+    return [replace(base, **changes) for changes in _COMPRESSED]
+
+
+def _train_on_ranks() -> list[Tensor]:
+    draws._stream = _stream_of_random_text
+    return [train_by_trainer(settings, torch.float64, ranks=2)[0] for settings in _compressed()]
+
+
+def test_ranks_that_exchange_rounded_and_sparse_updates_train_the_same_model() -> None:
+    """One rank rounds nothing. The codecs are the package's own, so rounding is the same."""
+    theirs, others = run_ranks(_train_on_ranks, 2)
+    for settings, own, other in zip(_compressed(), theirs, others, strict=True):
+        ours, _ = train(settings, torch.float64)
+        exact, _ = train(replace(settings, across_dtype="same", across_density=1.0), torch.float64)
+        assert torch.equal(own, other)
+        assert (ours - exact).abs().max() > 1e-5
+        torch.testing.assert_close(own, ours, rtol=0.0, atol=1e-10)
 
 
 def test_workers_of_a_run_share_its_text_whatever_their_number() -> None:

@@ -143,7 +143,16 @@ def test_what_a_system_does_not_look_at_makes_no_other_run() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["two_tiered", "bmuf", "across", "bmuf_adam", "two_stage_asgd", "psp_sgd", "language"],
+    [
+        "two_tiered",
+        "bmuf",
+        "across",
+        "bmuf_adam",
+        "two_stage_asgd",
+        "psp_sgd",
+        "language",
+        "low_communication",
+    ],
 )
 def test_the_quick_form_runs(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", f"examples.studies.{name}", "--quick", "--out", str(tmp_path)]

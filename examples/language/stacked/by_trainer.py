@@ -25,7 +25,7 @@ from examples.language.stacked.settings import (
 from examples.language.windows import Batch
 from examples.quiet import silence_lightning
 from examples.rank_batches import rank_and_world_size
-from lightning_hier import BMUF, BMUFAdam, HierarchicalStrategy, ModelAveraging
+from lightning_hier import BMUF, QSR, BMUFAdam, DiLoCo, HierarchicalStrategy, ModelAveraging
 
 
 class _Batches(Dataset[Batch]):
@@ -88,8 +88,17 @@ class _Model(LanguageModel):
         return {"optimizer": sgd, "lr_scheduler": {"scheduler": rates, "interval": "step"}}
 
 
-def train_by_trainer(settings: Settings, dtype: torch.dtype = torch.float32) -> tuple[Tensor, int]:
-    """The global model (P,) after training, and the number of synchronisations of models."""
+def train_by_trainer(
+    settings: Settings, dtype: torch.dtype = torch.float32, *, ranks: int = 1
+) -> tuple[Tensor, int]:
+    """The global model (P,) after training, and the number of synchronisations of models.
+
+    Args:
+        settings: of the run.
+        dtype: of the weights.
+        ranks: real ones, each with an equal share of the workers. A collective of them.
+
+    """
     silence_lightning()
     torch.manual_seed(settings.seed)
     model = _Model(
@@ -103,14 +112,14 @@ def train_by_trainer(settings: Settings, dtype: torch.dtype = torch.float32) -> 
         beta1=settings.beta1,
         beta2=settings.beta2,
         weight_decay=WEIGHT_DECAY,
-        schedule="constant",
+        schedule=settings.schedule,
         max_steps=settings.steps,
     ).to(dtype)
     model.sgd_rate = settings.learning_rate if settings.optimizer == "sgd" else None
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1,
-        strategy=_strategy(settings),
+        devices=ranks,
+        strategy=_strategy(settings, settings.workers // ranks),
         max_steps=settings.steps,
         gradient_clip_val=CLIP,
         limit_val_batches=0,
@@ -125,29 +134,43 @@ def train_by_trainer(settings: Settings, dtype: torch.dtype = torch.float32) -> 
     return flat(model.transformer), blocks if settings.averages else 0
 
 
-def _strategy(settings: Settings) -> HierarchicalStrategy:
+def _strategy(settings: Settings, virtual_workers: int) -> HierarchicalStrategy:
     if not settings.averages:
-        return HierarchicalStrategy(group_size="world", virtual_workers=settings.workers)
+        return HierarchicalStrategy(group_size="world", virtual_workers=virtual_workers)
     return HierarchicalStrategy(
         group_size=settings.group_size,
         block_sync=_block_sync(settings),
         warmup_steps=settings.warmup_steps,
-        virtual_workers=settings.workers,
+        virtual_workers=virtual_workers,
     )
 
 
-def _block_sync(settings: Settings) -> ModelAveraging | BMUF | BMUFAdam:
+def _block_sync(settings: Settings) -> ModelAveraging | BMUF | BMUFAdam | DiLoCo:
+    rule = settings.qsr and QSR(coefficient=settings.qsr, max_block_size=settings.longest_block)
+    shared: dict[str, Any] = {
+        "block_size": settings.block_size,
+        "block_rule": rule,
+        "across_dtype": settings.across_dtype,
+        "across_density": settings.across_density,
+    }
     if settings.system == "model_averaging":
-        return ModelAveraging(block_size=settings.block_size)
-    if settings.system in ("bmuf_cbm", "bmuf_nbm"):
-        return BMUF(
-            block_size=settings.block_size,
-            block_momentum=settings.eta,
-            nesterov=settings.system == "bmuf_nbm",
+        return ModelAveraging(**shared)
+    if settings.system == "diloco":
+        return DiLoCo(
+            **shared,
+            outer_lr=settings.outer_lr,
+            outer_momentum="auto" if settings.outer_momentum is None else settings.outer_momentum,
+            fragments=settings.fragments,
+            overlap=settings.overlap,
+            merge=settings.merge,
         )
+    if settings.system in ("bmuf_cbm", "bmuf_nbm"):
+        nesterov = settings.system == "bmuf_nbm"
+        return BMUF(**shared, block_momentum=settings.eta, nesterov=nesterov)
     return BMUFAdam(
-        block_size=settings.block_size,
+        **shared,
         block_momentum=settings.eta,
         moments="corrected" if settings.system == "bmuf_adam" else "average",
+        moments_every=settings.moments_every,
         local_beta1="keep",
     )

@@ -22,20 +22,21 @@ class StackedTransformer:
         self._shapes = {
             name: parameter.shape for name, parameter in _transformer().named_parameters()
         }
-        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        self.sizes = [shape.numel() for shape in self._shapes.values()]
+        """Elements of each parameter, in the order of the rows."""
         self._angles = rotary_angles(CONTEXT, SHAPE.head_width, torch.device("cpu"), dtype)
         matrices = [
             float(name.startswith("blocks.") and len(shape) == 2)
             for name, shape in self._shapes.items()
         ]
-        self.decayed = torch.repeat_interleave(torch.tensor(matrices), torch.tensor(self._sizes))
+        self.decayed = torch.repeat_interleave(torch.tensor(matrices), torch.tensor(self.sizes))
         """(P,): 1 where weight decay acts, on the matrices of the blocks, else 0."""
         self.decayed = self.decayed.to(dtype)
 
     def losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropies (M,) of weights (M, P) on tokens (M, B, T)."""
         models = len(weights)
-        parts = zip(self._shapes.items(), weights.split(self._sizes, dim=1), strict=True)
+        parts = zip(self._shapes.items(), weights.split(self.sizes, dim=1), strict=True)
         matrices = {name: part.view(models, *shape) for (name, shape), part in parts}
         embedding = matrices["embedding.weight"]
         hidden = embedding[torch.arange(models).unsqueeze(1), inputs.reshape(models, -1)]

@@ -4,74 +4,113 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from examples.language.schedules import Schedule
 from examples.language.stacked.block_update import BlockUpdate
 from examples.language.stacked.draws import Draws, valid_windows
 from examples.language.stacked.local_optimizers import SGD, AdamW, LocalOptimizer
 from examples.language.stacked.model import StackedTransformer, initial_weights
+from examples.language.stacked.outer_update import OuterUpdate
 from examples.language.stacked.settings import CLIP, CONTEXT, VOCABULARY, Result, Settings
 from examples.run_store import carry_out
 
-SCHEDULE = Schedule(kind="constant")
+Watch = Callable[[int, float, Tensor], None]
 
 _VALID_BATCH = 512
+_CURVE_POINTS, _CURVE_WINDOWS = 20, 512
 
 
 def run(settings: Settings) -> Result:
     """Train and score."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
+    curve: list[tuple[int, float, float]] = []
     if settings.engine == "trainer":
         from examples.language.stacked.by_trainer import train_by_trainer
 
         weights, blocks = train_by_trainer(settings)
     else:
-        weights, blocks = train(settings)
+        every = max(1, settings.steps // _CURVE_POINTS)
+
+        def watch(step: int, synchronised: float, model: Tensor) -> None:
+            if step % every == 0 or step == settings.steps:
+                curve.append((step, synchronised, _loss(model, _CURVE_WINDOWS)))
+
+        weights, blocks = train(settings, watch=watch)
     seconds = time.perf_counter() - begun
-    found = score(weights)
-    nothing = math.log(VOCABULARY)
-    loss = min(found, nothing) if math.isfinite(found) else nothing
-    return Result(settings=settings.anywhere(), loss=loss, blocks=blocks, seconds=seconds)
+    return Result(
+        settings=settings.anywhere(),
+        loss=_loss(weights),
+        blocks=blocks,
+        seconds=seconds,
+        curve=curve,
+    )
 
 
-def train(settings: Settings, dtype: torch.dtype = torch.float32) -> tuple[Tensor, int]:
-    """The global model (P,) after training, and the number of synchronisations of models."""
+def train(
+    settings: Settings, dtype: torch.dtype = torch.float32, *, watch: Watch | None = None
+) -> tuple[Tensor, int]:
+    """The global model (P,) after training, and the number of synchronisations of models.
+
+    Args:
+        settings: of the run.
+        dtype: of the weights.
+        watch: is called after each step with its number, counted from 1, the synchronisations of
+            whole models so far, and the global model of the last one.
+
+    """
     network = StackedTransformer(dtype)
     draws = Draws(settings)
     weights = initial_weights(settings.seed).to(dtype).unsqueeze(0)
     optimizer = _optimizer(settings, weights, network)
     together = settings.warmup_steps if settings.averages else settings.steps
     for step in range(together):
-        _step(network, weights, draws.batch(step), optimizer, _rate(settings, step))
+        _step(network, weights, draws.batch(step), optimizer, settings.rate(step))
+        if watch is not None:
+            watch(step + 1, 0.0, weights[0])
     if not settings.averages:
         return weights[0], 0
     optimizer.repeat(settings.models)
-    update = BlockUpdate(settings, weights[0], optimizer)
+    update = _update(settings, weights[0], optimizer, network)
     weights = weights.repeat(settings.models, 1)
-    blocks, since = 0, 0
+    blocks, since, size = 0, 0, 0
     for step in range(together, settings.steps):
-        _step(network, weights, draws.batch(step), optimizer, _rate(settings, step))
+        size = size if since else settings.block_at(step)
+        _step(network, weights, draws.batch(step), optimizer, settings.rate(step))
         since += 1
-        if since == settings.block_size or step + 1 == settings.steps:
-            update.synchronise(weights, since)
+        update.after_step(weights, since, size)
+        if since == size:
             blocks, since = blocks + 1, 0
-    return update.model, blocks
+        if step + 1 == settings.steps:
+            update.finish(weights)
+        if watch is not None:
+            watch(step + 1, update.synchronised, update.model)
+    return update.model, blocks + (since > 0)
 
 
 @torch.no_grad()
-def score(weights: Tensor) -> float:
-    """Mean loss of one model (P,) on the valid split."""
+def score(weights: Tensor, windows: int | None = None) -> float:
+    """Mean loss of one model (P,) on the valid split, or on so many windows of it."""
     network = StackedTransformer(weights.dtype)
-    parts = zip(*(tokens.split(_VALID_BATCH) for tokens in valid_windows()), strict=True)
+    valid = [
+        tokens if windows is None else tokens[:: len(tokens) // windows]
+        for tokens in valid_windows()
+    ]
+    parts = zip(*(tokens.split(_VALID_BATCH) for tokens in valid), strict=True)
     losses = [
         network.losses(weights.unsqueeze(0), inputs.unsqueeze(0), targets.unsqueeze(0))
         for inputs, targets in parts
     ]
     return float(torch.cat(losses).mean())
+
+
+def _loss(weights: Tensor, windows: int | None = None) -> float:
+    """The score; that of a model that knows nothing if it is not finite, or worse."""
+    found, nothing = score(weights, windows), math.log(VOCABULARY)
+    return min(found, nothing) if math.isfinite(found) else nothing
 
 
 def _step(
@@ -96,8 +135,12 @@ def _optimizer(settings: Settings, weights: Tensor, network: StackedTransformer)
     return AdamW(weights, network.decayed, (settings.beta1, settings.beta2))
 
 
-def _rate(settings: Settings, step: int) -> float:
-    return settings.learning_rate * SCHEDULE.factor(step, settings.steps)
+def _update(
+    settings: Settings, start: Tensor, optimizer: LocalOptimizer, network: StackedTransformer
+) -> BlockUpdate | OuterUpdate:
+    if settings.system == "diloco":
+        return OuterUpdate(settings, start, network.sizes)
+    return BlockUpdate(settings, start, optimizer)
 
 
 def main() -> None:
