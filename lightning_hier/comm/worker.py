@@ -115,6 +115,7 @@ class Worker:
         memory: residuals and thresholds.
         steps: one count for each optimizer, shared by the workers of a rank.
         samples: samples of the step in progress of each optimizer, if groups count by samples.
+            Shared by the workers of a rank.
         loss_scale: scale of fp16 gradients at the last synchronisation with a finite model. None if
             gradients are not scaled.
 
@@ -129,7 +130,7 @@ class Worker:
     def several(cls, number: int) -> list[Worker]:
         """Virtual workers of one rank, with shared step counts."""
         first = cls()
-        return [first, *(cls(steps=first.steps) for _ in range(1, number))]
+        return [first, *(cls(steps=first.steps, samples=first.samples) for _ in range(1, number))]
 
     @property
     def begun(self) -> bool:
