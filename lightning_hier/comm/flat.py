@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from lightning_hier.comm.sharded_tensors import local_tensor
+
 
 class FlatView:
-    """Tensors of one dtype and device in a fixed order.
+    """Tensors of one dtype and device in a fixed order. Of a DTensor, it has the local shard.
 
     The tensors keep their own storage. They are copied into a buffer before a collective and copied
     back, in place, after it. Views of one permanent buffer would be replaced by ``.to()`` and by
@@ -22,7 +24,7 @@ class FlatView:
         self.tensors = list(tensors)
         self._offsets = [0]
         for tensor in self.tensors:
-            self._offsets.append(self._offsets[-1] + tensor.numel())
+            self._offsets.append(self._offsets[-1] + local_tensor(tensor).numel())
 
     def __len__(self) -> int:
         """Number of elements."""
@@ -37,7 +39,7 @@ class FlatView:
             tensor, first = self.tensors[number], self._offsets[number]
             if first >= stop:
                 return
-            low, high = max(start, first), min(stop, first + tensor.numel())
+            low, high = max(start, first), min(stop, self._offsets[number + 1])
             if low < high:
                 yield tensor, slice(low - first, high - first), slice(low - start, high - start)
 
@@ -45,7 +47,7 @@ class FlatView:
         """Copy the elements ``start`` to ``stop`` into ``out`` (1-D, of this length)."""
         sources, targets = [], []
         for tensor, inside, place in self.pieces(start, stop):
-            sources.append(tensor.detach().reshape(-1)[inside])
+            sources.append(local_tensor(tensor).reshape(-1)[inside])
             targets.append(out[place])
         if sources:
             torch._foreach_copy_(targets, sources)
@@ -58,8 +60,9 @@ class FlatView:
         """
         sources, targets = [], []
         for tensor, inside, place in self.pieces(start, stop):
-            if tensor.is_contiguous():
-                targets.append(tensor.detach().view(-1)[inside])
+            own = local_tensor(tensor)
+            if own.is_contiguous():
+                targets.append(own.view(-1)[inside])
                 sources.append(flat[start:stop][place])
         if sources:
             torch._foreach_copy_(targets, sources)
@@ -67,13 +70,14 @@ class FlatView:
     def write_scattered(self, flat: Tensor) -> None:
         """Copy ``flat`` (all elements) into the tensors that are not contiguous."""
         for tensor, first in zip(self.tensors, self._offsets, strict=False):
-            if not tensor.is_contiguous():
-                tensor.detach().copy_(flat[first : first + tensor.numel()].view(tensor.shape))
+            own = local_tensor(tensor)
+            if not own.is_contiguous():
+                own.copy_(flat[first : first + own.numel()].view(own.shape))
 
     def write_from(self, flat: Tensor) -> None:
         """Copy ``flat`` (all elements) into the tensors, in place."""
         if self.tensors:
-            pieces = flat[: len(self)].split([tensor.numel() for tensor in self.tensors])
-            targets = [tensor.detach() for tensor in self.tensors]
+            targets = [local_tensor(tensor) for tensor in self.tensors]
+            pieces = flat[: len(self)].split([own.numel() for own in targets])
             shaped = [p.view(t.shape) for p, t in zip(pieces, targets, strict=True)]
             torch._foreach_copy_(targets, shaped)

@@ -19,11 +19,12 @@ from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.blocks.schedule import DueFragments, Schedule
-from lightning_hier.comm.blocks.shard_placement import make_placement
+from lightning_hier.comm.blocks.shard_placement import OwnShards, make_placement
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.worker import StepCount, Worker
 
 # Steps between two checks of all ranks during the warm-up and without blocks.
@@ -88,8 +89,11 @@ class BlockSynchroniser:
         self._join = join
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
-        across = config.across if config else "auto"
-        self.placement = make_placement(across, communicators.group, nics=nics)
+        across, group = config.across if config else "auto", communicators.group
+        self._sharded = is_sharded(module)
+        self.placement = (
+            OwnShards(group) if self._sharded else make_placement(across, group, nics=nics)
+        )
         self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
         self.local = LocalValues(self.trained, self._models)
@@ -100,6 +104,7 @@ class BlockSynchroniser:
         )
         self.log = BlockLog(len(self._optimizers))
         self.evaluation = Evaluation(
+            module=module,
             communicators=communicators,
             worker=worker,
             models=self._models,
@@ -261,7 +266,10 @@ class BlockSynchroniser:
             carried = [t for block in self._new_blocks() or [] for t in block.carried]
             self.health.check(SyncPoint.CHECK, carried=carried)
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
-            broadcast_tensors_(everything, self._communicators.world, "initial_model")
+            own = self._communicators
+            broadcast_tensors_(
+                everything, own.across if self._sharded else own.world, "initial_model"
+            )
         self.on_warm()
 
     def _begin_blocks(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn import Module
 
 from lightning_hier.comm.blocks.block_report import BlockLog
 from lightning_hier.comm.blocks.health import SyncPoint
@@ -14,6 +15,7 @@ from lightning_hier.comm.blocks.local_values import LocalValues
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.broadcast import average_tensors_, broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.worker import Worker
 
 
@@ -21,6 +23,7 @@ class Evaluation:
     """Swaps the global model into the module and the local model back.
 
     Args:
+        module: module that is evaluated.
         communicators: channels of this rank.
         worker: step counts of this rank.
         models: local models of this rank.
@@ -38,6 +41,7 @@ class Evaluation:
     def __init__(
         self,
         *,
+        module: Module,
         communicators: Communicators,
         worker: Worker,
         models: LocalModels,
@@ -46,6 +50,7 @@ class Evaluation:
         log: BlockLog,
         blocks: Callable[[], Sequence[ModelBlock] | None],
     ) -> None:
+        self._module = module
         self._communicators = communicators
         self._worker = worker
         self._models = models
@@ -86,6 +91,7 @@ class Evaluation:
         """
         if not self.active or self._ended or self.keeps_module:
             return
+        reshard_(self._module)
         self._local.keep_written_buffers()
         self._local.saved.restore()
 
@@ -114,6 +120,7 @@ class Evaluation:
     @torch.inference_mode(False)  # optimizer state that is created here is used in training
     @torch.no_grad()
     def _write_global_model(self, point: SyncPoint) -> None:
+        reshard_(self._module)
         buffers = self._models.buffers
         buffers.reclaim()
         blocks = self._blocks() or ()

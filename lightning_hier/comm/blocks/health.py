@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.algorithms.weighting import GroupWeight, group_weights
+from lightning_hier.comm.sharded_tensors import local_tensor
 from lightning_hier.comm.tiers import RankLayout
 
 OnNonfinite = Literal["error", "exclude"]
@@ -96,7 +97,7 @@ class ModelHealth:
     ) -> ModelHealth:
         """Create it from all values, without sums of squares."""
         kinds = (parameters, buffers, optimizer)
-        return cls(nonfinite=_flags(all(all_finite(t.detach()) for t in own) for own in kinds))
+        return cls(nonfinite=_flags(all(all_finite(local_tensor(t)) for t in own) for own in kinds))
 
     def __add__(self, other: ModelHealth) -> ModelHealth:
         """Combined health of both."""

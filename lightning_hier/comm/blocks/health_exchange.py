@@ -109,8 +109,8 @@ class HealthExchange:
     def check(self, point: SyncPoint, optimizer: int = -1, carried: Sequence[Tensor] = ()) -> None:
         """Check that all ranks are in step, and that the single model that they train is finite.
 
-        A collective of the world. Only buffers and state of rank 0 are checked, because all ranks
-        get them.
+        A collective of the world. Only buffers and state of the first group are checked, because
+        all groups get them.
 
         Args:
             point: kind of the synchronisation.
@@ -123,7 +123,8 @@ class HealthExchange:
 
         """
         self._trained.note()
-        first = self._communicators.world.position == 0
+        layout, rank = self._communicators.layout, self._communicators.world.position
+        first = layout.coordinates(rank)[1] == 0
         health = self._trained.health(averaged=first, carried=carried if first else ())
         require_finite(self._exchange(point, optimizer, health))
 

@@ -12,6 +12,7 @@ from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.blocks.trained import TrainedTensors
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.sharded_tensors import local_tensor
 
 
 class SavedTensors:
@@ -29,7 +30,7 @@ class SavedTensors:
 
     def save(self, tensors: Iterable[Tensor]) -> None:
         """Save the current values of ``tensors``."""
-        self._saved = {tensor: tensor.detach().clone() for tensor in tensors}
+        self._saved = {tensor: local_tensor(tensor).clone() for tensor in tensors}
         self.used = True
 
     @contextmanager
@@ -50,11 +51,11 @@ class SavedTensors:
             self.restore()
             raise
         watched = list(self._saved) if watch else []
-        self._fingerprints = dict(zip(watched, fingerprints(watched), strict=True))
+        self._fingerprints = dict(zip(watched, _bits(watched), strict=True))
 
     def written(self) -> list[Tensor]:
         """Tensors whose bits have changed since the other values were written."""
-        pairs = zip(self._fingerprints.items(), fingerprints(list(self._fingerprints)), strict=True)
+        pairs = zip(self._fingerprints.items(), _bits(self._fingerprints), strict=True)
         return [tensor for (tensor, before), after in pairs if before != after]
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
@@ -70,7 +71,7 @@ class SavedTensors:
     def restore(self) -> None:
         """Copy the saved values back."""
         if self._saved:
-            targets = [tensor.detach() for tensor in self._saved]
+            targets = [local_tensor(tensor) for tensor in self._saved]
             with profiler_range("hier/global_model/swap_back"):
                 torch._foreach_copy_(targets, list(self._saved.values()))
         self.forget()
@@ -82,7 +83,8 @@ class SavedTensors:
 
     def local(self, tensor: Tensor) -> Tensor:
         """The saved value of a tensor, or the tensor itself if none is saved. Not a copy."""
-        return self._saved.get(tensor, tensor.detach())
+        own = self._saved.get(tensor)
+        return local_tensor(tensor) if own is None else own
 
 
 class LocalValues:
@@ -142,11 +144,15 @@ class LocalValues:
         """Load a local model in the body. Afterwards the module has its current values again."""
         # The saved run may have trained parameters that are frozen now.
         tensors = self._trained.tensors(also_frozen=True)
-        present = {tensor: tensor.detach().clone() for tensor in tensors}
+        present = {tensor: local_tensor(tensor).clone() for tensor in tensors}
         yield
         with self.saved.overwriting(present, watch=True):
             for tensor, value in present.items():
-                tensor.detach().copy_(value)
+                local_tensor(tensor).copy_(value)
 
     def _of(self, tensor: Tensor) -> Tensor:
-        return self.saved.local(tensor) if self._models.current == 0 else tensor.detach()
+        return self.saved.local(tensor) if self._models.current == 0 else local_tensor(tensor)
+
+
+def _bits(tensors: Iterable[Tensor]) -> list[int]:
+    return fingerprints([local_tensor(tensor) for tensor in tensors])

@@ -12,6 +12,7 @@ from lightning_hier.algorithms.chunks import chunk_length
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.channel import Pending
 from lightning_hier.comm.flat import FlatView
+from lightning_hier.comm.sharded_tensors import local_tensor
 
 # Elements of a chunk: short enough that transfer and computation of chunks overlap, and long enough
 # for the overhead of a message. Quantised chunks are twice as long, because their messages are
@@ -90,7 +91,7 @@ class Shard:
         self.start: int = place.start
         self.values = self._buffer[place]
         self.is_all = self.values.numel() >= numel
-        self.elements = sum(own.numel() for own in parameters)
+        self.elements = len(FlatView(parameters))
         edges = (0, self.elements, len(self._model), numel)
         self.parameters, self.buffers, self.carried = (
             slice(*(min(max(edge - self.start, 0), self.values.numel()) for edge in pair))
@@ -160,9 +161,9 @@ class Shard:
         A collective of the group. Afterwards the transfer buffers of its ranks are equal bit for
         bit.
         """
-        group = self._placement.group
-        if group.size == 1:
+        if not self._placement.distributes:
             return ()
+        group = self._placement.group
         if not self._placement.sharded:
             return (group.broadcast_(self._buffer[start:stop], "models"),)
         shards = self._buffer.view(group.size, -1)[:, start:stop].unbind()
@@ -212,6 +213,6 @@ class Shard:
         vector.copy_(self.values[kind])
 
     def _by_tensor(self) -> dict[Tensor, Tensor]:
-        sizes = [tensor.numel() for tensor in self._view.tensors]
+        sizes = [local_tensor(tensor).numel() for tensor in self._view.tensors]
         pieces = self._buffer[: len(self._view)].split(sizes)
         return dict(zip(self._view.tensors, pieces, strict=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.channel import Channel
@@ -32,6 +33,11 @@ class ShardPlacement:
         self.group = group
         self.sharded = sharded
 
+    @property
+    def distributes(self) -> bool:
+        """Whether ranks of the group need what other ranks have exchanged."""
+        return self.group.size > 1
+
     def shard(self, numel: int) -> slice:
         """Elements that this rank exchanges. The last ranks may have fewer or none."""
         if not self.sharded:
@@ -52,6 +58,38 @@ class ShardPlacement:
         """Position in the flat model of the first element of every shard."""
         shards = self.group.size if self.sharded else 1
         return [rank * self.longest(numel) for rank in range(shards)]
+
+
+class OwnShards(ShardPlacement):
+    """Placement of a module that FSDP2 or tensor parallelism divides among the ranks of a group.
+
+    Every rank exchanges all that it holds with the ranks at its position in the other groups.
+
+    Args:
+        group: ranks of the group.
+
+    """
+
+    distributes = False
+
+    def __init__(self, group: Channel) -> None:
+        super().__init__(group, sharded=True)
+
+    @override
+    def shard(self, numel: int) -> slice:
+        return slice(0, numel)
+
+    @override
+    def padded(self, numel: int) -> int:
+        return numel
+
+    @override
+    def longest(self, numel: int) -> int:
+        return numel
+
+    @override
+    def starts(self, numel: int) -> list[int]:
+        return [0]
 
 
 def make_placement(across: Across, group: Channel, *, nics: int | None) -> ShardPlacement:

@@ -1,0 +1,89 @@
+"""Gradients of a module that FSDP2 or tensor parallelism divides among the ranks of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.nn import Module, Parameter
+
+from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.flat import FlatView
+from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
+from lightning_hier.comm.sharded_tensors import local_tensor
+
+
+class ShardedGradients:
+    """Averages gradients over the groups in the warm-up. Inside a group, FSDP2 has averaged them.
+
+    It has the attributes and methods of :class:`~lightning_hier.comm.gradients.reduction.Reduction`
+    that a session needs. There is nothing to wrap.
+
+    Args:
+        across: ranks at this position in all groups.
+        module: module that is divided.
+
+    """
+
+    temporary = False
+    ready_order: Sequence[Parameter] = ()
+
+    def __init__(self, across: Channel, module: Module) -> None:
+        self._across = across
+        self.reduced = set(module.parameters())
+
+    @property
+    def worker_gradients(self) -> WorkerGradients:
+        """Raise an error, because every rank is one worker."""
+        raise RuntimeError("a divided module has one worker on each rank")
+
+    def wrap(self, *, warming: bool) -> None:
+        """Do nothing."""
+
+    def suits(self, parameters: Iterable[Parameter], *, warming: bool) -> bool:
+        """Return True."""
+        return True
+
+    def rehearse(self, model: Module | None, order: list[Parameter]) -> None:
+        """Do nothing."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return no metrics."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    @torch.no_grad()
+    def average_(self, parameters: Iterable[Parameter]) -> None:
+        """Average the gradients of ``parameters`` over the groups, in place.
+
+        A parameter without a gradient in some groups counts there as zero; without one in all
+        groups, it keeps none. A collective of the ranks at this position in all groups.
+        """
+        if self._across.size == 1:
+            return
+        trained = [own for own in parameters if own.requires_grad]
+        missing = torch.tensor(
+            [own.grad is None for own in trained],
+            dtype=torch.int32,
+            device=local_tensor(trained[0]).device,
+        )
+        self._across.all_reduce_(missing, "gradients").wait()
+        used = [
+            own
+            for own, groups in zip(trained, missing.tolist(), strict=True)
+            if groups < self._across.size
+        ]
+        for own in used:
+            if own.grad is None:
+                own.grad = torch.zeros_like(own)
+        self._average_([own.grad for own in used if own.grad is not None])
+
+    def _average_(self, gradients: Sequence[torch.Tensor]) -> None:
+        for dtype in sorted({own.dtype for own in gradients}, key=str):
+            view = FlatView([own for own in gradients if own.dtype == dtype])
+            flat = torch.empty(len(view), dtype=dtype, device=gradients[0].device)
+            view.read_(0, len(view), flat)
+            self._across.all_reduce_(flat.div_(self._across.size), "gradients").wait()
+            view.write_from(flat)
