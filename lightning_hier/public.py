@@ -12,7 +12,9 @@ from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, CommHook
 from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.psp.settings import QuorumError
 from lightning_hier.strategies.checkpoints.newest import newest_checkpoint
+from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
+from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
     BMUFStrategy,
@@ -31,15 +33,18 @@ __all__ = [
     "QSR",
     "AllReduce",
     "BMUFAdam",
+    "BMUFAdamFSDPStrategy",
     "BMUFAdamStrategy",
     "BMUFGTCStrategy",
     "BMUFStrategy",
     "BlockSync",
     "CommHook",
     "DiLoCo",
+    "DiLoCoFSDPStrategy",
     "DiLoCoStrategy",
     "GTCStrategy",
     "GradientSync",
+    "HierarchicalModelParallelStrategy",
     "HierarchicalStrategy",
     "ModelAveraging",
     "ModelAveragingStrategy",

@@ -160,8 +160,8 @@ class Text(CorpusData[Corpus]):
 
 def _replica_and_replicas(trainer: pl.Trainer | None) -> tuple[int, int]:
     """Ranks that share one model by tensor parallelism take the same batches."""
-    mesh = trainer.lightning_module.device_mesh if trainer is not None else None
-    if mesh is None:
+    if trainer is None or trainer.lightning_module.device_mesh is None:
         return rank_and_world_size(trainer)
-    replicas = mesh["data_parallel"]
-    return replicas.get_local_rank(), replicas.size()
+    shares: Any = trainer.strategy
+    found = shares.distributed_sampler_kwargs
+    return found["rank"], found["num_replicas"]

@@ -29,8 +29,9 @@ class LanguageModel(SizedByData):
     Weight decay acts on the matrices of the blocks, not on embedding and norms. Clip gradients by
     the Trainer's ``gradient_clip_val``.
 
-    Under Lightning's ModelParallelStrategy the model is divided by tensor parallelism and FSDP2,
-    as the strategy's sizes say. Every process creates the whole model in host memory first.
+    Under Lightning's ModelParallelStrategy, ``bmuf_adam_fsdp`` and ``diloco_fsdp`` the model is
+    divided by tensor parallelism and FSDP2, as the strategy's sizes say. Every process creates the
+    whole model in host memory first.
 
     Args:
         vocabulary: number of tokens; None takes it from the data. It may be larger than the data's.

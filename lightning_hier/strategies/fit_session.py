@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,10 +15,11 @@ from lightning_hier.comm.blocks.block_synchroniser import BlockSynchroniser
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.blocks.local_models import LocalModels
 from lightning_hier.comm.gradients.reduction import Reduction
+from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.worker import Worker
 from lightning_hier.comm.worker_random import WorkerRandom
-from lightning_hier.strategies import averaged_weights, lifecycle, misuse, module_setup, sigterm
+from lightning_hier.strategies import averaged_weights, lifecycle, misuse, sigterm
 from lightning_hier.strategies.batch_samples import batch_samples
 from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.data_position import DataPosition
@@ -57,6 +57,7 @@ class FitSession:
         state: state of this rank in a checkpoint.
         averages: averages of WeightAveraging callbacks.
         termination: reaction to signals.
+        raw_steps: check that no step bypasses the strategy.
         begun: whether :meth:`begin` has been called.
         closed: whether training has ended.
         accumulated_gradients: gradients of each worker of a resumed step. Loaded when training
@@ -65,12 +66,13 @@ class FitSession:
     """
 
     settings: Synchronisation
-    reduction: Reduction
+    reduction: Reduction | ShardedGradients
     models: LocalModels
     synchroniser: BlockSynchroniser
     state: RunState
     averages: averaged_weights.AveragedWeights
     termination: sigterm.QuietTermination
+    raw_steps: misuse.RawSteps
 
     def __init__(self, trainer: pl.Trainer, groups: RankGroups) -> None:
         self.trainer = trainer
@@ -85,13 +87,11 @@ class FitSession:
         self.begun = self.closed = False
         self.accumulated_gradients: Sequence[dict[str, Any]] = ()
 
-    def set_reduction(self, settings: Synchronisation) -> None:
-        """Set the synchronisation of gradients, with numbers instead of ``"auto"``."""
-        self.settings = settings
-        strategy: Any = self.trainer.strategy
-        wrap = partial(module_setup.wrap_by_ddp, strategy)
-        sync = settings.gradient_sync
-        self.reduction = Reduction(self.communicators, self.workers, sync, self._grad_scale, wrap)
+    def set_reduction(
+        self, settings: Synchronisation, reduction: Reduction | ShardedGradients
+    ) -> None:
+        """Set the synchronisation, with numbers instead of ``"auto"``."""
+        self.settings, self.reduction = settings, reduction
 
     def begin(
         self,
@@ -127,7 +127,7 @@ class FitSession:
         )
         self.synchroniser.on_warm = self.wrap
         if self.scaler is not None:
-            self.worker.loss_scale = self._grad_scale()
+            self.worker.loss_scale = self.grad_scale()
             self.synchroniser.on_block = self._keep_loss_scale
         self.state = RunState(self, optimizers)
         self._change_trainer(metrics_callback, join=join)
@@ -138,11 +138,11 @@ class FitSession:
         if len(self.workers) > 1:
             WorkerSteps(self)
         self.termination = sigterm.QuietTermination(changes, synchroniser.health)
-        self._raw_steps = misuse.RawSteps(
+        self.raw_steps = misuse.RawSteps(
             lambda: synchroniser.trained.parameters,
             lambda: synchroniser.evaluation.active or self.communicators.world.size == 1,
         )
-        changes.on_close(self._raw_steps.remove)
+        changes.on_close(self.raw_steps.remove)
         self.averages = averaged_weights.AveragedWeights(
             self.trainer, self.communicators, lambda: synchroniser.trained.kept_equal
         )
@@ -212,7 +212,7 @@ class FitSession:
             self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
-        with self._raw_steps.counted(), stepping:
+        with self.raw_steps.counted(), stepping:
             yield
         # The steps of all local models of the rank count as one.
         if self.models.is_last:
@@ -275,7 +275,8 @@ class FitSession:
         """The GradScaler of fp16 loss scaling, or None."""
         return getattr(self.trainer.precision_plugin, "scaler", None)
 
-    def _grad_scale(self) -> float:
+    def grad_scale(self) -> float:
+        """Current factor of fp16 loss scaling, or 1."""
         return float(self.scaler.get_scale()) if self.scaler is not None else 1.0
 
     def _keep_loss_scale(self, takes_part: bool) -> None:
@@ -289,7 +290,7 @@ class FitSession:
             healthy = {"scale": self.worker.loss_scale, "_growth_tracker": 0}
             self.scaler.load_state_dict(self.scaler.state_dict() | healthy)
         else:
-            self.worker.loss_scale = self._grad_scale()
+            self.worker.loss_scale = self.grad_scale()
 
     def close(self) -> None:
         """Undo changes to the Trainer, and remove hooks of parameters."""

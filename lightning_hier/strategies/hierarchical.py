@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import lightning.pytorch as pl
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_choice, check_whole_or_auto
@@ -19,6 +19,7 @@ from lightning_hier.algorithms.automatic import Auto
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.health import OnNonfinite
 from lightning_hier.comm.gradients.gradient_sync import GTC, AllReduce, GradientSync
+from lightning_hier.comm.gradients.reduction import Reduction
 from lightning_hier.comm.progress_record import naming_missing_of_ddp
 from lightning_hier.comm.tiers import GroupSize, WorkerLayout
 from lightning_hier.strategies import (
@@ -29,9 +30,8 @@ from lightning_hier.strategies import (
     trainer_checks,
 )
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
-from lightning_hier.strategies.fit_session import FitSession
-from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
-from lightning_hier.strategies.tiered import TieredStrategy
+from lightning_hier.strategies.settings import Synchronisation
+from lightning_hier.strategies.synchronous import SynchronousStrategy
 from lightning_hier.strategies.virtual_workers.checks import (
     check_combination,
     check_virtual_trainer,
@@ -39,7 +39,7 @@ from lightning_hier.strategies.virtual_workers.checks import (
 from lightning_hier.strategies.virtual_workers.division import WorkerData
 
 
-class HierarchicalStrategy(TieredStrategy):
+class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     """Data-parallel training in two tiers: gradients inside groups, models across them.
 
     Args:
@@ -76,8 +76,6 @@ class HierarchicalStrategy(TieredStrategy):
     """
 
     strategy_name = "hierarchical"
-    _session: FitSession | None = None
-    _ended: FitSession | None = None
 
     def __init__(
         self,
@@ -155,15 +153,11 @@ class HierarchicalStrategy(TieredStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        trainer = self._module.trainer
-        self._session = session = FitSession(trainer, self.groups)
-        self._ended = None
-        even = self.uneven_batches == "error"
-        resumed = self._checkpoints.automatic_values
-        used = resolved_for_run(self._asked, resumed, session, even_batches=even)
-        self.warmup_steps, self.gradient_sync = int(used.warmup_steps), used.gradient_sync
-        self.block_sync = used.block_sync
-        session.set_reduction(used)
+        used = self._open_session(even_batches=self.uneven_batches == "error")
+        self.gradient_sync, session = used.gradient_sync, self._fit_session
+        wrap = partial(module_setup.wrap_by_ddp, self)
+        own = self.communicators, session.workers, used.gradient_sync, session.grad_scale, wrap
+        session.set_reduction(used, Reduction(*own))
         module_setup.share_initial_model(self._module, self.communicators)
         session.wrap()
 
@@ -198,16 +192,6 @@ class HierarchicalStrategy(TieredStrategy):
         return self._worker_data.move(batch, lambda own: move(own, *args, **kwargs), self._session)
 
     @override
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        self._fit_session.start()
-
-    @override
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        self._fit_session.before_batch(batch)
-
-    @override
     def _check_data(self) -> None:
         data_checks.check_session_data(self._fit_session, join=self.uneven_batches == "join")
 
@@ -224,24 +208,10 @@ class HierarchicalStrategy(TieredStrategy):
             return super().backward(*args, **kwargs)
 
     @override
-    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step the optimizer. A collective of the group, and of the world at the end of a block."""
-        with self._fit_session.step(self._index(optimizer)):
-            return super().optimizer_step(optimizer, *args, **kwargs)
-
-    @override
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Validate the module itself. DDP's wrapper would exchange buffers at every batch."""
         with self.precision_plugin.val_step_context():
             return self._module.validation_step(*args, **kwargs)
-
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state of the global model. A collective of the world during training."""
-        session, read = self._session, super().lightning_module_state_dict
-        if session is None or not session.begun:  # it is in the module
-            return read()
-        return session.global_state(read)
 
     @override
     def save_checkpoint(
@@ -249,7 +219,7 @@ class HierarchicalStrategy(TieredStrategy):
     ) -> None:
         """Save a checkpoint and the state of all ranks. A collective of the world."""
         write = partial(super().save_checkpoint, filepath=filepath, storage_options=storage_options)
-        self._checkpoints.save(self._session or self._ended, checkpoint, filepath, write)
+        self._save(checkpoint, filepath, write)
 
     @override
     def load_checkpoint(
@@ -266,34 +236,7 @@ class HierarchicalStrategy(TieredStrategy):
         if not self._checkpoints.resume(self._fit_session, checkpoint):
             super().load_optimizer_state_dict(checkpoint)
 
-    @override
-    def remove_checkpoint(self, filepath: str | Path) -> None:
-        """Remove a checkpoint and the state of all ranks."""
-        super().remove_checkpoint(filepath)
-        self._checkpoints.remove(filepath)
-
-    @override
-    def teardown(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._ended = self._session
-        self._session = None
-        self._checkpoints.automatic_values = {}
-        super().teardown()
-
-    @override
-    def metrics(self) -> dict[str, float]:
-        found = self.traffic.metrics()
-        return found | self._session.metrics() if self._session is not None else found
-
     @property
     @override
     def _families(self) -> Sequence[str]:
-        gtc = ["gtc"] if isinstance(self.gradient_sync, GTC) else []
-        return gtc if self.block_sync is None else [*gtc, "block"]
-
-    @property
-    def _fit_session(self) -> FitSession:
-        if self._session is None:
-            raise RuntimeError("the strategy has a session only while the Trainer fits")
-        return self._session
+        return [*(["gtc"] if isinstance(self.gradient_sync, GTC) else []), *super()._families]

@@ -16,10 +16,13 @@ from lightning_hier.comm.agreement import require_same
 from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.sharded_tensors import is_sharded
 
 
 def share_initial_model(module: Module, communicators: Communicators) -> None:
     """Copy the model of rank 0 to every rank, in place. A collective of the world.
+
+    If ranks hold shards, those of the first group are copied to the others.
 
     Raises:
         ValueError: on every rank, if the models of the ranks have different tensors.
@@ -29,7 +32,8 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
-        broadcast_tensors_(tensors, communicators.world, "initial_model")
+        ranks = communicators.across if is_sharded(module) else communicators.world
+        broadcast_tensors_(tensors, ranks, "initial_model")
 
 
 def model_settings(module: Module) -> dict[str, Any]:

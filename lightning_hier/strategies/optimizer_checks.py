@@ -42,6 +42,12 @@ def check_averaged(
             raise ValueError(problem)
 
 
+def index_of(optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> int:
+    """Index of an optimizer, or of the optimizer of a LightningOptimizer."""
+    inner = getattr(optimizer, "_optimizer", optimizer)
+    return next(i for i, one in enumerate(optimizers) if one in (inner, optimizer))
+
+
 def check_served(optimizers: Sequence[Optimizer]) -> None:
     """Raise ValueError for optimizers that parameter servers do not support."""
     seen: set[int] = set()

@@ -62,8 +62,14 @@ OF_MODULES: Mapping[str, Mapping[str, str]] = {
     "lightning.fabric.utilities.distributed": {
         "_DatasetSamplerWrapper": "virtual workers: divides the data of a custom sampler",
     },
+    "lightning.fabric.utilities.load": {
+        "_METADATA_FILENAME": "sharded modules: names the file of Lightning's checkpoint folders",
+    },
     "lightning.pytorch.loops.fetchers": {
         "_DataLoaderIterDataFetcher": "detects steps that read the data iterator themselves",
+    },
+    "lightning.pytorch.strategies.launchers": {
+        "_SubprocessScriptLauncher": "sharded modules: errors of a run name missing ranks",
     },
     "lightning.pytorch.trainer.connectors.data_connector": {
         "_parse_num_batches": "virtual workers: counts the batches of each worker",
@@ -117,6 +123,11 @@ OF_INSTANCES: Mapping[str, Mapping[str, str]] = {
         "_ddp_kwargs": "wraps the module in DDP over its group",
         "_setup_model": "wraps the module in DDP over the ranks that average gradients",
         "_layer_sync": "restricts SyncBatchNorm to a group",
+        "_timeout": "sets the time limit of every wait",
+    },
+    "lightning.pytorch.strategies.ModelParallelStrategy": {
+        "_save_distributed_checkpoint": "selects the format of checkpoints",
+        "_setup_distributed": "creates the process group without a mesh of the world",
         "_timeout": "sets the time limit of every wait",
     },
     "lightning.pytorch.utilities.combined_loader.CombinedLoader": {

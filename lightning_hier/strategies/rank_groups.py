@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
-
-from lightning.pytorch.strategies import DDPStrategy
+from typing import TYPE_CHECKING, Any
 
 from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
@@ -14,6 +12,9 @@ from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
 from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import placement
+
+if TYPE_CHECKING:
+    from lightning_hier.strategies.tiered import TieredStrategy
 
 
 class RankGroups:
@@ -26,7 +27,9 @@ class RankGroups:
 
     """
 
-    def __init__(self, strategy: DDPStrategy, group_size: GroupSize, virtual_workers: int) -> None:
+    def __init__(
+        self, strategy: TieredStrategy, group_size: GroupSize, virtual_workers: int
+    ) -> None:
         self._strategy = strategy
         self._group_size = group_size
         self._virtual_workers = virtual_workers

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_hier.strategies.fsdp_presets import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy
+from lightning_hier.strategies.model_parallel import HierarchicalModelParallelStrategy
 from lightning_hier.strategies.presets import (
     BMUFAdamStrategy,
     BMUFStrategy,
@@ -16,7 +18,11 @@ from lightning_hier.strategies.server_strategy import ParameterServerStrategy
 from lightning_hier.strategies.two_stage_asgd import TwoStageASGDStrategy
 from lightning_hier.strategies.two_tier_presets import BMUFGTCStrategy, DiLoCoStrategy
 
-Preset = type[HierarchicalStrategy] | type[ParameterServerStrategy]
+Preset = (
+    type[HierarchicalStrategy]
+    | type[HierarchicalModelParallelStrategy]
+    | type[ParameterServerStrategy]
+)
 
 PRESETS: dict[str, Preset] = {
     preset.strategy_name: preset
@@ -27,6 +33,8 @@ PRESETS: dict[str, Preset] = {
         BMUFAdamStrategy,
         BMUFGTCStrategy,
         DiLoCoStrategy,
+        BMUFAdamFSDPStrategy,
+        DiLoCoFSDPStrategy,
         TwoStageASGDStrategy,
         PSPStrategy,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
@@ -23,6 +24,7 @@ from lightning_hier.comm.agreement import opened, sealed
 from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import module_setup, optimizer_checks, trainer_checks
+from lightning_hier.strategies.optimizer_checks import index_of
 from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ _TAKES_OVER = (
 )
 
 
-class ParameterServerStrategy(TieredStrategy, ABC):
+class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
     """Training in which servers inside the ranks make the updates.
 
     The user's optimizer is the Updater of the servers: they have copies of it, and on the worker it
@@ -85,7 +87,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         if self.virtual_workers != 1:
             raise ValueError(
                 f"virtual_workers must be 1 with parameter servers, got {self.virtual_workers}: "
-                "start a rank for each worker, or take a synchronous strategy"
+                "start a rank for each worker"
             )
         if not is_number(grace_s) or grace_s <= 0:
             raise ValueError(f"grace_s must be a positive number of seconds, got {grace_s!r}")
@@ -130,11 +132,8 @@ class ParameterServerStrategy(TieredStrategy, ABC):
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on a batch, or skip it if this rank is behind the others.
-
-        The loss of a skipped batch is 0, because Lightning rejects None here.
-        """
-        if self._skips_batch:
+        """Train on a batch, or skip it, with a loss of 0, if this rank is behind the others."""
+        if self._skips_batch:  # Lightning rejects None here
             return torch.zeros((), device=self.root_device, requires_grad=True)
         return super().training_step(*args, **kwargs)
 
@@ -147,7 +146,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         **kwargs: Any,
     ) -> Any:
         """Compute a gradient, push it to the servers and pull parameters."""
-        index = self._index(optimizer)
+        index = index_of(optimizer, self.optimizers)
         self._steps[index] += 1
         if self._skips_batch:
             result = closure()
@@ -177,7 +176,7 @@ class ParameterServerStrategy(TieredStrategy, ABC):
         """State of an optimizer. A rank that saves reads it from the servers."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
         if self._states is not None:
-            state["state"] = dict(self._states[self._index(optimizer)])
+            state["state"] = dict(self._states[index_of(optimizer, self.optimizers)])
         return state
 
     @override

@@ -13,11 +13,10 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.precision import DoublePrecision
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_whole
@@ -41,13 +40,15 @@ from lightning_hier.strategies.rank_groups import RankGroups
 from lightning_hier.strategies.settings import described
 
 
-class TieredStrategy(DDPStrategy, ABC):
+class TieredStrategy(ParallelStrategy, ABC):
     """A strategy whose ranks form groups.
 
-    In a worker of Ray Train, ``devices`` and ``num_nodes`` of the Trainer have no effect.
+    A subclass also inherits from DDPStrategy or ModelParallelStrategy. In a worker of Ray Train,
+    ``devices`` and ``num_nodes`` of the Trainer have no effect.
 
     Args:
-        group_size, warmup_steps, virtual_workers, timeout, **ddp_kwargs: see the subclasses.
+        group_size, warmup_steps, virtual_workers, timeout: see the subclasses.
+        **kwargs: arguments of that strategy of Lightning.
 
     Attributes:
         groups: groups of the ranks.
@@ -68,12 +69,13 @@ class TieredStrategy(DDPStrategy, ABC):
         warmup_steps: int = 0,
         virtual_workers: int = 1,
         timeout: timedelta | None = default_pg_timeout,
-        **ddp_kwargs: Any,
+        **kwargs: Any,
     ) -> None:
-        # The parser of the command line resolves **ddp_kwargs only if the name is passed unchanged.
-        ddp_kwargs = arguments.without_taken(type(self), ddp_kwargs)
+        # The parser of the command line resolves **kwargs only if the name is passed unchanged.
+        if isinstance(self, DDPStrategy):
+            kwargs = arguments.without_taken(type(self), kwargs)
         arguments.check_timeout(timeout)
-        super().__init__(timeout=timeout, **ddp_kwargs)
+        super().__init__(timeout=timeout, **kwargs)  # type: ignore[call-arg]
         private_names.check_names(self)
         arguments.check_group_size(group_size)
         check_whole("warmup_steps", warmup_steps, least=0)
@@ -138,23 +140,25 @@ class TieredStrategy(DDPStrategy, ABC):
     @property
     @override
     def root_device(self) -> torch.device:
-        return placement.worker_device() if placement.in_ray(self) else super().root_device
+        if placement.in_ray(self):
+            return placement.worker_device()
+        return torch.device(self._lightning.root_device)
 
     @property
-    @override
     def num_processes(self) -> int:
         """Ranks on this host."""
-        in_ray = placement.in_ray(self)
-        return placement.workers_on_this_host() if in_ray else super().num_processes
+        if placement.in_ray(self):
+            return placement.workers_on_this_host()
+        return int(self._lightning.num_processes)
 
     @property
     @override
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
-    @override
     def set_world_ranks(self) -> None:
-        super().set_world_ranks()
+        """Set number and count of the ranks."""
+        self._lightning.set_world_ranks()
         placement.let_prepare_trainer_accept(TieredStrategy)
 
     @override
@@ -164,13 +168,17 @@ class TieredStrategy(DDPStrategy, ABC):
         launcher: Any = self.launcher
         launcher.launch = partial(launcher.launch, call_naming_missing)
 
+    def _start_processes(self) -> None:
+        """Set up the device, and the process group of the world."""
+        super().setup_environment()
+
     @override
     def setup_environment(self) -> None:
         destroy_groups_at_exit(self)
         placement.warn_of_shared_store()
         # Before the device is set up, because the process may not have this device.
         placement.check_world(self.world_size)
-        super().setup_environment()
+        self._start_processes()
         placement.unbind_from_device()
         self._start_compared = False
         generation = SHARED.renew(self.root_device)
@@ -209,7 +217,7 @@ class TieredStrategy(DDPStrategy, ABC):
     @override
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         with naming_missing(f"the barrier {name!r}" if name else "a barrier"):
-            super().barrier(name)
+            self._lightning.barrier(name)
 
     @override
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -219,7 +227,7 @@ class TieredStrategy(DDPStrategy, ABC):
     @override
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         with naming_missing("a reduction over all ranks", group):
-            return super().reduce(tensor, group, reduce_op)
+            return self._lightning.reduce(tensor, group, reduce_op)
 
     @override
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
@@ -274,20 +282,19 @@ class TieredStrategy(DDPStrategy, ABC):
         self.groups.forget()
         self._session = self._ended = None
 
-    def _index(self, optimizer: Optimizer) -> int:
-        """Return the index of an optimizer or of its LightningOptimizer."""
-        inner = getattr(optimizer, "_optimizer", optimizer)
-        return next(i for i, one in enumerate(self.optimizers) if one in (inner, optimizer))
+    @property
+    def _lightning(self) -> Any:
+        """Methods of the strategy of Lightning from which the subclass inherits as well."""
+        return super()
 
     @property
     def _module(self) -> pl.LightningModule:
         if self.lightning_module is None:
-            raise RuntimeError(
-                "the strategy has no module: pass it to a Trainer, which connects one"
-            )
+            raise RuntimeError("the strategy has no module: pass it to a Trainer")
         return self.lightning_module
 
     @property
     def limit(self) -> timedelta:
         """Time limit of every wait."""
-        return self._timeout or default_pg_timeout
+        timeout: timedelta | None = self._timeout  # type: ignore[attr-defined]
+        return timeout or default_pg_timeout

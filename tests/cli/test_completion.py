@@ -49,7 +49,7 @@ def test_script_is_accepted(script: Path) -> None:
         (["--v"], {"--version"}),
         (["fit", "--trainer.max_e"], {"--trainer.max_epochs"}),
         (["fit", "--trainer.strategy.block_m"], {"--trainer.strategy.block_momentum"}),
-        (["fit", "--trainer.strategy", "bmuf_"], {"bmuf_adam", "bmuf_gtc"}),
+        (["fit", "--trainer.strategy", "bmuf_"], {"bmuf_adam", "bmuf_adam_fsdp", "bmuf_gtc"}),
         (["fit", "--trainer.strategy", "=", "ps"], {"psp"}),  # as bash splits --trainer.strategy=ps
         (["fit", "--trainer.strategy=ps"], {"--trainer.strategy=psp"}),  # as zsh does not
         (["completion", ""], {"bash", "zsh"}),

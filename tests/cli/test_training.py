@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_hier import QSR, DiLoCo
 from lightning_hier.cli import training
 from lightning_hier.cli.lightning_cli import TrainingCLI
 from lightning_hier.cli.main import main
@@ -115,7 +116,24 @@ def test_own_arguments_of_a_strategy_are_explained(
 
 
 def test_every_preset_has_a_file() -> None:
-    assert {path.stem for path in STRATEGIES.glob("*.yaml")} == set(PRESETS)
+    composed = {"streaming_diloco"}
+    assert {path.stem for path in STRATEGIES.glob("*.yaml")} == set(PRESETS) | composed
+
+
+def test_file_of_components() -> None:
+    path = f"--trainer.strategy={STRATEGIES}/streaming_diloco.yaml"
+    rule = "{class_path: lightning_hier.QSR, init_args: {coefficient: 0.1, max_block_size: 500}}"
+    sync = "--trainer.strategy.init_args.block_sync.init_args"
+    cli = TrainingCLI(["fit", *NET, path, f"{sync}.block_rule={rule}", f"{sync}.weighting=samples"])
+    assert cli.trainer.strategy.block_sync == DiLoCo(
+        block_size=100,
+        fragments=5,
+        overlap=10,
+        merge=0.5,
+        across_dtype="int4",
+        block_rule=QSR(coefficient=0.1, max_block_size=500),
+        weighting="samples",
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)

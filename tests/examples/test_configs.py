@@ -55,9 +55,7 @@ EXPECTED = {
     # 3.2M and 3,839 more tokens
     "language/small": expected(BMUF_ADAM, 4_262_144, vocabulary=4096, context=256),
     "language/gpt2": expected("lightning_hier.HierarchicalStrategy", 123_587_328, context=1024),
-    "language/1b": expected(
-        "lightning.pytorch.strategies.ModelParallelStrategy", 1_013_786_624, context=2048
-    ),
+    "language/1b": expected("lightning_hier.BMUFAdamFSDPStrategy", 1_013_786_624, context=2048),
     "ocr/paper": expected(BMUF_ADAM, 1_859_088, num_classes=96, height=60),
     "ocr/oldbooks_adam": expected("auto", 127_384, num_classes=96, height=24),
     "ocr/oldbooks_bmuf_adam": expected(BMUF_ADAM, 127_384, num_classes=96, height=24),

@@ -17,6 +17,7 @@ import lightning_hier as lh
 from examples.language.model import LanguageModel
 from examples.language.samples import TextSamples, generate
 from examples.language.throughput import Throughput, flops_per_token
+from lightning_hier import BMUFAdam, HierarchicalModelParallelStrategy, HierarchicalStrategy
 from tests.examples import command_lines
 from tests.examples.command_lines import EXAMPLES, run
 from tests.examples.language_texts import small_data, small_model, write_texts
@@ -95,6 +96,26 @@ def test_a_mesh_trains_the_same_model(
     found = run_ranks(steps_on_this_rank, ranks, folder, data_parallel, tensor_parallel)
     assert all(each == found[0] for each in found)
     assert found[0] == pytest.approx(alone, rel=1e-5)
+
+
+def groups_on_this_rank(folder: str, *, divided: bool) -> dict[str, float]:
+    """A few steps of two groups of two ranks, whose model is divided or whole."""
+    torch.manual_seed(0)
+    kind: Any = HierarchicalModelParallelStrategy if divided else HierarchicalStrategy
+    strategy = kind(group_size=2, block_sync=BMUFAdam(block_size=3), warmup_steps=1)
+    trainer = quiet_trainer(strategy, devices=4, max_epochs=1, limit_train_batches=6)
+    data = small_data(Path(folder), batch_windows=2)
+    trainer.fit(small_model(vocabulary=258, learning_rate=1e-3), data)
+    return {"valid/loss": float(trainer.callback_metrics["valid/loss"])}
+
+
+def test_groups_of_divided_models_train_the_same_model(tmp_path: Path) -> None:
+    folder = str(write_texts(tmp_path / "texts"))
+    whole, divided = (
+        run_ranks(groups_on_this_rank, 4, folder, divided=divided) for divided in (False, True)
+    )
+    assert all(each == divided[0] for each in divided)
+    assert divided[0] == pytest.approx(whole[0], rel=1e-5)
 
 
 @pytest.mark.slow

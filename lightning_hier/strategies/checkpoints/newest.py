@@ -17,6 +17,7 @@ from lightning_hier.strategies.checkpoints.integrity import (
     damage_beside,
 )
 from lightning_hier.strategies.checkpoints.rank_files import SECTION, RankFiles
+from lightning_hier.strategies.checkpoints.sharded_folder import metadata_file
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +84,19 @@ def _inside(folder: str | Path, name: str) -> str | Path:
 
 def _problem(path: str | Path, weights_only: bool) -> str | None:
     """Reason why training cannot resume from a checkpoint, or None."""
+    filesystem, place = url_to_fs(str(path))
+    is_folder = filesystem.isdir(place)
+    file = metadata_file(path) if is_folder else path
     try:
-        check_file(path, weights_only=weights_only)
-        checkpoint = _read(path, weights_only)
+        check_file(file, weights_only=weights_only)
+        checkpoint = _read(file, weights_only)
     except (DamagedFileError, FileNotFoundError) as error:
         return str(error)
     except READER_ERRORS as error:
         return f"it is damaged: {error}"
-    if not isinstance(checkpoint, dict) or "optimizer_states" not in checkpoint:
+    # Optimizers of a divided module are in other files of its folder.
+    resumable = "lr_schedulers" if is_folder else "optimizer_states"
+    if not isinstance(checkpoint, dict) or resumable not in checkpoint:
         return "it contains weights only, but resuming needs a checkpoint with optimizers"
     section = checkpoint.get(SECTION)
     if section is None:

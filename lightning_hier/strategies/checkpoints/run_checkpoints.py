@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
@@ -51,7 +51,7 @@ class RunCheckpoints:
 
     """
 
-    def __init__(self, strategy: DDPStrategy) -> None:
+    def __init__(self, strategy: ParallelStrategy) -> None:
         self._strategy = strategy
         self.automatic_values: Mapping[str, Any] = {}
         self._path = ""

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.model_block import ModelBlock
 from lightning_hier.comm.gradients.reached import reach
+from lightning_hier.comm.sharded_tensors import is_sharded, local_tensor, sharded_like
 from lightning_hier.comm.worker import StepCount
 from lightning_hier.strategies.checkpoints.rank_files import Part, State
 from lightning_hier.strategies.checkpoints.saved_run import Shards, cut_for
@@ -48,6 +49,8 @@ class RunState:
         }
         # A resumed run must know which parameters were unfrozen during training.
         self._frozen_at_first = self._frozen()
+        mesh = self._module.device_mesh if is_sharded(self._module) else None
+        self._mesh = None if mesh is None else list(mesh.shape)
         self._per_model = len(session.workers) // session.models.number
 
     def kinds(self) -> State:
@@ -69,6 +72,9 @@ class RunState:
             # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "sharded": self._synchroniser.placement.sharded,
+            # Every rank holds a part of a module that is divided, as data-parallel times
+            # tensor-parallel ranks.
+            "mesh": self._mesh,
             "warmup_steps": settings.warmup_steps,
             # Each of these ranks holds a shard of the global model.
             "ranks_per_group": communicators.layout.sizes[0],
@@ -98,19 +104,24 @@ class RunState:
         with session.models.opened():
             for number in session.each_worker():
                 worker, is_first = session.worker_numbers[number], number % self._per_model == 0
-                yield "rank", worker, self._of_worker(number, with_blocks=is_first)
+                model = self._local_model()
+                of_worker = self._of_worker(number, with_blocks=is_first)
+                yield "rank", worker, of_worker | (model if self._mesh else {})
                 position, group = session.worker_layout.coordinates(worker)
                 if position == 0:
-                    yield "group", group, self._of_group()
+                    yield "group", group, {} if self._mesh else model
 
-    def _of_group(self) -> State:
-        """Local model and optimizers, which are equal on all ranks of a group."""
+    def _local_model(self) -> State:
+        """Local model and optimizers, which are equal on all ranks of a group.
+
+        If the module is divided, those of this rank.
+        """
         local = self._synchroniser.local.all()
         return {
             "parameters": {
                 self.names[own]: value for own, value in local.items() if isinstance(own, Parameter)
             },
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "optimizers": [local_state_dict(optimizer) for optimizer in self._optimizers],
             "averages": self._session.averages.of_group(),
         }
 
@@ -140,7 +151,9 @@ class RunState:
             "random": session.position.state(number),
             "precision": trainer.precision_plugin.state_dict(),
             "gradients": {
-                name: gradient for name, gradient in gradients.items() if gradient is not None
+                name: local_tensor(gradient)
+                for name, gradient in gradients.items()
+                if gradient is not None
             },
         }
 
@@ -149,7 +162,7 @@ class RunState:
         reach(self.parameters[name] for name in gradients)
         for name, gradient in gradients.items():
             own = self.parameters[name]
-            own.grad = gradient.to(own.device, copy=True)
+            own.grad = sharded_like(gradient.to(own.device, copy=True), own)
 
     @torch.no_grad()
     def load(
@@ -187,7 +200,7 @@ class RunState:
         buffers = dict(self._module.named_buffers())
         for name, value in {**group["parameters"], **rank["buffers"]}.items():
             own = self.parameters[name] if name in self.parameters else buffers[name]
-            own.copy_(value)
+            local_tensor(own).copy_(value)
 
     def thaw(self, shared: Mapping[str, Any]) -> None:
         """Unfreeze the parameters that the saved run had unfrozen, such as by ``BaseFinetuning``.
@@ -230,6 +243,19 @@ class RunState:
         return {self.names[own]: values for own, values in counts.items()}
 
 
+def local_state_dict(optimizer: Optimizer) -> State:
+    """The state of ``optimizer`` with the local part of each tensor, not copied."""
+    state = optimizer.state_dict()
+    own = {
+        index: {
+            name: local_tensor(value) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
+        for index, values in state["state"].items()
+    }
+    return {**state, "state": own}
+
+
 def copy_optimizer_(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Copy ``state`` into the tensors of ``optimizer``, to which other objects may refer."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -263,7 +289,12 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     optimizer.load_state_dict(dict(state))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, saved in state["state"].items():
-        own = optimizer.state[parameters[index]]
+        parameter = parameters[index]
+        own = optimizer.state[parameter]
         for name, value in saved.items():
-            if isinstance(value, Tensor) and own[name].dtype != value.dtype:
+            if not isinstance(value, Tensor):
+                continue
+            if own[name].dtype != value.dtype:
                 own[name] = value.to(own[name].device, copy=True)
+            if value.dim():  # counts are not divided
+                own[name] = sharded_like(own[name], parameter)

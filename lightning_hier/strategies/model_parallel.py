@@ -1,0 +1,254 @@
+"""The strategy that divides a module inside groups, and synchronises blocks across them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
+from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.trained import optimizer_parameters
+from lightning_hier.comm.gradients.gradient_sync import AllReduce
+from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
+from lightning_hier.comm.process_groups import SHARED
+from lightning_hier.comm.sharded_tensors import is_sharded, reshard_
+from lightning_hier.comm.tiers import GroupSize
+from lightning_hier.strategies import arguments, module_setup, optimizer_checks
+from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
+from lightning_hier.strategies.checkpoints.sharded_folder import save_folder
+from lightning_hier.strategies.private_names import private
+from lightning_hier.strategies.settings import Synchronisation
+from lightning_hier.strategies.synchronous import SynchronousStrategy
+
+
+class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrategy):
+    """FSDP2 and tensor parallelism inside groups of ranks, blocks across them.
+
+    Args:
+        group_size: ranks of a group: a number, ``"node"`` (the devices of one host) or ``"world"``.
+        tensor_parallel_size: consecutive ranks of a group that share a batch. It divides
+            ``group_size``.
+        block_sync: synchronisation of the groups' models after every block.
+        warmup_steps: first steps in which gradients are averaged over all ranks.
+        save_distributed_checkpoint: whether every rank saves its shards to a folder. Otherwise rank
+            0 saves the whole model to a file.
+        timeout: time limit of every collective, after which an error names the missing ranks.
+
+    Raises:
+        ValueError: a value is outside its range, or values cannot be combined.
+
+    """
+
+    strategy_name = "hierarchical_model_parallel"
+
+    def __init__(
+        self,
+        *,
+        group_size: GroupSize = "node",
+        tensor_parallel_size: int = 1,
+        block_sync: BlockSync | None = None,
+        warmup_steps: int | Auto = 0,
+        save_distributed_checkpoint: bool = True,
+        timeout: timedelta | None = default_pg_timeout,
+    ) -> None:
+        check_whole_or_auto("warmup_steps", warmup_steps, least=0)
+        check_whole("tensor_parallel_size", tensor_parallel_size)
+        check_flag("save_distributed_checkpoint", save_distributed_checkpoint)
+        self._checkpoints = RunCheckpoints(self)
+        super().__init__(
+            group_size=group_size,
+            warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
+            timeout=timeout,
+            tensor_parallel_size=tensor_parallel_size,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+        )
+        arguments.check_synchronisations(None, block_sync, {})
+        if block_sync is not None and block_sync.across == "leader":
+            raise ValueError(
+                "across='leader' can't be combined with a divided module, of which no rank holds "
+                "all: leave it out, and every rank exchanges its shards"
+            )
+        self.tensor_parallel_size = tensor_parallel_size
+        self._asked = Synchronisation(warmup_steps, AllReduce(), block_sync)
+        self.block_sync = block_sync
+
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "warmup_steps": (self._asked if self._session is None else self).warmup_steps,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "block_sync": self.block_sync,
+        }
+
+    @override
+    def _check_groups(self) -> None:
+        if self.groups.size % self.tensor_parallel_size:
+            raise ValueError(
+                f"tensor_parallel_size must divide group_size, got {self.tensor_parallel_size} in "
+                f"groups of {self.groups.size} ranks"
+            )
+        arguments.check_groups(self.block_sync, self.groups.all_workers, self.groups.size)
+
+    @override
+    def _check_trainer(self, trainer: pl.Trainer) -> None:
+        averages = [c for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
+        if averages:
+            raise ValueError(
+                f"{type(averages[0]).__name__} can't be combined with a divided module, of which "
+                "no rank holds all: leave it out"
+            )
+
+    @override
+    def _check_optimizers(self) -> None:
+        optimizer_checks.check_averaged(self.optimizers, self.block_sync, 1)
+
+    @override
+    def _configure_launcher(self) -> None:
+        # Lightning has none if torchrun starts the processes, but the base class needs one.
+        kind = private("lightning.pytorch.strategies.launchers", "_SubprocessScriptLauncher")
+        self._launcher = kind(self.cluster_environment, self.num_processes, self.num_nodes)
+        super()._configure_launcher()
+
+    @override
+    def _start_processes(self) -> None:
+        self._setup_distributed()  # without the mesh of the world
+
+    @override
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        self._start_compared = True  # Lightning loads a checkpoint after ``setup``
+        self._device_mesh = self._group_mesh()
+        self._module._device_mesh = self._device_mesh
+
+    def _group_mesh(self) -> DeviceMesh:
+        """Mesh of this rank's group. A collective of the world."""
+        layout, rank = self.layout, self.global_rank
+        own: dict[str, Any] = {}
+        grids = layout.grid().view(layout.sizes[1], -1, self.tensor_parallel_size)
+        for name, rows in (
+            ("data_parallel", [column for grid in grids for column in grid.T]),
+            ("tensor_parallel", [row for grid in grids for row in grid]),
+        ):
+            for ranks in rows:
+                group = SHARED.of(ranks.tolist(), self.limit, name)
+                if rank in ranks:
+                    own[name] = group
+        return DeviceMesh.from_group(
+            list(own.values()),
+            self.root_device.type,
+            mesh=grids[layout.coordinates(rank)[1]],
+            mesh_dim_names=tuple(own),
+        )
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        mesh = self.device_mesh["data_parallel"]
+        group = self.layout.coordinates(self.global_rank)[1]
+        return {
+            "num_replicas": self.layout.sizes[1] * mesh.size(),
+            "rank": group * mesh.size() + mesh.get_local_rank(),
+        }
+
+    @override
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        if self.layout.sizes[0] > 1 and not is_sharded(self._module):
+            raise ValueError(
+                "configure_model() must divide the module among the "
+                f"{self.layout.sizes[0]} ranks of a group, by fully_shard(module, "
+                "mesh=self.device_mesh['data_parallel']) or parallelize_module"
+            )
+        used = self._open_session(even_batches=True)
+        self._gradients = ShardedGradients(self.communicators.across, self._module)
+        self._fit_session.set_reduction(used, self._gradients)
+        module_setup.share_initial_model(self._module, self.communicators)
+        super().setup_optimizers(trainer)
+
+    @override
+    def _begin_fit(self, trainer: pl.Trainer) -> None:
+        models = self.communicators.models
+        optimizer_checks.log_advice(self.optimizers, None, self.block_sync, models)
+        self._fit_session.begin(self.optimizers, "error", self._metrics_callback, join=False)
+
+    @override
+    def on_train_start(self) -> None:
+        reshard_(self._module)  # after the sanity check
+        super().on_train_start()
+
+    @override
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Average the gradients of a step over the groups in the warm-up."""
+        super().post_backward(closure_loss)
+        module = self._module
+        if module.automatic_optimization and not module.trainer.fit_loop._should_accumulate():
+            self._average_gradients(module.parameters())
+
+    def _average_gradients(self, parameters: Iterable[Parameter]) -> None:
+        if self._fit_session.warming:
+            self._gradients.average_(parameters)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer. A collective of the group, and of the world at the end of a block."""
+        if not self._module.automatic_optimization:
+            self._average_gradients(optimizer_parameters(optimizer))
+        return super().optimizer_step(optimizer, *args, **kwargs)
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint and the state of all ranks. A collective of the world."""
+        path = Path(self.broadcast(filepath))
+        write = partial(self._write, path=path, storage_options=storage_options)
+        self._save(checkpoint, path, write)
+
+    def _write(self, checkpoint: dict[str, Any], path: Path, storage_options: Any) -> None:
+        """Write the checkpoint of the first group, whose model all groups have."""
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, path, storage_options)
+        elif self.layout.coordinates(self.global_rank)[1] == 0:
+            save_folder(checkpoint, path, self.communicators.group.group)
+
+    @override
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a checkpoint into module and optimizers. A collective of the world."""
+        safe = True if weights_only is None else weights_only
+        # torch creates the state of optimizers by a step with a learning rate of 0.
+        session = self._session
+        with nullcontext() if session is None else session.raw_steps.counted():
+            # Not the comparison of the base class, as ranks read different parts of a folder.
+            checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
+        self._checkpoints.note(checkpoint_path, weights_only, checkpoint)
+        return {"optimizer_states": [], **checkpoint}  # without them, Lightning restores no state
+
+    @property
+    @override
+    def lightning_restore_optimizer(self) -> bool:
+        return True  # it calls ``load_optimizer_state_dict``
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Do nothing: ``load_checkpoint`` has loaded the model."""
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Resume the saved run, and warn about lost state. A collective of the world."""
+        self._checkpoints.resume(self._fit_session, checkpoint)

@@ -1,0 +1,114 @@
+"""Base class of the strategies that synchronise the models of groups after every block."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
+from lightning_hier.strategies.fit_session import FitSession
+from lightning_hier.strategies.optimizer_checks import index_of
+from lightning_hier.strategies.settings import Synchronisation, resolved_for_run
+from lightning_hier.strategies.tiered import TieredStrategy
+
+
+class SynchronousStrategy(TieredStrategy, ABC):
+    """A strategy with a session, which counts steps and synchronises models, while a Trainer fits.
+
+    Attributes:
+        block_sync: synchronisation of the groups' models, in a fit with numbers instead of
+            ``"auto"``.
+
+    """
+
+    block_sync: BlockSync | None
+    _asked: Synchronisation
+    _checkpoints: RunCheckpoints
+    _session: FitSession | None = None
+    _ended: FitSession | None = None
+
+    def _open_session(self, *, even_batches: bool) -> Synchronisation:
+        """Create the session of this fit, and return its settings with numbers for ``"auto"``.
+
+        A collective of the world.
+
+        Args:
+            even_batches: whether all ranks must have the same number of batches.
+
+        """
+        self._session = session = FitSession(self._module.trainer, self.groups)
+        self._ended = None
+        resumed = self._checkpoints.automatic_values
+        used = resolved_for_run(self._asked, resumed, session, even_batches=even_batches)
+        self.warmup_steps, self.block_sync = int(used.warmup_steps), used.block_sync
+        return used
+
+    @override
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._fit_session.start()
+
+    @override
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        self._fit_session.before_batch(batch)
+
+    @override
+    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer. A collective of the group, and of the world at the end of a block."""
+        with self._fit_session.step(index_of(optimizer, self.optimizers)):
+            return super().optimizer_step(optimizer, *args, **kwargs)
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the state of the global model. A collective of the world during training."""
+        session, read = self._session, super().lightning_module_state_dict
+        if session is None or not session.begun:  # it is in the module
+            return read()
+        return session.global_state(read)
+
+    def _save(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | Path,
+        write: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Write a checkpoint and the state of all ranks. A collective of the world."""
+        self._checkpoints.save(self._session or self._ended, checkpoint, filepath, write)
+
+    @override
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Remove a checkpoint and the state of all ranks."""
+        super().remove_checkpoint(filepath)
+        self._checkpoints.remove(filepath)
+
+    @override
+    def teardown(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._ended = self._session
+        self._session = None
+        self._checkpoints.automatic_values = {}
+        super().teardown()
+
+    @override
+    def metrics(self) -> dict[str, float]:
+        found = self.traffic.metrics()
+        return found | self._session.metrics() if self._session is not None else found
+
+    @property
+    @override
+    def _families(self) -> Sequence[str]:
+        return [] if self.block_sync is None else ["block"]
+
+    @property
+    def _fit_session(self) -> FitSession:
+        if self._session is None:
+            raise RuntimeError("the strategy has a session only while the Trainer fits")
+        return self._session

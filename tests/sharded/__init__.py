@@ -1,0 +1,1 @@
+"""Modules that FSDP2 and tensor parallelism divide inside groups."""

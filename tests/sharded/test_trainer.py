@@ -1,0 +1,171 @@
+"""A divided module with what the Trainer offers: accumulation, clipping, precision, callbacks."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.sharded.nets import Divided, batches, gathered, trained
+from tests.trainer.fitting import make_trainer
+
+_DILOCO = partial(lh.DiLoCo, block_size=3)
+
+
+class Rich(Divided):
+    """With BatchNorm, a weight in two places, a frozen one, and one that every rank holds."""
+
+    def __init__(self) -> None:
+        super().__init__("AdamW", lr=0.02)
+        self.norm = nn.BatchNorm1d(6).double()
+        self.again = nn.Linear(6, 6, bias=False).double()
+        self.back = nn.Linear(6, 6).double()
+        self.back.weight = self.again.weight
+        self.frozen = nn.Linear(6, 6).double().requires_grad_(False)
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh
+        if mesh is not None and not isinstance(self.second.weight, DTensor):
+            fully_shard(self.first, mesh=mesh["data_parallel"])
+            fully_shard(self, mesh=mesh["data_parallel"])
+
+    def forward(self, batch: Tensor) -> Tensor:
+        hidden = self.norm(torch.tanh(self.first(batch)))
+        hidden = self.back(torch.tanh(self.again(hidden))) + self.frozen(hidden)
+        result: Tensor = self.second(hidden) * self.scale
+        return result
+
+
+def _strategy(kind: str, **settings: Any) -> Any:
+    sync, size = settings.pop("block_sync", _DILOCO)(), settings.pop("group_size", 2)
+    kinds = {
+        "whole": partial(lh.HierarchicalStrategy, warmup_steps=0),
+        "divided": lh.HierarchicalModelParallelStrategy,
+    }
+    return kinds[kind](group_size=size, block_sync=sync, **settings)
+
+
+def _buffers(kind: str) -> tuple[Tensor, list[Tensor]]:
+    module = Rich()
+    settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
+    trainer = make_trainer(_strategy(kind), **settings)
+    trainer.fit(module, batches(4, 14))
+    return gathered(module), [buffer.double() for buffer in module.buffers()]
+
+
+def test_accumulation_clipping_and_unusual_tensors() -> None:
+    whole, divided = (run_ranks(_buffers, 4, kind) for kind in ("whole", "divided"))
+    for (one, buffers), (other, others) in zip(whole, divided, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        for own, mine in zip(buffers, others, strict=True):
+            torch.testing.assert_close(own, mine, rtol=1e-12, atol=1e-12)
+
+
+class ByHand(Divided):
+    """Manual optimization, with a step at every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__("AdamW", lr=0.02)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx) / 2)
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_manual_optimization_with_a_warm_up() -> None:
+    whole, divided = (
+        run_ranks(trained, 4, partial(_strategy, kind, warmup_steps=3), 12, ByHand)
+        for kind in ("whole", "divided")
+    )
+    for one, other in zip(whole, divided, strict=True):
+        torch.testing.assert_close(one["weights"], other["weights"], rtol=1e-12, atol=1e-12)
+
+
+class Single(Divided):
+    """In 32 bits."""
+
+    def __init__(self) -> None:
+        super().__init__("AdamW", lr=0.02)
+        self.float()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return super().training_step([own.to(self.scale.dtype) for own in batch], batch_idx)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_precision(precision: str) -> None:
+    """All groups end with one finite model, which has changed."""
+    found = run_ranks(trained, 4, partial(_strategy, "divided"), 9, Single, precision=precision)
+    assert all(torch.equal(own["weights"], found[0]["weights"]) for own in found)
+    assert found[0]["weights"].isfinite().all()
+    assert not torch.equal(found[0]["weights"], found[0]["seen"][0])
+
+
+def _crossing() -> list[int]:
+    strategy = _strategy("divided", block_sync=partial(lh.DiLoCo, block_size=4))
+    sent: list[int] = []
+
+    class Counts(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            sent.append(strategy.traffic.total("across").payload_bytes)
+
+    make_trainer(strategy, callbacks=[Counts()]).fit(Divided("AdamW"), batches(4, 8))
+    return sent
+
+
+def test_nothing_crosses_within_a_block() -> None:
+    for sent in run_ranks(_crossing, 4):
+        made = [after - before for before, after in zip(sent, sent[1:], strict=False)]
+        assert [step + 2 for step, own in enumerate(made) if own] == [4, 8]
+
+
+def _refused(strategy: Any, model: Any, **settings: Any) -> None:
+    make_trainer(strategy(), **settings).fit(model(), batches(4, 2))
+
+
+class Undivided(Divided):
+    """Forgets to divide itself."""
+
+    def configure_model(self) -> None:
+        """Nothing."""
+
+
+class Diverging(Divided):
+    """One rank's weights become NaN."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_rank == 3:
+            with torch.no_grad():
+                self.first.weight.fill_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "words"),
+    [
+        (partial(_strategy, "divided"), Undivided, "configure_model\\(\\) must divide the module"),
+        (partial(_strategy, "divided", block_sync=partial(lh.BMUFAdam, block_size=2)), Divided,
+         "BMUFAdam needs an optimizer with Adam's moments"),
+        (partial(_strategy, "divided", tensor_parallel_size=4), Divided,
+         "tensor_parallel_size must divide group_size"),
+        (partial(_strategy, "divided", group_size=3), Divided, "sizes that do: 1, 2, 4"),
+        (partial(_strategy, "divided", block_sync=partial(lh.DiLoCo, block_size=2)), Diverging,
+         "holds NaN or inf"),
+    ],
+    ids=["undivided", "optimizer", "tensor_parallel_size", "group_size", "nan"],
+)  # fmt: skip
+def test_one_clear_error_on_every_rank(strategy: Any, model: Any, words: str) -> None:
+    for said in run_ranks(_refused, 4, strategy, model, expect_failure=True):
+        assert re.search(words, said), said
