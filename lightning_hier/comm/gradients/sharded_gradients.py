@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.nn import Module, Parameter
 
+from lightning_hier.comm.broadcast import average_tensors_
 from lightning_hier.comm.channel import Channel
-from lightning_hier.comm.flat import FlatView
 from lightning_hier.comm.gradients.worker_gradients import WorkerGradients
 from lightning_hier.comm.sharded_tensors import local_tensor
 
@@ -78,12 +78,5 @@ class ShardedGradients:
         for own in used:
             if own.grad is None:
                 own.grad = torch.zeros_like(own)
-        self._average_([own.grad for own in used if own.grad is not None])
-
-    def _average_(self, gradients: Sequence[torch.Tensor]) -> None:
-        for dtype in sorted({own.dtype for own in gradients}, key=str):
-            view = FlatView([own for own in gradients if own.dtype == dtype])
-            flat = torch.empty(len(view), dtype=dtype, device=gradients[0].device)
-            view.read_(0, len(view), flat)
-            self._across.all_reduce_(flat.div_(self._across.size), "gradients").wait()
-            view.write_from(flat)
+        gradients = [own.grad for own in used if own.grad is not None]
+        average_tensors_(gradients, self._across, "gradients")
