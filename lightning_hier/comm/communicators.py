@@ -9,11 +9,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import Module
 
 from lightning_hier.comm.across import AcrossRoute, build_route
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.process_groups import ProcessGroups
 from lightning_hier.comm.progress_record import ProgressRecord, progress_record
+from lightning_hier.comm.sharded_tensors import is_sharded
 from lightning_hier.comm.tiers import RankLayout, build_mesh
 from lightning_hier.comm.traffic import Tier, Traffic
 
@@ -51,6 +53,10 @@ class Communicators:
     def models(self) -> int:
         """Number of averaged models, those of all groups."""
         return self.layout.sizes[1] * self.models_per_rank
+
+    def replicas(self, module: Module) -> Channel:
+        """Ranks that hold the same tensors of ``module``: all, or those with the same shards."""
+        return self.across if is_sharded(module) else self.world
 
     @classmethod
     def build(

@@ -16,7 +16,6 @@ from lightning_hier.comm.agreement import require_same
 from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
-from lightning_hier.comm.sharded_tensors import is_sharded
 
 
 def share_initial_model(module: Module, communicators: Communicators) -> None:
@@ -32,8 +31,7 @@ def share_initial_model(module: Module, communicators: Communicators) -> None:
     place = communicators.progress.at("the broadcast of the initial model")
     with place, torch.no_grad():
         tensors = [*module.parameters(), *module.buffers()]
-        ranks = communicators.across if is_sharded(module) else communicators.world
-        broadcast_tensors_(tensors, ranks, "initial_model")
+        broadcast_tensors_(tensors, communicators.replicas(module), "initial_model")
 
 
 def model_settings(module: Module) -> dict[str, Any]:

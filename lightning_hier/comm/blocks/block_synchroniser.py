@@ -90,9 +90,8 @@ class BlockSynchroniser:
         self._models = models or LocalModels(module, optimizers)
         self._buffers = self._models.buffers
         across, group = config.across if config else "auto", communicators.group
-        self._sharded = is_sharded(module)
         self.placement = (
-            OwnShards(group) if self._sharded else make_placement(across, group, nics=nics)
+            OwnShards(group) if is_sharded(module) else make_placement(across, group, nics=nics)
         )
         self.blocks: list[ModelBlock] | None = None
         self.trained = TrainedTensors(module, self._optimizers, self._buffers)
@@ -266,10 +265,8 @@ class BlockSynchroniser:
             carried = [t for block in self._new_blocks() or [] for t in block.carried]
             self.health.check(SyncPoint.CHECK, carried=carried)
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]
-            own = self._communicators
-            broadcast_tensors_(
-                everything, own.across if self._sharded else own.world, "initial_model"
-            )
+            replicas = self._communicators.replicas(self._module)
+            broadcast_tensors_(everything, replicas, "initial_model")
         self.on_warm()
 
     def _begin_blocks(self) -> None:
