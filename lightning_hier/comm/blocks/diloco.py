@@ -73,8 +73,7 @@ class DiLoCo(BlockSync):
             raise ValueError(
                 f"outer_momentum must be 'auto' or lie in [0, 1), got {self.outer_momentum!r}"
             )
-        varies = self.weighting == "samples" and self.outer_momentum == "auto"
-        if varies and self.outer_lr > 1.0:
+        if self._momentum_varies and self.outer_lr > 1.0:
             raise ValueError(
                 f"outer_lr={self.outer_lr:g} with weighting='samples' and outer_momentum='auto' "
                 "must be at most 1: the effective number of groups may be 1, and the momentum "
@@ -88,6 +87,11 @@ class DiLoCo(BlockSync):
                         f"{name} has no effect with outer_optimizer, got {name}={value!r}: set it "
                         "there, as in partial(torch.optim.SGD, lr=0.3), or leave it out"
                     )
+
+    @property
+    def _momentum_varies(self) -> bool:
+        """Whether every mean has a momentum of its own."""
+        return self.weighting == "samples" and self.outer_momentum == "auto"
 
     def momentum(self, num_models: int) -> float:
         """Mu for so many averaged models.
@@ -110,8 +114,7 @@ class DiLoCo(BlockSync):
     @override
     def eta_of(self, num_models: int) -> Callable[[float], float] | None:
         """See :class:`BlockSync`. Mu, which is eta of block momentum."""
-        automatic = self.outer_optimizer is None and self.outer_momentum == "auto"
-        if self.weighting != "samples" or not automatic or num_models == 1:
+        if not self._momentum_varies or num_models == 1:
             return None
         return partial(weighted_block_momentum, block_lr=self.outer_lr)
 
