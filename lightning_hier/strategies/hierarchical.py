@@ -113,10 +113,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {
-            "warmup_steps": (self._asked if self._session is None else self).warmup_steps,
+        return super()._settings() | {
             "gradient_sync": self.gradient_sync,
-            "block_sync": self.block_sync,
             "on_nonfinite": self.on_nonfinite,
             "uneven_batches": self.uneven_batches,
         }
@@ -124,7 +122,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def _check_groups(self) -> None:
         check_combination(self, self.groups.worker_counts)
-        arguments.check_groups(self.block_sync, self.groups.all_workers, self.groups.size)
+        super()._check_groups()
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:

@@ -89,11 +89,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def _settings(self) -> dict[str, Any]:
-        return {
-            "warmup_steps": (self._asked if self._session is None else self).warmup_steps,
-            "tensor_parallel_size": self.tensor_parallel_size,
-            "block_sync": self.block_sync,
-        }
+        return super()._settings() | {"tensor_parallel_size": self.tensor_parallel_size}
 
     @override
     def _check_groups(self) -> None:
@@ -102,7 +98,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
                 f"tensor_parallel_size must divide group_size, got {self.tensor_parallel_size} in "
                 f"groups of {self.groups.size} ranks"
             )
-        arguments.check_groups(self.block_sync, self.groups.all_workers, self.groups.size)
+        super()._check_groups()
 
     @override
     def _check_trainer(self, trainer: pl.Trainer) -> None:

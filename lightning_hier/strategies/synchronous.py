@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.strategies.arguments import check_groups
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.fit_session import FitSession
 from lightning_hier.strategies.optimizer_checks import index_of
@@ -48,6 +49,17 @@ class SynchronousStrategy(TieredStrategy, ABC):
         used = resolved_for_run(self._asked, resumed, session, even_batches=even_batches)
         self.warmup_steps, self.block_sync = int(used.warmup_steps), used.block_sync
         return used
+
+    @override
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "warmup_steps": (self._asked if self._session is None else self).warmup_steps,
+            "block_sync": self.block_sync,
+        }
+
+    @override
+    def _check_groups(self) -> None:
+        check_groups(self.block_sync, self.groups.all_workers, self.groups.size)
 
     @override
     def on_train_start(self) -> None:
