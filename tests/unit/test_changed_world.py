@@ -25,7 +25,7 @@ def test_as_many_workers_in_other_groups_learn_how_to_keep_theirs(
         "sizes": (4, 4),
         "steps": [{"in_block": 0}],
         "counts": None,
-        "kinds": {"inter_host_ranks": None},
+        "kinds": {"inter_host_ranks": None, "mesh": None},
     }
     files = RankFiles(Path("run.ckpt"), "id")
     saved = SavedRun(section, files, TorchCheckpointIO(), weights_only=True)

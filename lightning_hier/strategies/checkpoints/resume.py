@@ -57,7 +57,7 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
 def _resume_exactly(saved: SavedRun, session: FitSession, kinds: Mapping[str, Any]) -> None:
     state, group = session.state, _group(session, 0)
     first = saved.of_rank(session.worker_numbers[0])
-    of_group = first if kinds.get("mesh") else saved.of_group(group)
+    of_group = first if kinds["mesh"] else saved.of_group(group)
     order = [state.parameters[name] for name in saved.section["ready_order"]]
     session.reduction.rehearse(session.trainer.strategy.model, order)
     state.load(saved.section, of_group, first, saved.shards_for(group, kinds))
@@ -115,11 +115,11 @@ def _resume_elsewhere(
     # The module contains the global model, in which the interrupted block has ended.
     for count in session.worker.steps:
         count.in_block = 0
-    if not kinds.get("mesh"):  # Lightning has already loaded optimizers of a divided module
+    if not kinds["mesh"]:  # Lightning has already loaded optimizers of a divided module
         state.load_optimizers(checkpoint["optimizer_states"])
-    divided = saved.section["kinds"].get("mesh") or kinds.get("mesh")
     opens_blocks = session.settings.block_sync is not None and not session.warming
-    if opens_blocks and saved.section["counts"] is not None and not divided:
+    has_blocks = saved.section["counts"] is not None and not _is_divided(saved, kinds)
+    if opens_blocks and has_blocks:
         _open_blocks(saved, state)
     # A group of one virtual worker has no residuals, and no DDP hook that would add others.
     alone = len(session.workers) > 1 and layout.sizes[0] == 1
@@ -131,6 +131,11 @@ def _resume_elsewhere(
     rank_zero_warn(
         what_changes(saved, layout, kinds, automatic=automatic, keeps_residuals=compresses)
     )
+
+
+def _is_divided(saved: SavedRun, kinds: Mapping[str, Any]) -> bool:
+    """Whether the module of the saved run or of this one is divided: blocks are then not joined."""
+    return bool(saved.section["kinds"]["mesh"] or kinds["mesh"])
 
 
 def _open_blocks(saved: SavedRun, state: RunState) -> None:
@@ -196,7 +201,7 @@ def what_changes(
     )
     if saved.section["kinds"]["inter_host_ranks"] is not None:
         given_up.append("the error feedback of quantised or sparse updates is lost")
-    if saved.section["kinds"].get("mesh") or kinds.get("mesh"):
+    if _is_divided(saved, kinds):
         given_up.append("the state of outer steps, such as block momentum, is lost")
     given_up.append("local optimizers start from the state of rank 0")
     given_up.append("random states and the order of the data start from the beginning")

@@ -72,8 +72,7 @@ class RunState:
             # Averaged optimizer state is divided into the same shards as the model.
             "optimizer_state": "averaged" if sync is not None and sync.averages_state else "local",
             "sharded": self._synchroniser.placement.sharded,
-            # Every rank holds a part of a module that is divided, as data-parallel times
-            # tensor-parallel ranks.
+            # Data-parallel and tensor-parallel ranks of a group, which hold parts of the module.
             "mesh": self._mesh,
             "warmup_steps": settings.warmup_steps,
             # Each of these ranks holds a shard of the global model.
@@ -104,12 +103,13 @@ class RunState:
         with session.models.opened():
             for number in session.each_worker():
                 worker, is_first = session.worker_numbers[number], number % self._per_model == 0
-                model = self._local_model()
                 of_worker = self._of_worker(number, with_blocks=is_first)
-                yield "rank", worker, of_worker | (model if self._mesh else {})
+                if self._mesh:
+                    of_worker |= self._local_model()
+                yield "rank", worker, of_worker
                 position, group = session.worker_layout.coordinates(worker)
                 if position == 0:
-                    yield "group", group, {} if self._mesh else model
+                    yield "group", group, {} if self._mesh else self._local_model()
 
     def _local_model(self) -> State:
         """Local model and optimizers, which are equal on all ranks of a group.
