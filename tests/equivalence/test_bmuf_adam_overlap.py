@@ -10,10 +10,10 @@ import torch
 
 from lightning_hier.comm.blocks import shard
 from tests.equivalence.adam_twins import Rule
-from tests.equivalence.cases import difference, identical, make_twin
+from tests.equivalence.cases import identical, make_twin
 from tests.equivalence.faults import Fault
 from tests.equivalence.late_adam_twins import LateCase, late_case
-from tests.equivalence.watching import Seen, twin_seen, watch, watch_all
+from tests.equivalence.watching import Seen, assert_like_twin, twin_seen, watch, watch_all
 from tests.ranks import run_ranks
 
 ADAMW = Rule(kind="adamw", lr=0.02, betas=(0.9, 0.99), weight_decay=0.1)
@@ -57,15 +57,7 @@ def test_weights_moments_and_counts_are_those_of_the_twin(
 ) -> None:
     for rank, twin in enumerate(twin_seen(case)):
         own = runs[rank][case.name]
-        for batch, expected in twin.local.items():
-            if not all(bool(value.isfinite().all()) for value in expected.values()):
-                continue
-            found = {name: own.local[batch][name] for name in expected}
-            assert difference(found, expected) < case.tolerance, f"rank {rank}, batch {batch}"
-            for kind, its in twin.moments[batch].items():
-                mine = {name: own.moments[batch][kind][name] for name in its}
-                assert difference(mine, its) < case.tolerance, f"{kind}, rank {rank}, {batch}"
-        assert difference(own.final, twin.final) < case.tolerance
+        assert_like_twin(own, twin, tolerance=case.tolerance, rank=rank, diverges=bool(case.faults))
         assert identical(own.final, runs[0][case.name].final)
 
 

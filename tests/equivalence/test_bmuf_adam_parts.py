@@ -12,10 +12,10 @@ from torch import nn
 from lightning_hier import BMUFAdam, HierarchicalStrategy
 from tests.equivalence.adam_cases import AdamCase
 from tests.equivalence.adam_twins import AdamTwin, Rule, Rules
-from tests.equivalence.cases import case, difference, identical
+from tests.equivalence.cases import case, identical
 from tests.equivalence.fragment_twins import divided
 from tests.equivalence.twins import Twin
-from tests.equivalence.watching import Seen, twin_seen, watch_all
+from tests.equivalence.watching import Seen, assert_like_twin, twin_seen, watch_all
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit
 
@@ -84,13 +84,7 @@ def test_weights_and_moments_are_those_of_the_twin(
 ) -> None:
     for rank, twin in enumerate(twin_seen(case)):
         own = runs[rank][case.name]
-        for batch, expected in twin.local.items():
-            found = {name: own.local[batch][name] for name in expected}
-            assert difference(found, expected) < case.tolerance, f"rank {rank}, batch {batch}"
-            for kind, its in twin.moments[batch].items():
-                mine = {name: own.moments[batch][kind][name] for name in its}
-                assert difference(mine, its) < case.tolerance, f"{kind}, rank {rank}, {batch}"
-        assert difference(own.final, twin.final) < case.tolerance
+        assert_like_twin(own, twin, tolerance=case.tolerance, rank=rank)
         assert identical(own.final, runs[0][case.name].final)
 
 

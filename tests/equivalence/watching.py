@@ -16,6 +16,7 @@ from torch import Tensor
 from tests.equivalence.adam_twins import AdamWorker
 from tests.equivalence.cases import (
     Case,
+    difference,
     make_module,
     make_trainer,
     make_twin,
@@ -210,6 +211,30 @@ def twin_seen(case: Case, *, looking: bool = False) -> list[Seen]:
     for seen in found:
         seen.final, seen.excluded = twin.global_model(), getattr(twin, "excluded", 0)
     return found
+
+
+def assert_like_twin(
+    own: Seen, twin: Seen, *, tolerance: float, rank: int, diverges: bool = False
+) -> None:
+    """Compare weights and moments after every batch, and the final weights, with those of the twin.
+
+    Args:
+        own: what a rank saw.
+        twin: what the twin's worker saw.
+        tolerance: largest difference.
+        rank: number of the rank, for the message.
+        diverges: whether batches after which the twin is not finite are skipped.
+
+    """
+    for batch, expected in twin.local.items():
+        if diverges and not all(bool(value.isfinite().all()) for value in expected.values()):
+            continue
+        found = {name: own.local[batch][name] for name in expected}
+        assert difference(found, expected) < tolerance, f"rank {rank}, batch {batch}"
+        for kind, its in twin.moments[batch].items():
+            mine = {name: own.moments[batch][kind][name] for name in its}
+            assert difference(mine, its) < tolerance, f"{kind}, rank {rank}, {batch}"
+    assert difference(own.final, twin.final) < tolerance
 
 
 def _twin_moments(worker: Worker) -> dict[str, Values]:
