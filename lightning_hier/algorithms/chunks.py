@@ -32,3 +32,11 @@ def chunks(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
     for start in range(0, numel, length):
         part = slice(start, min(start + length, numel))
         yield first[part], *(None if tensor is None else tensor[part] for tensor in others)
+
+
+def chunks_with_starts(values: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Chunks of ``values``, and the position of the first element of each."""
+    start = 0
+    for (chunk,) in chunks(values):
+        yield chunk, start
+        start += chunk.numel()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lightning_hier.algorithms.kernels import kernels_for
 from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP
 from lightning_hier.algorithms.quantisation import Codec
 
@@ -77,13 +78,10 @@ class SparseCodec(Codec):
         return math.ceil(self._density * length)
 
     def _largest(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions in their blocks, and positions, of the elements to send."""
+        """Positions in their blocks (int16), and positions, of the elements to send."""
+        kernels = kernels_for(values)
         found = [
-            values[start : start + rows * length]
-            .view(rows, length)
-            .abs()
-            .topk(self._of_block(length), dim=1, sorted=False)
-            .indices.view(-1)
+            kernels.largest(values[start : start + rows * length], length, self._of_block(length))
             for start, rows, length in _blocks(values.numel())
         ]
         offsets = torch.cat(found)

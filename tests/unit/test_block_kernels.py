@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from lightning_hier.algorithms.block_momentum import BlockFilter, UpdateFrom
 from lightning_hier.algorithms.kernels import sum_of_squares
 from lightning_hier.algorithms.kernels.native import native_kernels
 from lightning_hier.algorithms.kernels.reference import QUANTISATION_GROUP as GROUP
+from lightning_hier.algorithms.kernels.reference import TorchKernels
 from lightning_hier.algorithms.quantisation import BFloat16Codec, Codec, Int4Codec, Int8Codec
 
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2e-38, 0.5, -1.0, 127.0, 3.4e38, -3.4e38]
@@ -140,3 +142,27 @@ def test_what_is_not_finite_stays_so(codec: Codec, native: bool) -> None:
             codec.decode(sent, read)
         assert not read[7].isfinite()
         assert torch.equal(read[GROUP:], torch.ones(GROUP))
+
+
+@given(rows=st.integers(1, 4), length=st.integers(1, 5000), share=st.floats(0.001, 1.0), seed=seeds)
+def test_the_largest_magnitudes_are_the_same(
+    rows: int, length: int, share: float, seed: int
+) -> None:
+    """Of magnitudes that differ; NaN is larger than inf."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randperm(rows * length, generator=generator) - rows * length / 2 + 0.25
+    values[:: max(length, 2)], values[1 :: max(length, 2)] = torch.nan, -torch.inf
+    number = math.ceil(share * length)
+    with _backend(native=True):
+        found = kernels.kernels_for(values).largest(values, length, number)
+    assert torch.equal(found, TorchKernels().largest(values, length, number))
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, torch.nan])
+def test_of_equal_magnitudes_as_many_are_selected_as_asked(value: float) -> None:
+    values = torch.tensor([1.0, *[value] * 6, 2.0, *[value] * 8])
+    with _backend(native=True):
+        for chosen in (kernels.kernels_for(values), TorchKernels()):
+            assert chosen.largest(values, 8, 3).view(2, 3).diff(dim=1).gt(0).all()
+        native = kernels.kernels_for(values).largest(values, 8, 8)
+    assert native.tolist() == 2 * list(range(8))

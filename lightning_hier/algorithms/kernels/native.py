@@ -59,6 +59,7 @@ _SIGNATURES = {
     "encode_int4": "v:plplfpp",
     "decode_int4": "v:plppi",
     "encode_bfloat16": "v:plplfp",
+    "largest": "v:plllp",
 }
 
 
@@ -85,7 +86,7 @@ def native_kernels() -> NativeKernels | None:
 
 
 class NativeKernels(TorchKernels):
-    """Calls the functions of ``gtc.c`` and ``blocks.c``. Tensors are contiguous and float32."""
+    """Calls the functions of the C sources beside it. Tensors are contiguous and float32."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Declare the argument and result types of the functions of ``library``."""
@@ -186,6 +187,13 @@ class NativeKernels(TorchKernels):
     def decode_int4(self, out: Tensor, scales: Tensor, packed: Tensor, *, add: bool) -> None:
         """See :class:`TorchKernels`."""
         self._library.decode_int4(out.data_ptr(), out.numel(), *_pointers(scales, packed), add)
+
+    def largest(self, values: Tensor, length: int, number: int) -> Tensor:
+        """See :class:`TorchKernels`."""
+        rows = values.numel() // length
+        offsets = torch.empty(rows * number, dtype=torch.int16)
+        self._library.largest(values.data_ptr(), rows, length, number, offsets.data_ptr())
+        return offsets
 
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor

@@ -23,8 +23,21 @@ SIGN_BIT = 1 << 31
 
 _ELEMENTS_PER_WORD = 16
 
+# The order of floating-point magnitudes is that of their bits as integers.
+INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 # Bytes of a bitmap that are decoded at a time, so that the decoded signs stay in the cache.
 _CHUNK = 1 << 15
+
+
+def magnitude_bits(threshold: float, dtype: torch.dtype) -> int:
+    """Bits of the largest magnitude that is not sent, as an integer.
+
+    The limit is finite, and the bits of infinity and NaN exceed it. All values that are not finite
+    are therefore selected, and it is sufficient to check the few selected values.
+    """
+    limit = torch.tensor(min(threshold, torch.finfo(dtype).max), dtype=dtype)
+    return int(limit.view(INTEGER[dtype.itemsize]))
 
 
 def bitmap_words(numel: int) -> int:

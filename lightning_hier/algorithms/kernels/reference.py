@@ -12,8 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.chunks import chunks
-from lightning_hier.algorithms.kernels.payload import SIGN_BIT, add_payloads_, add_words_
+from lightning_hier.algorithms.chunks import chunks, chunks_with_starts
+from lightning_hier.algorithms.kernels.payload import (
+    INTEGER,
+    SIGN_BIT,
+    add_payloads_,
+    add_words_,
+    magnitude_bits,
+)
 
 QUANTISATION_GROUP = 512
 """Elements that share a float32 scale in int8."""
@@ -25,19 +31,6 @@ _LARGEST_INT8, _LARGEST_INT4 = 127.0, 7.0
 
 # Half a byte stores a step from -7 to 7 plus this.
 _INT4_ZERO = 8
-
-# The order of floating-point magnitudes is that of their bits as integers.
-_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def magnitude_bits(threshold: float, dtype: torch.dtype) -> int:
-    """Bits of the largest magnitude that is not sent, as an integer.
-
-    The limit is finite, and the bits of infinity and NaN exceed it. All values that are not finite
-    are therefore selected, and it is sufficient to check the few selected values.
-    """
-    limit = torch.tensor(min(threshold, torch.finfo(dtype).max), dtype=dtype)
-    return int(limit.view(_INTEGER[dtype.itemsize]))
 
 
 class BlockCoefficients(NamedTuple):
@@ -83,7 +76,7 @@ class TorchKernels:
             whether all values are finite. If not, the words are undefined.
 
         """
-        limit, integer = magnitude_bits(threshold, values.dtype), _INTEGER[values.itemsize]
+        limit, integer = magnitude_bits(threshold, values.dtype), INTEGER[values.itemsize]
         found = [torch.empty(0, dtype=torch.int32, device=values.device)]
         start, finite = 0, True
         for chunk, kept in chunks(values, residual):
@@ -212,7 +205,7 @@ class TorchKernels:
 
     def decode_int8(self, out: Tensor, scales: Tensor, steps: Tensor, *, add: bool) -> None:
         """``Int8Codec.decode``."""
-        for chunk, start in _with_starts(out):
+        for chunk, start in chunks_with_starts(out):
             rows, scale, read = _groups(chunk, start, scales, steps, QUANTISATION_GROUP)
             wide = scale.to(out.dtype).unsqueeze(1)
             if add:
@@ -237,12 +230,24 @@ class TorchKernels:
 
     def decode_int4(self, out: Tensor, scales: Tensor, packed: Tensor, *, add: bool) -> None:
         """``Int4Codec.decode``."""
-        for chunk, start in _with_starts(out):
+        for chunk, start in chunks_with_starts(out):
             rows, scale, read = _groups(chunk, start, scales, packed, INT4_GROUP)
             wide = scale.to(out.dtype).unsqueeze(1)
             for half, bits in zip(rows.chunk(2, dim=1), (read & 15, read >> 4), strict=True):
                 values = bits.to(out.dtype).sub_(_INT4_ZERO).mul_(wide)
                 half.add_(values) if add else half.copy_(values)
+
+    def largest(self, values: Tensor, length: int, number: int) -> Tensor:
+        """Select the ``number`` largest magnitudes in each row of ``length`` elements.
+
+        NaN and inf count as the largest. Of equal magnitudes, any are selected.
+
+        Returns:
+            Their offsets in their rows (int16), row by row and in ascending order.
+
+        """
+        found = values.view(-1, length).abs().topk(number, dim=1, sorted=False).indices
+        return found.sort(dim=1).values.view(-1).to(torch.int16)
 
     def encode_bfloat16_(
         self, values: Tensor, plus: Tensor | None, weight: float, out: Tensor
@@ -263,17 +268,9 @@ def _write_start(
         out.copy_(global_model)
 
 
-def _with_starts(values: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Chunks of ``values``, and the position of the first element of each."""
-    start = 0
-    for (chunk,) in chunks(values):
-        yield chunk, start
-        start += chunk.numel()
-
-
 def _with_sum(values: Tensor, plus: Tensor | None, weight: float) -> Iterator[tuple[Tensor, int]]:
     """Chunks of ``values`` and their positions, after ``weight * plus`` has been added."""
-    for chunk, start in _with_starts(values):
+    for chunk, start in chunks_with_starts(values):
         if plus is not None:
             summand = plus[start : start + chunk.numel()]
             chunk[: summand.numel()].add_(summand, alpha=weight)

@@ -23,8 +23,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from lightning_hier.algorithms.kernels.payload import add_payloads_
-from lightning_hier.algorithms.kernels.reference import TorchKernels, magnitude_bits
+from lightning_hier.algorithms.kernels.payload import add_payloads_, magnitude_bits
+from lightning_hier.algorithms.kernels.reference import TorchKernels
 
 # Elements per program (measured), a multiple of the elements per code.
 BLOCK = 1024
