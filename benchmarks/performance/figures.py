@@ -25,6 +25,8 @@ class Figures:
         extra_bytes: peak of resident memory above that of the control, mean over the ranks.
         density: elements that GTC has sent, of all; None without GTC.
         goodput: payload bytes per second that the link carried just before.
+        peak_bytes: that a host sends in the step in which it sends the most, mean over the hosts;
+            None in older results.
 
     """
 
@@ -36,6 +38,7 @@ class Figures:
     extra_bytes: float
     density: float | None
     goodput: float
+    peak_bytes: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -80,7 +83,8 @@ def figures(readings: Sequence[Reading], block: int) -> Figures:
     def mean(value: Callable[[Reading], float]) -> float:
         return statistics.fmean(value(own) for own in readings)
 
-    by_host = {own["host"]: float(own["sent_bytes"]) for own in readings}
+    # The ranks of a host read the same counters.
+    sent = {own["host"]: own["sent_bytes"] for own in readings}
     densities = [d for own in readings if (d := own["metrics"].get("hier/gtc/density")) is not None]
     between_s = mean(lambda own: statistics.median(_between(own["steps_s"], block)))
     return Figures(
@@ -90,10 +94,11 @@ def figures(readings: Sequence[Reading], block: int) -> Figures:
         synchronisation_s=None
         if block == 1
         else mean(lambda own: statistics.fmean(own["steps_s"][block - 1 :: block])) - between_s,
-        host_bytes=statistics.fmean(by_host.values()) / len(readings[0]["steps_s"]),
+        host_bytes=statistics.fmean(statistics.fmean(steps) for steps in sent.values()),
         extra_bytes=mean(lambda own: own["extra_peak_bytes"]),
         density=statistics.fmean(densities) if densities else None,
         goodput=readings[0]["goodput"],
+        peak_bytes=statistics.fmean(max(steps) for steps in sent.values()),
     )
 
 

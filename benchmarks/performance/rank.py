@@ -39,7 +39,7 @@ class Watch(pl.Callback):
         self._marks = (first, last)
         self.ended_s: list[float] = []
         self._processor_s: list[float] = []
-        self.sent: list[int] = []
+        self._sent: list[float] = []
         self.metrics: dict[str, float] = {}
 
     def on_train_batch_end(
@@ -47,10 +47,9 @@ class Watch(pl.Callback):
     ) -> None:
         self.ended_s.append(time.perf_counter())
         self._processor_s.append(time.process_time())
-        if len(self.ended_s) in self._marks:
-            self.sent.append(link_bytes(os.environ["GLOO_SOCKET_IFNAME"])[0])
-            if isinstance(trainer.strategy, HierarchicalStrategy):
-                self.metrics = trainer.strategy.metrics()
+        self._sent.append(link_bytes(os.environ["GLOO_SOCKET_IFNAME"])[0])
+        if len(self.ended_s) in self._marks and isinstance(trainer.strategy, HierarchicalStrategy):
+            self.metrics = trainer.strategy.metrics()
 
     def steps_s(self) -> list[float]:
         """How long each step of the window took."""
@@ -59,6 +58,10 @@ class Watch(pl.Callback):
     def processor_s(self) -> list[float]:
         """Processor time of each step of the window, all threads of this rank together."""
         return self._differences(self._processor_s)
+
+    def sent_bytes(self) -> list[float]:
+        """What the host sent over its link in each step of the window."""
+        return self._differences(self._sent)
 
     def _differences(self, ends: list[float]) -> list[float]:
         first, last = self._marks
@@ -105,7 +108,7 @@ def run(job: Job) -> dict[str, Any]:
         "goodput": goodput,
         "control_s": [*before, *control(job, adam=system.adam)],
         "steps_s": watch.steps_s(),
-        "sent_bytes": watch.sent[1] - watch.sent[0],
+        "sent_bytes": watch.sent_bytes(),
         "extra_peak_bytes": peak - control_peak,
         "metrics": watch.metrics,
     }

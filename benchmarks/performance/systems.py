@@ -86,9 +86,12 @@ def _peer(name: str, title: str, made_by: str, **rest: Any) -> System:
     return System(name=name, title=title, family="peer", made_by=made_by, **rest)
 
 
-def _diloco(name: str, title: str, **arguments: Any) -> System:
+def _diloco(name: str, title: str, *, fragments: int = 5, overlap: int = 9,
+            **arguments: Any) -> System:  # fmt: skip
     """Every rank a group, in fragments that are applied some steps after they are sent."""
-    sync = lightning_hier.DiLoCo(block_size=BLOCK, fragments=5, overlap=9, **arguments)
+    sync = lightning_hier.DiLoCo(
+        block_size=BLOCK, fragments=fragments, overlap=overlap, **arguments
+    )
     return System(name=name, title=title, family="ours", made_by="HierarchicalStrategy",
                   arguments={"group_size": 1, "block_sync": sync, "warmup_steps": 0})  # fmt: skip
 
@@ -125,6 +128,8 @@ SYSTEMS = (
           density=0.01, overlap=True),
     _ours("bmuf_adam", "`bmuf_adam`", "BMUFAdamStrategy", adam=True),
     _ours("diloco", "`diloco`", "DiLoCoStrategy", group_size=1),
+    _diloco("diloco_fragments_5", "`diloco`, 5 fragments", overlap=0),
+    _diloco("diloco_fragments_10", "`diloco`, 10 fragments", fragments=10, overlap=0),
     _diloco("diloco_streaming", "`diloco`, 5 fragments, delay 9"),
     _diloco("diloco_streaming_int8", "`diloco`, 5 fragments, delay 9, int8", across_dtype="int8"),
     _diloco("diloco_streaming_sparse", "`diloco`, 5 fragments, delay 9, int4, density 2%",

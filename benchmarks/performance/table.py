@@ -29,9 +29,14 @@ _COLUMNS: tuple[tuple[str, Callable[[Figures], float | None], int], ...] = (
     ("ms between", lambda own: 1e3 * own.between_s, 0),
     ("synchronisation s", lambda own: own.synchronisation_s, 2),
     ("MB a host and step", lambda own: own.host_bytes / 1e6, 2),
+    ("MB in the largest step", lambda own: _megabytes(own.peak_bytes), 2),
     ("memory, models", lambda own: own.extra_bytes / Work().model_bytes, 1),
     ("density %", lambda own: None if own.density is None else 100 * own.density, 2),
 )
+
+
+def _megabytes(nbytes: float | None) -> float | None:
+    return None if nbytes is None else nbytes / 1e6
 
 
 def report(results: Results) -> str:
@@ -68,7 +73,11 @@ def systems_table(results: Results, kind: str) -> str:
         failure = results.failure(kind, system.name)
         if failure is not None:
             failures.append(f"- {system.title}: {system.expected_failure or failure}")
-    table = markdown(("system", "runs", *(name for name, _, _ in _COLUMNS)), rows)
+    header = ("system", "runs", *(name for name, _, _ in _COLUMNS))
+    shown = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    table = markdown(
+        [header[place] for place in shown], [[row[place] for place in shown] for row in rows]
+    )
     return "\n\n".join([table, "\n".join(failures)]) if failures else table
 
 

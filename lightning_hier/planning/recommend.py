@@ -33,9 +33,14 @@ _CLASSES = {
     "bmuf_adam": "BMUFAdam",
     "diloco": "DiLoCo",
 }
-# Arguments of DiLoCo for short blocks (docs/choosing.md) and sparse updates (docs/algorithms.md).
-_OUTER: dict[str, Any] = {"outer_momentum": "auto"}
+# Outer steps (docs/choosing.md, "AdamW over slow links"): momentum from the number of groups is too
+# large for many of them, and sparse updates allow none.
+_MANY_GROUPS, _MOST_MOMENTUM = 16, 0.9
 _SPARSE_OUTER: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0}
+_FIRST_BETA = (
+    "Set the first beta of Adam to 0.5: under DiLoCo it learns more than 0.9 "
+    "(docs/reports/low_communication.md)."
+)
 # Settings of a block synchronisation, and those of them that are not arguments of the presets.
 _BLOCK = ("across_dtype", "across_density", "fragments", "overlap", "moments_every")
 _COMPONENT = ("across_density", "moments_every")
@@ -89,7 +94,8 @@ def recommend(
             reasons += [reason] if reason else []
     compared = candidates(workload, network, settings, fixed)
     best = choose(compared)
-    strategy, arguments = _strategy_class(best.settings)
+    models = Layout(network=network, group_size=best.settings.group_size).models
+    strategy, arguments = _strategy_class(best.settings, models)
     prediction = predict("ddp", workload, network)
     kept = prediction.efficiency
     if kept >= _FAST_ENOUGH:
@@ -102,6 +108,8 @@ def recommend(
         if "block_size" not in fixed:
             limits += f" in blocks of at most {LONG} steps"
         reasons += _block_reasons(best, compared, limits)
+        if best.settings.block_sync == "diloco" and workload.optimizer == "adam":
+            reasons.append(_FIRST_BETA)
         small = best.settings.across_dtype == "int4" or best.settings.across_density < 1.0
         if small and network.hosts > 1:
             reasons.append(_sparse_reason(workload, network, best.settings))
@@ -192,15 +200,14 @@ def _push_period(workload: Workload, network: Network, settings: Settings) -> tu
     return (cluster_of(workload, network).best_push_period() if network.hosts > 1 else 1), ""
 
 
-def _strategy_class(settings: Settings) -> tuple[str, dict[str, Any]]:
-    """The class of a strategy with these settings, and its arguments."""
+def _strategy_class(settings: Settings, models: int) -> tuple[str, dict[str, Any]]:
+    """The class of a strategy with these settings, and its arguments, for so many groups."""
     kind = _CLASSES[settings.block_sync]
     block: dict[str, Any] = {"block_size": settings.block_size}
     for name in _BLOCK:
         if getattr(settings, name) != getattr(Settings, name):
             block[name] = getattr(settings, name)
-    if kind == "DiLoCo":
-        block |= _SPARSE_OUTER if settings.across_density < 1.0 else _OUTER
+    block |= _outer(settings, models)
     is_flat = not any(name in block for name in _COMPONENT)
     group: dict[str, Any] = {"group_size": settings.group_size}
     compresses = settings.density is not None and settings.group_size > 1
@@ -214,6 +221,17 @@ def _strategy_class(settings: Settings) -> tuple[str, dict[str, Any]]:
     group["gradient_sync"] = _component("GTC", density) if density else _component("AllReduce", {})
     group["block_sync"] = _component(kind, block)
     return "HierarchicalStrategy", group
+
+
+def _outer(settings: Settings, models: int) -> dict[str, Any]:
+    """Arguments of the outer step that differ from the defaults."""
+    if settings.block_sync == "bmuf_adam" and models >= _MANY_GROUPS:
+        return {"block_momentum": _MOST_MOMENTUM}
+    if settings.block_sync != "diloco":
+        return {}
+    if settings.across_density < 1.0:
+        return _SPARSE_OUTER
+    return {} if models >= _MANY_GROUPS else {"outer_momentum": "auto"}
 
 
 def _component(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class _Net(Net):
         super().__init__(momentum=0.5)
         self.rates = rates
         self.places: list[tuple[int, int]] = []
+        self.is_logged = False
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=1.0, momentum=0.5)
@@ -38,12 +39,17 @@ class _Net(Net):
         strategy: Any = self.trainer.strategy
         [count] = strategy._session.worker.steps
         self.places.append((count.blocks, count.in_block))
+        metrics = strategy.metrics()
+        if "hier/block/block_size" in metrics:
+            assert metrics["hier/block/block_size"] == count.block_size
+            self.is_logged = True
 
 
 def _run(sync: Any, rates: list[float], **strategy: Any) -> tuple[list[tuple[int, int]], Tensor]:
     model = _Net(rates)
     own = {"group_size": 1, "warmup_steps": 0, **strategy}
     fit(lh.HierarchicalStrategy(block_sync=sync, **own), len(rates), model)
+    assert model.is_logged == (sync.block_rule is not None)
     return model.places, weights(model)
 
 

@@ -28,7 +28,7 @@ def reading(host: int, steps_s: list[float], **other: Any) -> dict[str, Any]:
         "goodput": 1e8,
         "control_s": [0.1, 0.3],
         "steps_s": steps_s,
-        "sent_bytes": 400,
+        "sent_bytes": [100.0] * len(steps_s),
         "extra_peak_bytes": 1000,
         "metrics": {},
         **other,
@@ -46,9 +46,11 @@ def test_steps_that_end_a_block_are_told_from_those_between() -> None:
 
 
 def test_bytes_of_a_host_count_once_whatever_ranks_it_has() -> None:
-    ranks = [reading(host, [0.1] * 4, sent_bytes=sent) for host, sent in
-             ((0, 400), (0, 404), (1, 800), (1, 800))]  # fmt: skip
-    assert figures(ranks, 1).host_bytes == pytest.approx((404 + 800) / 2 / 4)
+    ranks = [reading(host, [0.1] * 4, sent_bytes=[sent, 0, 0, 100]) for host, sent in
+             ((0, 300), (0, 304), (1, 700), (1, 700))]  # fmt: skip
+    found = figures(ranks, 1)
+    assert found.host_bytes == pytest.approx((404 + 800) / 2 / 4)
+    assert found.peak_bytes == pytest.approx((304 + 700) / 2)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_bytes_of_a_host_count_once_whatever_ranks_it_has() -> None:
 )
 def test_the_link_alone_limits_a_step(sent: float, least: float, least_with_overlap: float) -> None:
     """10 and 30 MB a step at 100 MB/s take 0.1 and 0.3 s; a step alone takes 0.2 s."""
-    own = figures([reading(0, [0.5] * 4, sent_bytes=sent)], 1)
+    own = figures([reading(0, [0.5] * 4, sent_bytes=[sent / 4] * 4)], 1)
     assert own.least_ratio(overlap=False) == pytest.approx(least)
     assert own.least_ratio(overlap=True) == pytest.approx(least_with_overlap)
 

@@ -63,6 +63,7 @@ def test_inside_a_host_as_slow_as_between_hosts_every_rank_is_a_worker() -> None
 
 
 INT8: dict[str, Any] = {"across_dtype": "int8"}
+INT4: dict[str, Any] = {"across_dtype": "int4"}
 LATE: dict[str, Any] = {"fragments": 4}
 SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
 
@@ -72,13 +73,13 @@ SPARSE: dict[str, Any] = {"across_dtype": "int4", "across_density": 0.02}
     [
         ("sgd_momentum", 10_000, "BMUF", {}),
         ("sgd_momentum", 1000, "BMUF", INT8),
-        ("sgd_momentum", 100, "BMUF", INT8 | LATE),
+        ("sgd_momentum", 500, "BMUF", INT4),
+        ("sgd_momentum", 100, "BMUF", INT4 | LATE),
         ("sgd_momentum", 10, "DiLoCo", SPARSE | LATE),
         ("adam", 15_000, "BMUFAdam", {}),
-        ("adam", 5000, "BMUFAdam", INT8),
-        ("adam", 2000, "BMUFAdam", INT8 | {"moments_every": 3}),
-        ("adam", 1000, "DiLoCo", INT8),
-        ("adam", 100, "DiLoCo", INT8 | LATE),
+        ("adam", 2000, "BMUFAdam", INT4 | {"moments_every": 6}),
+        ("adam", 500, "DiLoCo", INT4),
+        ("adam", 100, "DiLoCo", INT4 | LATE),
         ("adam", 10, "DiLoCo", SPARSE | LATE),
     ],
 )
@@ -169,7 +170,7 @@ def test_impossible_settings_are_refused(fixed: dict, says: str) -> None:
 def test_moments_are_late_on_request_only() -> None:
     adam = replace(LSTM, optimizer="adam")
     fixed = {"block_sync": "bmuf_adam", "overlap": True}
-    assert recommend(adam, cluster(100, devices=1), fixed).arguments["overlap"] is True
+    assert recommend(adam, cluster(100, devices=1), fixed).settings.overlap is True
     for own in recommend(adam, cluster(10)).candidates:
         assert not (own.settings.moments and own.settings.overlap)
     moments = recommend(adam, cluster(10), {"moments_every": 5})
@@ -211,3 +212,17 @@ def test_sparse_updates_send_fewer_bytes_up_to_the_number_of_hosts_that_is_named
             for own in (settings, replace(settings, across_density=1.0))
         )
         assert (sparse < dense) == is_less
+
+
+@pytest.mark.parametrize(("mbit_s", "name"), [(1000, "block_momentum"), (500, "outer_momentum")])
+@pytest.mark.parametrize("hosts", [4, 16])
+def test_momentum_from_the_number_of_groups_is_for_few_of_them(
+    mbit_s: float, name: str, hosts: int
+) -> None:
+    """The default of BMUF-Adam is that momentum, the default of DiLoCo is 0.9."""
+    adam = Workload(parameters=25_000_000, step_s=0.15, optimizer="adam")
+    found = recommend(adam, cluster(mbit_s, hosts=hosts, devices=1)).arguments
+    own = found["block_sync"]["init_args"] if "block_sync" in found else found
+    few = {"block_momentum": None, "outer_momentum": "auto"}
+    many = {"block_momentum": 0.9, "outer_momentum": None}
+    assert own.get(name) == (few if hosts < 16 else many)[name]

@@ -102,4 +102,6 @@ class BlockLog:
             found[f"{prefix}/blocks"] = steps[index].blocks
             at_end = self.excluded_at_end.get(index, 0)
             found[f"{prefix}/excluded"] = steps[index].excluded + at_end
+            if steps[index].block_size:  # a rule computes it
+                found[f"{prefix}/block_size"] = steps[index].block_size
         return found
