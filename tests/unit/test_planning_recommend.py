@@ -214,7 +214,7 @@ def test_sparse_updates_send_fewer_bytes_up_to_the_number_of_hosts_that_is_named
         assert (sparse < dense) == is_less
 
 
-@pytest.mark.parametrize(("mbit_s", "name"), [(1000, "block_momentum"), (500, "outer_momentum")])
+@pytest.mark.parametrize(("mbit_s", "name"), [(2000, "block_momentum"), (500, "outer_momentum")])
 @pytest.mark.parametrize("hosts", [4, 16])
 def test_momentum_from_the_number_of_groups_is_for_few_of_them(
     mbit_s: float, name: str, hosts: int
