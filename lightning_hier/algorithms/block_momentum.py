@@ -64,6 +64,9 @@ class BlockFilter:
             ``"start"``, W_g(t-1), as in two_tiered_bmuf_gtc eq. 4 and in some toolkits. With
             ``"start"`` and Nesterov, the total contribution of a block is (1 + eta) / (1 - eta)
             times its update instead of 1 / (1 - eta).
+        includes_ahead: whether W contains the look-ahead, as the global model of DiLoCo does. With
+            Nesterov, ``W(t) = W(t-1) + zeta * G(t) + eta * Delta(t)``, which is W_g of eq. 6, and
+            W_g is W. :meth:`advance_by_` supports it, :meth:`advance_` does not.
 
     """
 
@@ -71,6 +74,7 @@ class BlockFilter:
     zeta: float = 1.0
     nesterov: bool = True
     update_from: UpdateFrom = "global"
+    includes_ahead: bool = False
 
     @property
     def keeps_update(self) -> bool:
@@ -79,7 +83,7 @@ class BlockFilter:
 
     @property
     def _looks_ahead(self) -> bool:
-        return self.nesterov and self.keeps_update
+        return self.nesterov and self.keeps_update and not self.includes_ahead
 
     @property
     def _adds_old_update(self) -> bool:
@@ -142,10 +146,12 @@ class BlockFilter:
             update: as in :meth:`advance_`.
 
         Returns:
-            The sums of squares of G(t) and of Delta(t).
+            The sums of squares of G(t) and of Delta(t), or of ``W(t) - W(t-1)`` if W contains the
+            look-ahead.
 
         """
         from_start = self._looks_ahead and self.update_from == "start"
-        by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, from_start)
+        inside = self.nesterov and self.includes_ahead
+        by = BlockCoefficients(self.eta, self.zeta, self._looks_ahead, from_start, inside)
         kernels = kernels_for(gradient, global_model, update)
         return kernels.advance_by_(gradient, global_model, update, by)

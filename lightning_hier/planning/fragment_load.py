@@ -30,13 +30,13 @@ _IN_FLIGHT = 2
 _STATUS_BYTES, _COUNT_BYTES = 64, 8
 # Time of each pass over an element, in copies (docs/reports/performance.md, one core).
 _SQUARES, _COPY, _SUBTRACT_START, _ENCODE, _DECODE = 0.6, 1.0, 2.0, 2.0, 1.0
-# The outer step: block momentum, and SGD with momentum by torch (measured on one core).
-_FILTER, _OPTIMIZER = 2.5, 6.0
+# The outer step.
+_FILTER = 2.5
 # A delay: update in flight and block-start weights are copied, and the local model is read again,
 # and its update is subtracted from the start and added to the new start.
 _LATE = 3 * _COPY + _SUBTRACT_START + 1.0
-# torch.topk, and additions to single elements for each that is received (measured on one core).
-_SELECT, _SCATTER = 12.0, 9.0
+# Selection, and additions to single elements for each that is received (measured on one core).
+_SELECT, _SCATTER = 10.0, 70.0
 # Dtype of the parameters by the bytes of an element.
 _DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 # torch's gather on gloo copies through a flat tensor on both sides.
@@ -159,8 +159,7 @@ class FragmentLoad:
 
     def apply(self) -> Load:
         """Outer step on each inter-host rank, and copy into all parameters."""
-        passes = _OPTIMIZER if self._settings.block_sync == "diloco" else _FILTER
-        passes += _LATE if self._settings.overlap else 0.0
+        passes = _FILTER + (_LATE if self._settings.overlap else 0.0)
         written = self._network.devices * self._tensor_bytes * _COPY
         return Load(copied_bytes=self._bytes_on_host * passes + written)
 

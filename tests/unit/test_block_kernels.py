@@ -70,16 +70,32 @@ def test_sum_of_squares_shows_what_is_not_finite(wrong: float, place: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("eta", "zeta", "nesterov", "update_from"),
-    list(product([0.0, 0.75], [1.0, 0.3, 0.9], [True, False], ["global", "start"])),
+    ("eta", "zeta", "nesterov", "update_from", "includes_ahead"),
+    [
+        *product([0.0, 0.75], [1.0, 0.3, 0.9], [True, False], ["global", "start"], [False]),
+        *product([0.0, 0.75], [1.0, 0.3], [True, False], ["global"], [True]),
+    ],
 )
 @given(numel=lengths, seed=seeds)
 def test_filter_gives_the_same_bits(
-    eta: float, zeta: float, nesterov: bool, update_from: UpdateFrom, numel: int, seed: int
+    eta: float,
+    zeta: float,
+    nesterov: bool,
+    update_from: UpdateFrom,
+    includes_ahead: bool,
+    numel: int,
+    seed: int,
 ) -> None:
-    block_filter = BlockFilter(eta=eta, zeta=zeta, nesterov=nesterov, update_from=update_from)
+    block_filter = BlockFilter(
+        eta=eta,
+        zeta=zeta,
+        nesterov=nesterov,
+        update_from=update_from,
+        includes_ahead=includes_ahead,
+    )
     start = [_values(numel, seed + i, 0.0, -0.0, 1e-40, 1e30) for i in range(3)]
-    for move in (BlockFilter.advance_, BlockFilter.advance_by_):
+    by_updates = [BlockFilter.advance_by_]
+    for move in by_updates if includes_ahead else [BlockFilter.advance_, *by_updates]:
         results, squares = [], []
         for native in (False, True):
             mean, model, update = (values.clone() for values in start)

@@ -123,7 +123,7 @@ void advance(float *mean, float *model, float *update, int64_t numel, float eta,
 static inline void advanced_by(float *restrict gradient, float *restrict model,
                                float *restrict update, int64_t numel, float eta, float zeta,
                                double *squares, const int keeps, const int ahead,
-                               const int adds) {
+                               const int adds, const int inside) {
     double sums[SUMS] = {0}, of_mean[SUMS] = {0};
     float moved[PIECE];
     for (int64_t from = 0; from < numel; from += PIECE) {
@@ -133,7 +133,9 @@ static inline void advanced_by(float *restrict gradient, float *restrict model,
             int64_t i = from + k;
             float step = gradient[i] * zeta, next = model[i];
             if (keeps && adds) next = MULTIPLY_ADD(eta, update[i], next);
-            if (keeps) update[i] = step = MULTIPLY_ADD(eta, update[i], step);
+            float sum = keeps ? MULTIPLY_ADD(eta, update[i], step) : step;
+            if (keeps) update[i] = sum;
+            step = keeps && inside ? MULTIPLY_ADD(eta, sum, step) : sum;
             model[i] = next = next + step;
             gradient[i] = keeps && ahead ? MULTIPLY_ADD(eta, step, next) : next;
             moved[k] = step;
@@ -146,11 +148,12 @@ static inline void advanced_by(float *restrict gradient, float *restrict model,
 
 /* BlockFilter.advance_by_; as `advance`. */
 void advance_by(float *gradient, float *model, float *update, int64_t numel, float eta, float zeta,
-                int ahead, int adds, double *squares) {
-#define FORM(k, a, s) advanced_by(gradient, model, update, numel, eta, zeta, squares, k, a, s)
-    if (!update) FORM(0, 0, 0);
-    else if (ahead) adds ? FORM(1, 1, 1) : FORM(1, 1, 0);
-    else FORM(1, 0, 0);
+                int ahead, int adds, int inside, double *squares) {
+#define FORM(k, a, s, i) advanced_by(gradient, model, update, numel, eta, zeta, squares, k, a, s, i)
+    if (!update) FORM(0, 0, 0, 0);
+    else if (inside) FORM(1, 0, 0, 1);
+    else if (ahead) adds ? FORM(1, 1, 1, 0) : FORM(1, 1, 0, 0);
+    else FORM(1, 0, 0, 0);
 #undef FORM
 }
 

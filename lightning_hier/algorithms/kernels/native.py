@@ -53,7 +53,7 @@ _SIGNATURES = {
     "sum_of_squares": "d:pl",
     "subtract_start": "d:ppplf",
     "advance": "v:ppplffiip",
-    "advance_by": "v:ppplffiip",
+    "advance_by": "v:ppplffiiip",
     "encode_int8": "v:plplfpp",
     "decode_int8": "v:plppi",
     "encode_int4": "v:plplfpp",
@@ -156,7 +156,7 @@ class NativeKernels(TorchKernels):
         """See :class:`TorchKernels`."""
         squares = (c_double * 2)()
         pointers = _pointers(mean, global_model, update)
-        self._library.advance(*pointers, mean.numel(), *by, squares)
+        self._library.advance(*pointers, mean.numel(), *by[:4], squares)
         return squares[0], squares[1]
 
     def advance_by_(

@@ -41,6 +41,7 @@ class BlockCoefficients(NamedTuple):
         zeta: block learning rate.
         ahead: whether W_g is W + eta * Delta instead of W.
         adds_update: whether eta * Delta(t-1) is also added to W(t).
+        inside: whether W(t) contains eta * Delta(t).
 
     """
 
@@ -48,6 +49,7 @@ class BlockCoefficients(NamedTuple):
     zeta: float
     ahead: bool
     adds_update: bool
+    inside: bool = False
 
 
 class TorchKernels:
@@ -183,13 +185,14 @@ class TorchKernels:
                 values.mul_(by.zeta)
             if by.adds_update:
                 model.add_(delta, alpha=by.eta)
-            if delta is None:
-                moved = values.clone()
-            else:
+            moved = values
+            if delta is not None:
                 moved = torch.add(values, delta, alpha=by.eta, out=delta)
+                if by.inside:
+                    moved = values.add_(delta, alpha=by.eta)
             model.add_(moved)
-            _write_start(values, model, delta, by)
             of_update += self.sum_of_squares(moved)
+            _write_start(values, model, delta, by)
         return of_gradient, of_update
 
     def encode_int8_(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.algorithms.block_momentum import BlockFilter
 from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.outer_optimizer import (
@@ -20,6 +20,7 @@ from lightning_hier.comm.blocks.outer_optimizer import (
     OuterOptimizer,
     check_outer_optimizer,
 )
+from lightning_hier.comm.blocks.outer_step import OuterStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,28 +120,18 @@ class DiLoCo(BlockSync):
         return partial(weighted_block_momentum, block_lr=self.outer_lr)
 
     @override
-    def check_models(self, num_models: int) -> None:
-        """Check that ``outer_momentum="auto"`` gives a value in [0, 1).
-
-        Raises:
-            ValueError: it does not.
-
-        """
-        if self.outer_optimizer is None:
-            self.momentum(num_models)
+    def filter_for(self, num_models: int) -> BlockFilter:
+        """See :class:`BlockSync`. SGD, whose momentum times nu is Delta."""
+        return BlockFilter(
+            eta=self.momentum(num_models),
+            zeta=self.outer_lr,
+            nesterov=self.nesterov,
+            includes_ahead=True,
+        )
 
     @override
-    def outer_step(
-        self, global_model: Tensor, *, num_models: int, from_updates: bool
-    ) -> OptimizerStep:
-        """See :class:`BlockSync`."""
+    def outer_step(self, global_model: Tensor, *, num_models: int, from_updates: bool) -> OuterStep:
+        """See :class:`BlockSync`. The mean is always that of local updates."""
         if self.outer_optimizer is not None:
             return OptimizerStep(self.outer_optimizer, global_model)
-        momentum = self.momentum(num_models)
-        sgd = partial(
-            torch.optim.SGD,
-            lr=self.outer_lr,
-            momentum=momentum,
-            nesterov=self.nesterov and momentum > 0.0,
-        )
-        return OptimizerStep(sgd, global_model, momentum_of=self.eta_of(num_models))
+        return super().outer_step(global_model, num_models=num_models, from_updates=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -37,22 +36,12 @@ class OptimizerStep(OuterStep):
     Args:
         make: makes the optimizer.
         global_model: as in :class:`OuterStep`.
-        momentum_of: computes the momentum of SGD for every mean from the effective number of
-            models. None: the momentum is that of ``make``.
 
     """
 
-    def __init__(
-        self,
-        make: OuterOptimizer,
-        global_model: Tensor,
-        *,
-        momentum_of: Callable[[float], float] | None = None,
-    ) -> None:
+    def __init__(self, make: OuterOptimizer, global_model: Tensor) -> None:
         super().__init__(global_model, from_updates=True)
         self._make = make
-        self._momentum_of = momentum_of
-        self._momentum: float | None = None  # of the last mean
         for name in _elementwise_state(make):
             self.vectors[name] = torch.zeros_like(global_model)
         # By the start of the range, of which each has one parameter.
@@ -72,12 +61,6 @@ class OptimizerStep(OuterStep):
         start = self.start_model(place)
         return kernels_for(model, start).subtract_start_(model, start, None, 0.0)
 
-    def set_models(self, effective: float) -> None:
-        """See :class:`OuterStep`."""
-        if self._momentum_of is not None:
-            # Without momentum, SGD would not keep this mean for the momentum of the next one.
-            self._momentum = max(self._momentum_of(effective), sys.float_info.min)
-
     def apply_(self, mean: Tensor, place: slice) -> tuple[float, float]:
         """See :class:`OuterStep`."""
         model, kernels = self.start_model(place), kernels_for(mean)
@@ -85,8 +68,6 @@ class OptimizerStep(OuterStep):
         optimizer = self._optimizer(place)
         [parameter] = optimizer.param_groups[0]["params"]
         parameter.grad = mean.neg_()
-        if self._momentum is not None:
-            optimizer.param_groups[0]["momentum"] = self._momentum
         optimizer.step()
         parameter.grad = None
         self._scalars[place.start] = self._keep_state(optimizer.state[parameter], place)
@@ -109,7 +90,7 @@ class OptimizerStep(OuterStep):
     def settings(self) -> dict[str, Any]:
         """State that is the same for all elements."""
         scalars = next(iter(self._scalars.values()), self._loaded)
-        return {"scalars": scalars, "momentum": self._momentum}
+        return {"scalars": scalars}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`OuterStep`."""
@@ -117,8 +98,6 @@ class OptimizerStep(OuterStep):
         self._optimizers.clear()
         self._scalars.clear()
         self._loaded = state.get("scalars")
-        if self._momentum_of is not None:
-            self._momentum = state.get("momentum")
 
     def _optimizer(self, place: slice) -> Optimizer:
         if place.start not in self._optimizers:

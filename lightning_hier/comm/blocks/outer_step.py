@@ -160,17 +160,23 @@ class BlockMomentumStep(OuterStep):
         return self._filter.advance_(mean, *self._at(place))
 
     def adopt(self, saved: Mapping[str, Any], model: Tensor, *, pending: bool) -> dict[str, Any]:
-        """See :class:`OuterStep`. Delta is the update that has led to ``model``."""
-        update = saved.get("update")
-        if "filter" in saved:
-            before, block_filter = saved["global_model"], BlockFilter(**saved["filter"])
-            if saved.get("in_flight") is not None:
-                block_filter.advance_by_(saved["in_flight"], before, update)
-            if pending:
-                from_start = block_filter.update_from == "start"
-                update = model - (
-                    block_filter.start_model(before, update) if from_start else before
-                )
+        """See :class:`OuterStep`. Delta is the update that has led to ``model``.
+
+        If W contains the look-ahead, Delta is that of the last synchronisation, because it does not
+        follow from the difference of two models. State of another outer step is dropped.
+        """
+        block_filter = BlockFilter(**saved["filter"]) if "filter" in saved else None
+        inside = self._filter.includes_ahead
+        if block_filter is None or block_filter.includes_ahead != inside:
+            return super().adopt({}, model, pending=pending)
+        if inside:
+            return super().adopt(saved, model, pending=pending)
+        before, update = saved["global_model"], saved.get("update")
+        if saved.get("in_flight") is not None:
+            block_filter.advance_by_(saved["in_flight"], before, update)
+        if pending:
+            from_start = block_filter.update_from == "start"
+            update = model - (block_filter.start_model(before, update) if from_start else before)
         return {
             "global_model": model,
             "update": torch.zeros_like(model) if update is None else update,
