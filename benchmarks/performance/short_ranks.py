@@ -26,7 +26,7 @@ def sent_bytes(job: Job, name: str) -> float:
     steps = steps_for(system, job.work, job.network, blocks=1)
     warm_up = min(steps.warm_up, 6) if system.block == 1 else steps.warm_up
     watch = train(job, set_up(system), warm_up=warm_up, window=steps.window, adam=False)
-    return (watch.sent[1] - watch.sent[0]) / steps.window
+    return sum(watch.sent_bytes()) / steps.window
 
 
 def run(job: Job) -> dict[str, Any]:
