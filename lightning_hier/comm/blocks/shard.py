@@ -100,6 +100,7 @@ class Shard:
         self.carried_start = max(self.start - len(self._model), 0)
         self._starts = placement.starts(numel)
         self._longest = placement.longest(numel)
+        # Also on ranks with a shorter shard, because a group distributes each chunk together.
         self.chunks = self._ranges(self._longest, self.chunk)
         self._piece = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
         self._pieces = self._ranges(self.values.numel(), self._piece)
@@ -145,10 +146,11 @@ class Shard:
         return ranges
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
-        """Tensors of optimizer state in a range of the shard, and the range of each."""
+        """Tensors of optimizer state in a range of the shard, and their ranges in the state."""
         offset = self.start - len(self._model)
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
-            yield tensor, slice(place.start + inside.start, place.start + inside.stop)
+            own = slice(place.start + inside.start, place.start + inside.stop)
+            yield tensor, self.inside_carried(own)
 
     def inside_carried(self, place: slice) -> slice:
         """The part of a range of the shard that is optimizer state, counted from its start."""
