@@ -28,7 +28,7 @@ from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.sharded_tensors import is_sharded, reshard_
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.strategies import arguments, module_setup, optimizer_checks
+from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import save_folder
 from lightning_hier.strategies.private_names import private
@@ -160,6 +160,11 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
             "num_replicas": self.layout.sizes[1] * mesh.size(),
             "rank": group * mesh.size() + mesh.get_local_rank(),
         }
+
+    @override
+    def _check_data(self) -> None:
+        data_checks.check_parts(self._module.trainer)
+        super()._check_data()
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
