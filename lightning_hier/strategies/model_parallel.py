@@ -234,7 +234,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         safe = True if weights_only is None else weights_only
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session = self._session
-        with nullcontext() if session is None else session.raw_steps.counted():
+        counted = nullcontext() if session is None else session.raw_steps.counted()
+        with counted, module_setup.unwrapped(self._module):
             # Not the comparison of the base class, as ranks read different parts of a folder.
             checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)
