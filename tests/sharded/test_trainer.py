@@ -54,20 +54,21 @@ def _strategy(kind: str, **settings: Any) -> Any:
     return kinds[kind](group_size=size, block_sync=sync, **settings)
 
 
-def _buffers(kind: str) -> tuple[Tensor, list[Tensor]]:
+def _buffers(kind: str) -> tuple[Tensor, list[Tensor], dict[str, float]]:
     module = Rich()
     settings = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
     trainer = make_trainer(_strategy(kind), **settings)
     trainer.fit(module, batches(4, 14))
-    return gathered(module), [buffer.double() for buffer in module.buffers()]
+    return gathered(module), [buffer.double() for buffer in module.buffers()], module.norms
 
 
 def test_accumulation_clipping_and_unusual_tensors() -> None:
     whole, divided = (run_ranks(_buffers, 4, kind) for kind in ("whole", "divided"))
-    for (one, buffers), (other, others) in zip(whole, divided, strict=True):
+    for (one, buffers, norms), (other, others, own) in zip(whole, divided, strict=True):
+        assert own == pytest.approx(norms, rel=1e-12, abs=1e-12)
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-        for own, mine in zip(buffers, others, strict=True):
-            torch.testing.assert_close(own, mine, rtol=1e-12, atol=1e-12)
+        for mine, theirs in zip(buffers, others, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
 class ByHand(Divided):

@@ -33,7 +33,8 @@ class Bucket:
         local_state: state of the local optimizer.
 
     Attributes:
-        dtype: dtype of all tensors.
+        kind: dtype of all tensors, and number of ranks of the group that exchange their elements.
+        dtype: see ``kind``.
         chunks: ranges of the shard that :meth:`synchronise` and :meth:`write_global` process.
         is_all: whether this rank exchanges every element of its group.
         outer: see above.
@@ -48,6 +49,7 @@ class Bucket:
         self.outer = outer
         self._local_state = local_state
         self.dtype = shard.values.dtype
+        self.kind = (self.dtype, shard.holders)
         self.chunks = shard.chunks
         self.is_all = shard.is_all
         self._squares = [0.0, 0.0]
@@ -70,7 +72,8 @@ class Bucket:
             if add:
                 for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
                     self._shard.values[kind].add_(values)
-        return ModelHealth.of_squares(*squares)
+        # Sums over the ranks of a group then count every element once.
+        return ModelHealth.of_squares(*(own / self._shard.holders for own in squares))
 
     def _prepare_(self, model: Tensor, place: slice) -> float:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
@@ -98,8 +101,8 @@ class Bucket:
         self._shard.write_chunk(chunk, carried=carried)
 
     def _count(self, mean: float, update: float) -> None:
-        self._squares[0] += mean
-        self._squares[1] += update
+        self._squares[0] += mean / self._shard.holders
+        self._squares[1] += update / self._shard.holders
 
     def take_squares(self) -> tuple[float, float]:
         """Sums of squares of this rank's shard of the mean and of the global update.
