@@ -1,4 +1,4 @@
-"""Checks of the training data of all ranks: numbers of batches, and seeds of samplers."""
+"""Checks of the training data of all ranks: numbers of batches, seeds and parts of samplers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 UnevenBatches = Literal["error", "join"]
 """Different numbers of batches are an error, or ranks without batches join the others."""
+
+_PARTS = (
+    "Leave the sampler to Lightning, or pass "
+    "DistributedSampler(data, **trainer.strategy.distributed_sampler_kwargs)"
+)
 
 
 def check_data(trainer: pl.Trainer) -> list[float]:
@@ -163,14 +169,51 @@ def check_seeds(by_rank: Sequence[Sequence[int]]) -> None:
     )
 
 
-def _seeds(data: Any) -> list[int]:
-    loaders = CombinedLoader(data).flattened
-    samplers = [
+def check_parts(trainer: pl.Trainer) -> None:
+    """Check that samplers divide the training data among the ranks that need different batches.
+
+    Only a DistributedSampler can be checked: others do not state which part of the data they use.
+    A collective of the world: every rank must call it after it has loaded its data.
+
+    Raises:
+        ValueError: on every rank, if ranks that must train on the same batches use different parts.
+
+    """
+    needed = trainer.strategy.distributed_sampler_kwargs  # type: ignore[attr-defined]
+    samplers = (s for s in _samplers(trainer.train_dataloader) if isinstance(s, DistributedSampler))
+    own = {
+        "needed": [needed["num_replicas"], needed["rank"]],
+        "used": [[sampler.num_replicas, sampler.rank] for sampler in samplers],
+    }
+    rows = gather_json(own, trainer.strategy.root_device, place="the comparison of samplers")
+    first: dict[tuple[int, int], int] = {}
+    for rank, row in enumerate(rows):
+        same = first.setdefault(tuple(row["needed"]), rank)
+        if row["used"] != rows[same]["used"]:
+            raise ValueError(
+                f"ranks {same} and {rank} are tensor-parallel and must train on the same batches, "
+                f"but their samplers use different parts of the data. {_PARTS}"
+            )
+    # Their order is free, and ranks may have different numbers of samplers.
+    for parts in zip(*(rows[rank]["used"] for rank in first.values()), strict=False):
+        if sorted(map(tuple, parts)) != sorted(first):
+            rank_zero_warn(
+                f"{len(first)} ranks need different batches, but a DistributedSampler divides the "
+                f"training data into {parts[0][0]} parts: some of these ranks train on the same "
+                f"samples, or some samples are never used, unless their data sets differ. {_PARTS}"
+            )
+
+
+def _samplers(data: Any) -> list[Any]:
+    return [
         getattr(loader.batch_sampler, "sampler", loader.sampler)
-        for loader in loaders
+        for loader in CombinedLoader(data).flattened
         if _has_samplers(loader)
     ]
-    return [sampler.seed for sampler in samplers if _shuffles(sampler)]
+
+
+def _seeds(data: Any) -> list[int]:
+    return [sampler.seed for sampler in _samplers(data) if _shuffles(sampler)]
 
 
 def _has_samplers(loader: object) -> bool:

@@ -28,7 +28,7 @@ from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.process_groups import SHARED
 from lightning_hier.comm.sharded_tensors import is_sharded, reshard_
 from lightning_hier.comm.tiers import GroupSize
-from lightning_hier.strategies import arguments, module_setup, optimizer_checks
+from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
 from lightning_hier.strategies.checkpoints.sharded_folder import save_folder
 from lightning_hier.strategies.private_names import private
@@ -162,6 +162,11 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         }
 
     @override
+    def _check_data(self) -> None:
+        data_checks.check_parts(self._module.trainer)
+        super()._check_data()
+
+    @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         if self.layout.sizes[0] > 1 and not is_sharded(self._module):
             raise ValueError(
@@ -229,7 +234,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         safe = True if weights_only is None else weights_only
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session = self._session
-        with nullcontext() if session is None else session.raw_steps.counted():
+        counted = nullcontext() if session is None else session.raw_steps.counted()
+        with counted, module_setup.unwrapped(self._module):
             # Not the comparison of the base class, as ranks read different parts of a folder.
             checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)

@@ -1,7 +1,9 @@
-"""Prepares the module of a rank for a fit: initial model, DDP and SyncBatchNorm."""
+"""Prepares the module of a rank: initial model, DDP, SyncBatchNorm, wrapped layers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from lightning_hier.comm.agreement import require_same
 from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+
+# Names of the layer in the modules of torch.compile and of activation checkpointing.
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def share_initial_model(module: Module, communicators: Communicators) -> None:
@@ -72,6 +77,36 @@ def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
 def _wait_for_kernels(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def unwrapped(module: Module) -> Iterator[None]:
+    """Context in which layers stand in the place of what has wrapped them inside ``module``.
+
+    ``torch.compile(layer)`` and activation checkpointing put a layer into another module, so that
+    its parameters have other names than in a checkpoint. The module changes in place.
+    """
+    wrapped = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if _inner(child) is not child and name not in _WRAPPED
+    ]
+    for parent, name, child in wrapped:
+        setattr(parent, name, _inner(child))
+    try:
+        yield
+    finally:
+        for parent, name, child in wrapped:
+            setattr(parent, name, child)
+
+
+def _inner(layer: Module) -> Module:
+    """The layer inside all wrappers."""
+    for name, child in layer.named_children():
+        if name in _WRAPPED:
+            return _inner(child)
+    return layer
 
 
 class GroupSyncBatchNorm(LayerSync):

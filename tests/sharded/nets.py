@@ -20,11 +20,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.fitting import make_trainer
 
+_NOTED = ("seen", "validated", "norms")
+
 
 class Divided(pl.LightningModule):
     """Two layers of 64 bits with a parameter of its own, divided where a strategy has a mesh.
 
-    `seen` holds all parameters, gathered, after every step.
+    `seen` holds all parameters, gathered, after every step, and `norms` the last metrics of norms.
     """
 
     def __init__(self, optimizer: str = "SGD", lr: float = 0.05, **options: Any) -> None:
@@ -36,6 +38,7 @@ class Divided(pl.LightningModule):
         self.scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
         self.seen: list[Tensor] = []
         self.validated: list[Tensor] = []
+        self.norms: dict[str, float] = {}
 
     def configure_model(self) -> None:
         mesh = self.device_mesh
@@ -59,6 +62,11 @@ class Divided(pl.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.seen.append(gathered(self))
+
+    def on_train_end(self) -> None:
+        metrics = self.trainer.strategy.metrics()
+        named = (f"hier/block/{name}" for name in ("update_norm", "model_distance"))
+        self.norms = {name: metrics[name] for name in named if name in metrics}
 
     def on_validation_start(self) -> None:
         self.validated.append(gathered(self))
@@ -91,7 +99,7 @@ def trained(
     replicas: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Fit, and return the weights at the end and after every step.
+    """Fit, and return the weights at the end and after every step, and metrics of norms.
 
     Args:
         strategy: makes the strategy.
@@ -105,4 +113,4 @@ def trained(
     data = batches(replicas or int(os.environ["WORLD_SIZE"]), steps)
     validation = batches(1, 1) if "val_check_interval" in settings else None
     trainer.fit(module, data, validation)
-    return {"weights": gathered(module), "seen": module.seen, "validated": module.validated}
+    return {"weights": gathered(module), **{name: getattr(module, name) for name in _NOTED}}

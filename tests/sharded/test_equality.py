@@ -40,7 +40,10 @@ def _divided(sync: Any, size: int, warmup_steps: int, tensor_parallel_size: int 
 
 
 def _compare(whole: list[dict[str, Any]], divided: list[dict[str, Any]]) -> None:
-    """Compare the models of every group after every step, in validation and at the end."""
+    """Compare the models of every group after every step, in validation and at the end.
+
+    Also the metrics of norms, in which every element counts once.
+    """
     ranks_for_one = len(divided) // len(whole)
     for number, other in enumerate(divided):
         one = whole[number // ranks_for_one]
@@ -48,6 +51,7 @@ def _compare(whole: list[dict[str, Any]], divided: list[dict[str, Any]]) -> None
             for mine, others in zip(one[key], other[key], strict=True):
                 torch.testing.assert_close(mine, others, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(one["weights"], other["weights"], rtol=1e-12, atol=1e-12)
+        assert other["norms"] == pytest.approx(one["norms"], rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", _SYNCS)

@@ -34,7 +34,8 @@ class Bucket:
         local_state: state of the local optimizer.
 
     Attributes:
-        dtype: dtype of all tensors.
+        kind: dtype of all tensors, as text, and number of ranks of the group that exchange their
+            elements.
         shard: see above.
         outer: see above.
 
@@ -47,7 +48,7 @@ class Bucket:
         self._exchange = exchange
         self.outer = outer
         self._local_state = local_state
-        self.dtype = shard.values.dtype
+        self.kind = (str(shard.values.dtype), shard.holders)
         self._squares = [0.0, 0.0]
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
 
@@ -68,7 +69,8 @@ class Bucket:
             if add:
                 for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
                     self.shard.values[kind].add_(values)
-        return ModelHealth.of_squares(*squares)
+        # Sums over the ranks of a group then count every element once.
+        return ModelHealth.of_squares(*(own / self.shard.holders for own in squares))
 
     def _prepare_(self, model: Tensor, place: slice) -> float:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
@@ -96,8 +98,8 @@ class Bucket:
         self.shard.write_chunk(chunk, carried=carried)
 
     def _count(self, mean: float, update: float) -> None:
-        self._squares[0] += mean
-        self._squares[1] += update
+        self._squares[0] += mean / self.shard.holders
+        self._squares[1] += update / self.shard.holders
 
     def take_squares(self) -> tuple[float, float]:
         """Sums of squares of this rank's shard of the mean and of the global update.
@@ -160,7 +162,7 @@ class Bucket:
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state and its position, without copying tensors."""
         return {
-            "dtype": str(self.dtype),
+            "dtype": self.kind[0],
             "elements": self.shard.elements,
             "start": min(self.shard.start, self.shard.elements),
             "carried_start": self.shard.carried_start,

@@ -21,7 +21,7 @@ from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.blocks.trained import Members
-from lightning_hier.comm.broadcast import broadcast_tensors_, by_dtype
+from lightning_hier.comm.broadcast import broadcast_tensors_
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline, Stages
@@ -74,7 +74,7 @@ class Fragment:
         members: see above.
         local_state: state of the optimizer for these parameters, which is averaged with them if the
             settings say so.
-        buckets: one for each dtype.
+        buckets: one for each dtype, or more if ranks of a group hold some tensors together.
         steps: steps whose local update has not been sent.
         samples: samples of these steps on this rank, if groups count by them.
 
@@ -91,25 +91,25 @@ class Fragment:
         self.samples = 0.0
         # Synchronisations since the optimizer's state was averaged, or its first block.
         self._since_average = 0
-        config, across = context.config, context.communicators.across
-        number = context.communicators.models
+        config, by_kind = context.config, context.placement.by_kind
+        across, number = context.communicators.across, context.communicators.models
         # A single model is not averaged: its optimizer is not changed and nothing is quantised.
         self.local_state = (
             config.local_state(context.optimizer, members.parameters, across, number)
             if context.averages
             else LocalState()
         )
-        parameters, buffers = by_dtype(members.parameters), by_dtype(members.float_buffers)
-        carried = by_dtype(self.local_state.carried)
+        parameters, buffers = by_kind(members.parameters), by_kind(members.float_buffers)
+        carried = by_kind(self.local_state.carried)
         self.buckets: Sequence[Bucket] = [
             self._bucket(parameters.get(own, []), buffers.get(own, []), carried.get(own, []))
-            for own in sorted({*parameters, *buffers, *carried}, key=str)
+            for own in sorted({*parameters, *buffers, *carried})
         ]
 
     def _bucket(
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
     ) -> Bucket:
-        """Create the bucket of all tensors of one dtype."""
+        """Create the bucket of all tensors of one kind."""
         context, dtype = self._context, [*parameters, *buffers, *carried][0].dtype
         config, codec = context.config, None
         if context.averages:
@@ -274,10 +274,10 @@ class Fragment:
         self.steps, self.samples = older.steps, older.samples
         self._since_average = older._since_average
         self.local_state.set_counts(older.local_state.counts())
-        before = {bucket.dtype: bucket for bucket in older.buckets}
+        before = {bucket.kind: bucket for bucket in older.buckets}
         for bucket in self.buckets:
-            if bucket.dtype in before:
-                bucket.continue_(before[bucket.dtype])
+            if bucket.kind in before:
+                bucket.continue_(before[bucket.kind])
 
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state, without copying tensors."""

@@ -39,7 +39,7 @@ def restart_buckets(
                 before[state["dtype"]].append((state, fragment["pending"]))
     own = defaultdict(list)
     for bucket in buckets:
-        own[str(bucket.dtype)].append(bucket)
+        own[bucket.kind[0]].append(bucket)
     models = {str(dtype): _flat(found) for dtype, found in by_dtype(members.parameters).items()}
     for dtype, same in own.items():
         model = models.get(dtype, torch.empty(0))

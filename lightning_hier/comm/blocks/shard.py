@@ -49,9 +49,9 @@ class Shard:
     then state of the local optimizer.
 
     Args:
-        parameters: tensors of one dtype.
-        buffers: averaged buffers of the same dtype.
-        carried: averaged optimizer state of the same dtype.
+        parameters: tensors of one dtype, of which equally many ranks exchange each element.
+        buffers: averaged buffers of the same kind.
+        carried: averaged optimizer state of the same kind.
         placement: division among the ranks of the group.
         quantised: whether updates are quantised.
 
@@ -61,6 +61,7 @@ class Shard:
         values: this rank's shard of the transfer buffer.
         start: position of the shard in the flat tensors.
         is_all: whether this rank exchanges every element.
+        holders: number of ranks of the group that exchange the elements of this shard.
         elements: number of elements of all parameters.
         parameters: range of the parameters in the shard.
         buffers: range of the buffers.
@@ -84,6 +85,7 @@ class Shard:
         self._carried = FlatView(carried)
         self._view = FlatView([*parameters, *buffers, *carried])
         numel, example = len(self._view), self._view.tensors[0]
+        self.holders = placement.holders(example)
         self._buffer = torch.zeros(
             placement.padded(numel), dtype=example.dtype, device=example.device
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from lightning_hier.comm.agreement import gather_json
@@ -37,6 +40,17 @@ class ShardPlacement:
     def distributes(self) -> bool:
         """Whether ranks of the group need what other ranks have exchanged."""
         return self.group.size > 1
+
+    def holders(self, tensor: Tensor) -> int:
+        """Number of ranks of the group that exchange the same elements of ``tensor``."""
+        return 1
+
+    def by_kind(self, tensors: Sequence[Tensor]) -> dict[tuple[str, int], list[Tensor]]:
+        """Tensors grouped by dtype and :meth:`holders`."""
+        groups: dict[tuple[str, int], list[Tensor]] = {}
+        for tensor in tensors:
+            groups.setdefault((str(tensor.dtype), self.holders(tensor)), []).append(tensor)
+        return groups
 
     def shard(self, numel: int) -> slice:
         """Elements that this rank exchanges. The last ranks may have fewer or none."""
@@ -74,6 +88,14 @@ class OwnShards(ShardPlacement):
 
     def __init__(self, group: Channel) -> None:
         super().__init__(group, sharded=True)
+
+    @override
+    def holders(self, tensor: Tensor) -> int:
+        shards = 1
+        if isinstance(tensor, DTensor):
+            for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
+                shards *= 1 if placement.is_replicate() else size
+        return self.group.size // shards
 
     @override
     def shard(self, numel: int) -> slice:

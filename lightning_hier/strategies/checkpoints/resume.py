@@ -31,8 +31,19 @@ def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) 
         checkpoint: checkpoint that Lightning has loaded.
         session: session of the current run.
 
+    Raises:
+        ValueError: on every rank, if the module lacks parameters of the saved run.
+
     """
     state, kinds = session.state, session.state.kinds()
+    missing = [name for name in saved.section["trainable"] if name not in state.parameters]
+    if missing:
+        raise ValueError(
+            f"the module has no parameter {missing[0]!r}, which the saved run has trained "
+            f"({len(missing)} of {len(saved.section['trainable'])} are missing): resume with the "
+            "module that was saved, in which the same layers are wrapped by torch.compile(layer) "
+            "or activation checkpointing. layer.compile() and torch.utils.checkpoint keep names"
+        )
     exactly = saved.resumes_exactly(session.worker_layout.sizes, kinds)
     # If no training is left, the module keeps its values, which are the result of ``fit``.
     with session.synchroniser.local.loading():

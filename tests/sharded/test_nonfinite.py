@@ -1,0 +1,74 @@
+"""NaN in a shard of one rank, whose group is finite otherwise, is kept out of every model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.tensor import DTensor
+
+import lightning_hier as lh
+from lightning_hier.comm.blocks.health import NonFiniteModelError
+from tests.ranks import run_ranks
+from tests.sharded.nets import Divided, batches
+from tests.trainer.fitting import make_trainer
+
+_STEPS = 4
+
+
+class OneShard(Divided):
+    """The fourth step leaves NaN in one element that rank 3 alone holds."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = 0
+
+        def poison(*_: Any) -> None:
+            nonlocal steps
+            steps += 1
+            if steps == _STEPS and self.global_rank == 3:
+                assert isinstance(self.first.weight, DTensor)
+                self.first.weight.detach().to_local()[0, 0] = float("nan")
+
+        optimizer.register_step_post_hook(poison)
+        return optimizer
+
+
+def _error(block_size: int, path: Path | None, **settings: Any) -> tuple[str, int, bool]:
+    """The error, bytes of models sent across groups, and whether a validation step has run."""
+    strategy = lh.HierarchicalModelParallelStrategy(
+        group_size=2, block_sync=lh.DiLoCo(block_size=block_size)
+    )
+    if path is not None:
+        saves = ModelCheckpoint(path.parent, path.stem, every_n_train_steps=_STEPS)
+        settings = {"callbacks": [saves], "enable_checkpointing": True}
+    module = OneShard("AdamW")
+    with pytest.raises(NonFiniteModelError) as caught:
+        validation = batches(1, 1) if "val_check_interval" in settings else None
+        make_trainer(strategy, **settings).fit(module, batches(4, 8), validation)
+    sent = strategy.traffic.of("across", "models").payload_bytes
+    return str(caught.value), sent, bool(module.validated)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"block_size": _STEPS},
+        {"block_size": 100, "val_check_interval": _STEPS, "num_sanity_val_steps": 0},
+        {"block_size": 100, "max_steps": _STEPS},
+    ],
+    ids=["block", "validation", "end"],
+)
+def test_error_on_every_rank_before_a_model_is_sent(settings: dict[str, Any]) -> None:
+    for said, sent, validated in run_ranks(_error, 4, path=None, **settings):
+        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in said
+        assert not sent and not validated
+
+
+def test_no_checkpoint_is_written(tmp_path: Path) -> None:
+    for said, sent, _ in run_ranks(_error, 4, 100, tmp_path / "run.ckpt"):
+        assert "the local model of rank 3 holds NaN or inf after 4 steps (parameters)" in said
+        assert not sent
+    assert not list(tmp_path.iterdir())

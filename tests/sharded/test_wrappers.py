@@ -1,0 +1,108 @@
+"""Layers that are compiled, or recompute activations, train as they do without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch._dynamo.utils import counters as dynamo_counters
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.sharded.nets import Divided, batches, gathered
+from tests.trainer.fitting import make_trainer
+
+
+class Layer(nn.Module):
+    """A linear layer and tanh, which may recompute its activations."""
+
+    def __init__(self, recompute: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 6).double()
+        self.recompute = recompute
+
+    def _apply_both(self, batch: Tensor) -> Tensor:
+        return torch.tanh(self.linear(batch))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if not self.recompute:
+            return self._apply_both(batch)
+        result: Tensor = checkpoint(self._apply_both, batch, use_reentrant=False)
+        return result
+
+
+class Wrapped(Divided):
+    """Its first layer is changed in one of several ways before it is divided."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__("AdamW", lr=0.02)
+        self.way = way
+        self.first = Layer(way == "recompute")  # type: ignore[assignment]
+
+    def configure_model(self) -> None:
+        mesh: Any = self.device_mesh
+        if isinstance(self.scale, DTensor) or mesh is None:
+            return
+        if self.way == "wrapper":
+            apply_activation_checkpointing(self, check_fn=lambda own: own is self.first)
+        elif self.way == "compile":
+            self.first.compile(backend="aot_eager")
+        elif self.way == "compiled_module":
+            self.first = torch.compile(self.first, backend="aot_eager")  # type: ignore[assignment]
+        fully_shard(self.first, mesh=mesh["data_parallel"])
+        fully_shard(self, mesh=mesh["data_parallel"])
+
+    def forward(self, batch: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(batch)) * self.scale
+        return result
+
+
+def _fit(way: str, folder: bool, save: Path | None = None, load: Path | None = None) -> Any:
+    """Weights after 12 steps, names in a checkpoint, and the number of compiled graphs."""
+    strategy = lh.HierarchicalModelParallelStrategy(
+        group_size=2, block_sync=lh.BMUFAdam(block_size=3), save_distributed_checkpoint=folder
+    )
+    settings: dict[str, Any] = {}
+    if save is not None:
+        saves = ModelCheckpoint(save.parent, save.stem, every_n_train_steps=7, save_top_k=-1)
+        settings = {"callbacks": [saves], "enable_checkpointing": True}
+    module = Wrapped(way)
+    trainer = make_trainer(strategy, max_steps=12, **settings)
+    trainer.fit(module, batches(4, 12), ckpt_path=load, weights_only=True)
+    names = sorted(trainer.strategy.lightning_module_state_dict())
+    return gathered(module), names, dynamo_counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize(
+    ("way", "folder"),
+    [("recompute", True), ("wrapper", False), ("compile", True), ("compiled_module", True)],
+)
+def test_training_and_resume(way: str, folder: bool, tmp_path: Path) -> None:
+    """The same to the last bit, and the same names in checkpoints."""
+    path = tmp_path / "run.ckpt"
+    plain = run_ranks(_fit, 4, "plain", folder)
+    for found in (
+        run_ranks(_fit, 4, way, folder, path),
+        run_ranks(_fit, 4, way, folder, None, path),
+    ):
+        for (wanted, names, _), (weights, own, graphs) in zip(plain, found, strict=True):
+            assert torch.equal(wanted, weights)
+            assert own == names
+            assert bool(graphs) == way.startswith("compile")
+
+
+def test_resume_with_other_wrappers(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    run_ranks(_fit, 4, "plain", True, path)
+    for said in run_ranks(_fit, 4, "wrapper", True, None, path, expect_failure=True):
+        assert "the module has no parameter 'first.linear.weight'" in said
