@@ -187,14 +187,17 @@ class Bucket:
         if self._previous is not None and older._previous is not None:
             own.fill_(self._previous, own.carried, old.whole(older._previous, old.carried))
 
+    def outer_state(self) -> dict[str, Any]:
+        """The part of :meth:`state` from which runs with other shards or settings start."""
+        elements = self._shard.elements
+        return {"dtype": str(self.dtype), "elements": elements, **self.outer.state()}
+
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state and its position, without copying tensors."""
         return {
-            "dtype": str(self.dtype),
-            "elements": self._shard.elements,
+            **self.outer_state(),
             "start": min(self._shard.start, self._shard.elements),
             "carried_start": self._shard.carried_start,
-            **self.outer.state(),
             "previous": self._previous,
             "error_feedback": self._exchange.state(),
         }

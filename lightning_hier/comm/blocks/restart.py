@@ -26,7 +26,8 @@ def restart_buckets(
     Args:
         buckets: buckets of the block, by fragment.
         members: tensors of the block.
-        saved: state of each fragment of the other run, with whole vectors.
+        saved: state of each fragment of the other run, with vectors of all elements that this rank
+            holds.
 
     Raises:
         ValueError: the state belongs to another model.
@@ -55,14 +56,14 @@ def _adopted(
     bucket: Bucket, dtype: str, model: Tensor, saved: Sequence[tuple[Mapping[str, Any], bool]]
 ) -> dict[str, Any]:
     """State of the outer step of all elements of a dtype."""
-    if sum(state["elements"] for state, _ in saved) != len(model):
+    sizes = [len(state["global_model"]) for state, _ in saved]
+    if sum(sizes) != len(model):
         raise ValueError(
             f"the checkpoint's global update does not match the {len(model)} trainable elements "
             f"of {dtype} of this model: resume with the model that was saved"
         )
     if not len(model):
         return {}
-    sizes = [state["elements"] for state, _ in saved]
     parts = [
         bucket.outer.adopt(state, own, pending=pending)
         for (state, pending), own in zip(saved, model.split(sizes), strict=True)

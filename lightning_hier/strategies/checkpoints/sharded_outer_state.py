@@ -1,0 +1,115 @@
+"""State of outer steps in the folder of a divided module, for runs that divide it otherwise.
+
+A vector, such as W or Delta, is saved as one tensor for each parameter, divided as the parameter
+is. ``torch.distributed.checkpoint`` reads the part of it that a rank of any other mesh holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_hier.comm.blocks.model_block import ModelBlock
+from lightning_hier.comm.sharded_tensors import local_tensor, sharded_like
+from lightning_hier.strategies.checkpoints.rank_files import State
+
+# By optimizer, vector and parameter.
+_Tensors = dict[str, dict[str, dict[str, Tensor]]]
+
+
+def outer_tensors(
+    blocks: Sequence[ModelBlock], names: Mapping[Parameter, str]
+) -> tuple[_Tensors, list[list[State]]]:
+    """State of the outer steps, without copying tensors. Does not communicate.
+
+    Args:
+        blocks: blocks of the optimizers, with nothing in flight.
+        names: names of the parameters.
+
+    Returns:
+        The vectors, as tensors ``outer_<optimizer>.<vector>.<parameter>``. For each block, the rest
+        of the state of each fragment and dtype, with the names of its vectors and parameters.
+
+    """
+    tensors: _Tensors = {}
+    rest: list[list[State]] = []
+    for index, block in enumerate(blocks):
+        own = tensors[_key(index)] = {}
+        rest.append([])
+        for parameters, state in block.outer_states():
+            vectors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+            for name, vector in vectors.items():
+                own.setdefault(name, {}).update(_by_parameter(vector, parameters, names))
+            kept = {name: value for name, value in state.items() if name not in vectors}
+            kept |= {"vectors": list(vectors), "parameters": [names[p] for p in parameters]}
+            rest[-1].append(kept)
+    return tensors, rest
+
+
+def load_outer_states(
+    rest: Sequence[Sequence[Mapping[str, Any]]],
+    parameters: Mapping[str, Parameter],
+    path: str,
+    group: dist.ProcessGroup,
+) -> list[list[State]]:
+    """State of the fragments of each block, with the parts of the vectors that this rank holds.
+
+    A collective of ``group``.
+
+    Args:
+        rest: second result of :func:`outer_tensors` in the saved run.
+        parameters: parameters by name, divided among the ranks of ``group``.
+        path: folder.
+        group: ranks that hold the module together.
+
+    """
+    # Imported here, because importing it takes long.
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    tensors: _Tensors = {}
+    for index, buckets in enumerate(rest):
+        own = tensors[_key(index)] = {}
+        for bucket in buckets:
+            for vector in bucket["vectors"]:
+                # Copies in the memory of the host, which are overwritten.
+                own.setdefault(vector, {}).update(
+                    {n: parameters[n].detach().to("cpu", copy=True) for n in bucket["parameters"]}
+                )
+    load(tensors, checkpoint_id=path, process_group=group)
+    return [
+        [_flat(bucket, tensors[_key(index)]) for bucket in buckets]
+        for index, buckets in enumerate(rest)
+    ]
+
+
+def _key(optimizer: int) -> str:
+    return f"outer_{optimizer}"
+
+
+def _by_parameter(
+    vector: Tensor, parameters: Sequence[Parameter], names: Mapping[Parameter, str]
+) -> dict[str, Tensor]:
+    """Views of a vector, divided as the parameters are."""
+    shards = [local_tensor(parameter) for parameter in parameters]
+    pieces = vector.split([shard.numel() for shard in shards])
+    return {
+        names[parameter]: sharded_like(piece.view(shard.shape), parameter)
+        for parameter, shard, piece in zip(parameters, shards, pieces, strict=True)
+    }
+
+
+def _flat(bucket: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]]) -> State:
+    """State of a fragment with one bucket, with flat vectors."""
+    names = bucket["parameters"]
+    vectors = {
+        vector: torch.cat([local_tensor(tensors[vector][name]).reshape(-1) for name in names])
+        for vector in bucket["vectors"]
+    }
+    elements = sum(tensors["global_model"][name].numel() for name in names)
+    state = {**bucket, **vectors, "elements": elements}
+    return {"pending": bucket["pending"], "buckets": [state]}
