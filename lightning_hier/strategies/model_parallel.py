@@ -21,7 +21,9 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.comm.blocks.adam_initial_state import create_states
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
@@ -224,7 +226,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         if not self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, path, storage_options)
         elif self.layout.coordinates(self.global_rank)[1] == 0:
-            save_folder(checkpoint, path, self.communicators.group.group)
+            session = self._session or self._ended
+            save_folder(checkpoint, path, self.communicators.group.group, session)
 
     @override
     def load_checkpoint(
@@ -236,6 +239,8 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
         session = self._session
         counted = nullcontext() if session is None else session.raw_steps.counted()
         with counted, module_setup.unwrapped(self._module):
+            for optimizer in self.optimizers if isinstance(self.block_sync, BMUFAdam) else ():
+                create_states(optimizer)
             # Not the comparison of the base class, as ranks read different parts of a folder.
             checkpoint = ModelParallelStrategy.load_checkpoint(self, checkpoint_path, safe)
         self._checkpoints.note(checkpoint_path, weights_only, checkpoint)

@@ -87,10 +87,10 @@ def test_lightning_loads_and_consolidates(folder: bool, tmp_path: Path) -> None:
         assert torch.equal(own, gathered(module))
 
 
-@pytest.mark.parametrize(("ranks", "size"), [(2, 2), (4, 4), (4, 1)])
-def test_resume_in_another_world(ranks: int, size: int, tmp_path: Path) -> None:
+def test_resume_from_a_file_on_one_group(tmp_path: Path) -> None:
+    """Without the state of outer steps, which only folders have for other meshes."""
     path = tmp_path / "run.ckpt"
-    run_ranks(_fit, 4, partial(_strategy, _SYNCS["bmuf_adam"], True), 7, save=path)
-    other = partial(_strategy, _SYNCS["bmuf_adam"], True, size)
-    found = run_ranks(_fit, ranks, other, 12, ckpt_path=path)
+    run_ranks(_fit, 4, partial(_strategy, _SYNCS["bmuf_adam"], False), 7, save=path)
+    other = partial(_strategy, _SYNCS["bmuf_adam"], False, 4)
+    found = run_ranks(_fit, 4, other, 12, ckpt_path=path)
     assert all(torch.equal(found[0], own) for own in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from lightning_hier.strategies.checkpoints.resume import what_changes
 from lightning_hier.strategies.checkpoints.saved_run import SavedRun
 
 
+def _saved(**kinds: Any) -> SavedRun:
+    section: dict[str, Any] = {
+        "sizes": (4, 4),
+        "steps": [{"in_block": 0}],
+        "counts": None,
+        "kinds": {"inter_host_ranks": None, **kinds},
+    }
+    files = RankFiles(Path("run.ckpt"), "id")
+    return SavedRun("run.ckpt", section, files, TorchCheckpointIO(), weights_only=True)
+
+
 @pytest.mark.parametrize(
     ("devices", "groups", "kept"), [(8, 2, True), (8, 1, False), (4, 2, False), (2, 8, True)]
 )
@@ -21,17 +33,33 @@ def test_as_many_workers_in_other_groups_learn_how_to_keep_theirs(
     devices: int, groups: int, kept: bool
 ) -> None:
     """As those of half of the hosts with twice as many workers, where "node" counts them."""
-    section: dict[str, Any] = {
-        "sizes": (4, 4),
-        "steps": [{"in_block": 0}],
-        "counts": None,
-        "kinds": {"inter_host_ranks": None, "mesh": None},
-    }
-    files = RankFiles(Path("run.ckpt"), "id")
-    saved = SavedRun(section, files, TorchCheckpointIO(), weights_only=True)
+    saved = _saved(mesh=None)
     layout = RankLayout.two_tiers(devices, devices * groups)
     said = what_changes(
-        saved, layout, section["kinds"], automatic=["block_momentum"], keeps_residuals=True
+        saved, layout, saved.section["kinds"], automatic=["block_momentum"], keeps_residuals=True
     )
     assert f"{groups} groups of {devices} ranks instead of 4 of 4" in said
     assert said.endswith("group_size=4 keeps their groups.") == kept
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "as_folder", "kept"),
+    [
+        (None, None, False, True),
+        ([4, 1], [2, 1], True, True),
+        ([4, 1], [2, 1], False, False),
+        ([4, 1], None, True, False),
+        (None, [4, 1], False, False),
+    ],
+)
+def test_lost_state_of_outer_steps_is_stated(
+    before: Any, now: Any, as_folder: bool, kept: bool
+) -> None:
+    """Only a folder has the state of a divided module for another mesh."""
+    saved = _saved(mesh=before)
+    if as_folder:
+        saved = replace(saved, section={**saved.section, "outer_states": []})
+    layout = RankLayout.two_tiers(4, 16)
+    kinds = {**saved.section["kinds"], "mesh": now}
+    said = what_changes(saved, layout, kinds, automatic=[], keeps_residuals=True)
+    assert ("the state of outer steps, such as block momentum, is lost" in said) != kept

@@ -18,6 +18,7 @@ from lightning_hier.algorithms.adam_moments import (
     nadam_product,
     next_rho,
 )
+from lightning_hier.comm.blocks.adam_initial_state import create_state
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.channel import Channel, Pending
@@ -260,13 +261,7 @@ class AdamMoments(LocalState):
 def _steps(
     optimizer: Optimizer, parameter: Parameter, group: dict[str, Any], largest_beta1: float
 ) -> ParameterSteps:
-    state = optimizer.state[parameter]
-    if not state:
-        _make_state(state, parameter, group)
-    for name in ("step", "mu_product"):
-        # Fractional counts need float64. Fused kernels and captured graphs require float32.
-        if name in state and not (group.get("fused") or group.get("capturable")):
-            state[name] = torch.as_tensor(state[name]).double()
+    state = create_state(optimizer, parameter, group)
     return ParameterSteps(
         state=state,
         group=group,
@@ -274,14 +269,3 @@ def _steps(
         start=float(state["step"]),
         start_product=float(state.get("mu_product", 1.0)),
     )
-
-
-def _make_state(state: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> None:
-    """Create the state that the optimizer creates at the first gradient of a parameter."""
-    on_device = group.get("fused") or group.get("capturable")
-    count = torch.zeros((), device=parameter.device if on_device else "cpu")
-    state["step"] = count.float()
-    if "momentum_decay" in group:
-        state["mu_product"] = torch.ones_like(state["step"])
-    for name in ("exp_avg", "exp_avg_sq"):
-        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)

@@ -13,6 +13,7 @@ from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_state import LocalState
 from lightning_hier.comm.blocks.outer_step import OuterStep
 from lightning_hier.comm.blocks.shard import Chunk, Shard
+from lightning_hier.comm.blocks.shard_placement import Kind
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Stages
 
@@ -34,8 +35,7 @@ class Bucket:
         local_state: state of the local optimizer.
 
     Attributes:
-        kind: dtype of all tensors, as text, and number of ranks of the group that exchange their
-            elements.
+        kind: kind of all tensors.
         shard: see above.
         outer: see above.
 
@@ -48,7 +48,7 @@ class Bucket:
         self._exchange = exchange
         self.outer = outer
         self._local_state = local_state
-        self.kind = (str(shard.values.dtype), shard.holders)
+        self.kind: Kind = (str(shard.values.dtype), shard.holders)
         self._squares = [0.0, 0.0]
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
 
@@ -159,14 +159,17 @@ class Bucket:
         if self._previous is not None and older._previous is not None:
             own.fill_(self._previous, own.carried, old.whole(older._previous, old.carried))
 
+    def outer_state(self) -> dict[str, Any]:
+        """The part of :meth:`state` from which runs with other shards or settings start."""
+        elements = self.shard.elements
+        return {"kind": self.kind, "elements": elements, **self.outer.state()}
+
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state and its position, without copying tensors."""
         return {
-            "dtype": self.kind[0],
-            "elements": self.shard.elements,
+            **self.outer_state(),
             "start": min(self.shard.start, self.shard.elements),
             "carried_start": self.shard.carried_start,
-            **self.outer.state(),
             "previous": self._previous,
             "error_feedback": self._exchange.state(),
         }

@@ -244,13 +244,17 @@ class DelayedBucket(Bucket):
             ):
                 own.fill_(new, own.carried, old.whole(state, old.carried))
 
+    def outer_state(self) -> dict[str, Any]:
+        """See :class:`Bucket`. The mean in flight must be complete."""
+        in_flight = self._in_flight if self.has_update else None
+        return {**super().outer_state(), "in_flight": in_flight}
+
     def state(self) -> dict[str, Any]:
         """See :class:`Bucket`. The mean in flight must be complete."""
         carries = self.has_update and self.carries
         return {
             **super().state(),
             "block_start": self._block_start,
-            "in_flight": self._in_flight if self.has_update else None,
             "sent_state": self._sent_state[self._models.current] if carries else None,
             "state_in_flight": self._state_in_flight if carries else None,
         }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lightning_hier.comm.blocks.block_report import BlockReport, Norms
 from lightning_hier.comm.blocks.bucket import Bucket
@@ -197,6 +198,23 @@ class ModelBlock:
         """
         return [fragment.state() for fragment in self._all]
 
+    def outer_states(self) -> Iterator[tuple[Sequence[Parameter], dict[str, Any]]]:
+        """The part of :meth:`state` from which runs with other shards or settings start.
+
+        Nothing may be in flight: call it after :meth:`state`.
+
+        Yields:
+            Parameters of one fragment and kind, and the state of their outer step, whose vectors
+            have a value for each element that this rank holds of them.
+
+        """
+        for fragment in self._all:
+            own = self._context.placement.by_kind(fragment.members.parameters)
+            for bucket in fragment.buckets:
+                if bucket.kind in own:
+                    state = {**bucket.outer_state(), "pending": fragment.has_pending}
+                    yield own[bucket.kind], state
+
     def load(self, states: Sequence[Mapping[str, Any]], counts: Counts) -> None:
         """Continue in the middle of a block of the same groups. Does not communicate."""
         for fragment, state in zip(self._all, states, strict=True):
@@ -215,7 +233,7 @@ class ModelBlock:
         The module must contain the global model of that run.
 
         Args:
-            saved: :meth:`state` of that run, with whole vectors.
+            saved: :meth:`state` of that run, with vectors of all elements that this rank holds.
             counts: counts of the local state.
 
         Raises:
@@ -223,6 +241,6 @@ class ModelBlock:
 
         """
         buckets: list[Bucket] = [bucket for own in self._all for bucket in own.buckets]
-        restart_buckets(buckets, self.members, saved)
+        restart_buckets(buckets, self.members, self._context.placement, saved)
         for fragment in self._all:
             fragment.local_state.go_on(counts)

@@ -10,23 +10,28 @@ import torch
 from torch import Tensor
 
 from lightning_hier.comm.blocks.bucket import Bucket
+from lightning_hier.comm.blocks.shard_placement import ShardPlacement
 from lightning_hier.comm.blocks.trained import Members
-from lightning_hier.comm.broadcast import by_dtype
 from lightning_hier.comm.flat import FlatView
 
 
 def restart_buckets(
-    buckets: Sequence[Bucket], members: Members, saved: Sequence[Mapping[str, Any]]
+    buckets: Sequence[Bucket],
+    members: Members,
+    placement: ShardPlacement,
+    saved: Sequence[Mapping[str, Any]],
 ) -> None:
     """Start a block with the global model in the module and the saved state of the outer steps.
 
-    Fragments are consecutive parameters, so the vectors of all fragments of a dtype, one after the
+    Fragments are consecutive parameters, so the vectors of all fragments of a kind, one after the
     other, are those of the whole model, and can be divided again. A collective of the group.
 
     Args:
         buckets: buckets of the block, by fragment.
         members: tensors of the block.
-        saved: state of each fragment of the other run, with whole vectors.
+        placement: division among the ranks of the group.
+        saved: state of each fragment of the other run, with vectors of all elements that this rank
+            holds.
 
     Raises:
         ValueError: the state belongs to another model.
@@ -36,14 +41,14 @@ def restart_buckets(
     for fragment in saved:
         for state in fragment["buckets"]:
             if state["elements"]:  # buffers have no outer step
-                before[state["dtype"]].append((state, fragment["pending"]))
+                before[tuple(state["kind"])].append((state, fragment["pending"]))
     own = defaultdict(list)
     for bucket in buckets:
-        own[bucket.kind[0]].append(bucket)
-    models = {str(dtype): _flat(found) for dtype, found in by_dtype(members.parameters).items()}
-    for dtype, same in own.items():
-        model = models.get(dtype, torch.empty(0))
-        state = _adopted(same[0], dtype, model, before[dtype])
+        own[bucket.kind].append(bucket)
+    models = {kind: _flat(found) for kind, found in placement.by_kind(members.parameters).items()}
+    for kind, same in own.items():
+        model = models.get(kind, torch.empty(0))
+        state = _adopted(same[0], model, before[kind])
         start = 0
         for bucket in same:
             place = slice(start, start + bucket.shard.elements)
@@ -52,17 +57,17 @@ def restart_buckets(
 
 
 def _adopted(
-    bucket: Bucket, dtype: str, model: Tensor, saved: Sequence[tuple[Mapping[str, Any], bool]]
+    bucket: Bucket, model: Tensor, saved: Sequence[tuple[Mapping[str, Any], bool]]
 ) -> dict[str, Any]:
-    """State of the outer step of all elements of a dtype."""
-    if sum(state["elements"] for state, _ in saved) != len(model):
+    """State of the outer step of all elements of a kind."""
+    sizes = [len(state["global_model"]) for state, _ in saved]
+    if sum(sizes) != len(model):
         raise ValueError(
             f"the checkpoint's global update does not match the {len(model)} trainable elements "
-            f"of {dtype} of this model: resume with the model that was saved"
+            f"of {bucket.kind[0]} of this model: resume with the model that was saved"
         )
     if not len(model):
         return {}
-    sizes = [state["elements"] for state, _ in saved]
     parts = [
         bucket.outer.adopt(state, own, pending=pending)
         for (state, pending), own in zip(saved, model.split(sizes), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ from lightning_hier.comm.channel import Channel
 
 Across = Literal["auto", "leader", "sharded"]
 """Ranks of a group that exchange its model with other groups."""
+
+Kind = tuple[str, int]
+"""Dtype of tensors, and number of ranks of a group that exchange the same elements of them."""
+
+_Tensor = TypeVar("_Tensor", bound=Tensor)
 
 
 class ShardPlacement:
@@ -45,11 +50,15 @@ class ShardPlacement:
         """Number of ranks of the group that exchange the same elements of ``tensor``."""
         return 1
 
-    def by_kind(self, tensors: Sequence[Tensor]) -> dict[tuple[str, int], list[Tensor]]:
-        """Tensors grouped by dtype and :meth:`holders`."""
-        groups: dict[tuple[str, int], list[Tensor]] = {}
+    def kind(self, tensor: Tensor) -> Kind:
+        """Dtype of ``tensor``, and number of its :meth:`holders`."""
+        return str(tensor.dtype), self.holders(tensor)
+
+    def by_kind(self, tensors: Sequence[_Tensor]) -> dict[Kind, list[_Tensor]]:
+        """Tensors grouped by :meth:`kind`."""
+        groups: dict[Kind, list[_Tensor]] = {}
         for tensor in tensors:
-            groups.setdefault((str(tensor.dtype), self.holders(tensor)), []).append(tensor)
+            groups.setdefault(self.kind(tensor), []).append(tensor)
         return groups
 
     def shard(self, numel: int) -> slice:

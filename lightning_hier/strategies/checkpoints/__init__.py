@@ -7,8 +7,10 @@ for each rank (its shard of W, Delta and moments, residuals, buffers, random sta
 scale). The files of the ranks are written first, then all ranks agree that they exist, then
 rank 0 writes the file that names them: a checkpoint that can be read is complete.
 
-``torch.distributed.checkpoint`` is not used: it exchanges pickled plans between ranks and reads
-its metadata with pickle, and the state of a rank is not divided in any case.
+``torch.distributed.checkpoint`` is used for divided modules only (``sharded_folder.py``): it
+exchanges pickled plans between ranks and reads its metadata with pickle. ``name.ckpt`` is then a
+folder, which also has the state of outer steps (``sharded_outer_state.py``), because another mesh
+divides it otherwise than the files of the ranks.
 
 *Exact resume* restores the local model of the group, the state of blocks, residuals and counts,
 and

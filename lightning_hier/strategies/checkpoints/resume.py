@@ -16,8 +16,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.comm.tiers import RankLayout
-from lightning_hier.strategies.checkpoints.run_state import RunState
 from lightning_hier.strategies.checkpoints.saved_run import SavedRun, whole_blocks
+from lightning_hier.strategies.checkpoints.sharded_outer_state import load_outer_states
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
@@ -129,9 +129,9 @@ def _resume_elsewhere(
     if not kinds["mesh"]:  # Lightning has already loaded optimizers of a divided module
         state.load_optimizers(checkpoint["optimizer_states"])
     opens_blocks = session.settings.block_sync is not None and not session.warming
-    has_blocks = saved.section["counts"] is not None and not _is_divided(saved, kinds)
+    has_blocks = saved.section["counts"] is not None and _keeps_outer_states(saved, kinds)
     if opens_blocks and has_blocks:
-        _open_blocks(saved, state)
+        _open_blocks(saved, session)
     # A group of one virtual worker has no residuals, and no DDP hook that would add others.
     alone = len(session.workers) > 1 and layout.sizes[0] == 1
     compresses = isinstance(session.settings.gradient_sync, GTC) and not alone
@@ -144,14 +144,25 @@ def _resume_elsewhere(
     )
 
 
-def _is_divided(saved: SavedRun, kinds: Mapping[str, Any]) -> bool:
-    """Whether the module of the saved run or of this one is divided: blocks are then not joined."""
-    return bool(saved.section["kinds"]["mesh"] or kinds["mesh"])
+def _keeps_outer_states(saved: SavedRun, kinds: Mapping[str, Any]) -> bool:
+    """Whether this run can divide the state of the saved outer steps in its own way.
+
+    If modules are divided, only a folder contains it as tensors of the whole module.
+    """
+    before, now = saved.section["kinds"]["mesh"], kinds["mesh"]
+    if before and now:
+        return "outer_states" in saved.section
+    return not before and not now
 
 
-def _open_blocks(saved: SavedRun, state: RunState) -> None:
-    blocks = state.open_blocks(saved.section)
-    states = whole_blocks(saved.blocks_of(0))
+def _open_blocks(saved: SavedRun, session: FitSession) -> None:
+    state, section = session.state, saved.section
+    blocks = state.open_blocks(section)
+    if "outer_states" in section:
+        placement = session.synchroniser.placement
+        states = load_outer_states(section["outer_states"], state.parameters, placement, saved.path)
+    else:
+        states = whole_blocks(saved.blocks_of(0))
     for block, own, counts in zip(blocks, states, saved.section["counts"], strict=True):
         block.restart(own, state.by_parameter(counts))
 
@@ -212,7 +223,7 @@ def what_changes(
     )
     if saved.section["kinds"]["inter_host_ranks"] is not None:
         given_up.append("the error feedback of quantised or sparse updates is lost")
-    if _is_divided(saved, kinds):
+    if not _keeps_outer_states(saved, kinds):
         given_up.append("the state of outer steps, such as block momentum, is lost")
     given_up.append("local optimizers start from the state of rank 0")
     given_up.append("random states and the order of the data start from the beginning")

@@ -139,7 +139,8 @@ class RunCheckpoints:
             rank_zero_warn(f"Resuming from {self._path}: {_PLAIN}")
             return False
         files = RankFiles.saved_with(self._path, section["save"])
-        saved = SavedRun(section, files, self._strategy.checkpoint_io, self._weights_only)
+        io = self._strategy.checkpoint_io
+        saved = SavedRun(self._path, section, files, io, self._weights_only)
         saved.require_complete(session.communicators.device)
         if files.of_all_saves == f"{self._path}.ranks":  # otherwise files of the target of a link
             self._saves[self._path].append(files)

@@ -33,6 +33,7 @@ class SavedRun:
     """A saved run.
 
     Attributes:
+        path: path of the checkpoint.
         section: section of this package in the checkpoint.
         files: files next to the checkpoint.
         io: plugin that loads files.
@@ -40,6 +41,7 @@ class SavedRun:
 
     """
 
+    path: str
     section: Mapping[str, Any]
     files: RankFiles
     io: CheckpointIO
