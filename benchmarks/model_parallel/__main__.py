@@ -3,9 +3,10 @@
     python -m benchmarks.model_parallel             everything, once: about five minutes
     python -m benchmarks.model_parallel --runs 2    step times twice, interleaved
     python -m benchmarks.model_parallel --short     a small model in short blocks: does it run?
+    python -m benchmarks.model_parallel --publish   what the output folder has, into docs/reports
 
 Two hosts of two ranks, each behind a link of 1 Gbit/s. Results are kept in the output folder, and
-the command goes on where it stopped. It prints the tables of docs/reports/model_parallel.md.
+the command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import lightning
 import torch
 
 from benchmarks.hosts import missing_means
-from benchmarks.model_parallel import memory_ranks
+from benchmarks.model_parallel import page
+from benchmarks.model_parallel.memory_ranks import GROUPS
 from benchmarks.model_parallel.module import Size
 from benchmarks.model_parallel.systems import SYSTEMS, System, named, obstacle
-from benchmarks.model_parallel.table import memory_table, step_table
+from benchmarks.model_parallel.table import tables
 from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Network, goodput_bytes
 from benchmarks.performance.rows import ranks_do
@@ -52,7 +54,7 @@ def options() -> argparse.Namespace:
         "--systems", nargs="*", type=named, default=SYSTEMS, metavar="NAME", help="rows"
     )
     parser.add_argument("--short", action="store_true", help="a small model, blocks of 10 steps")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the table of memory")
+    parser.add_argument("--publish", action="store_true", help="measure nothing, write the page")
     return parser.parse_args()
 
 
@@ -98,41 +100,31 @@ def measure_steps(told: argparse.Namespace, store: Store, network: Network) -> N
                 print(f"run {run}, {system.title}: measured", flush=True)
 
 
-def measure_memory(store: Store) -> dict[int, Any]:
-    """Models that each rank holds, by the ranks of a group; kept in the store."""
-    found = {}
-    lines = {line["ranks"]: line["found"] for line in store.lines() if "ranks" in line}
+def measure_memory(store: Store) -> None:
+    """What each rank holds in groups of every size; those that the store has are left out."""
     for ranks in _GROUP_SIZES:
-        if ranks not in lines:
-            network = Network(
-                hosts=memory_ranks.GROUPS, ranks_per_host=ranks, rate=None, loopback=True
-            )
+        if (key := f"memory/{ranks}") not in store:
+            network = Network(hosts=GROUPS, ranks_per_host=ranks, rate=None, loopback=True)
             module = "benchmarks.model_parallel.memory_ranks"
-            lines[ranks] = ranks_do(network, module, str, limit_s=_LIMIT_S)
-            store.add(f"memory/{ranks}", {"ranks": ranks, "found": lines[ranks]})
-        found[ranks] = lines[ranks]
-    return found
+            found = ranks_do(network, module, str, limit_s=_LIMIT_S)
+            store.add(key, {"ranks": ranks, "found": found})
 
 
 def main() -> None:
     """Do what the command line says."""
     told = options()
+    if told.publish:
+        page.publish(told.out)
+        return
     missing = missing_means()
     if missing is not None:
         print(f"{missing}: all ranks run on the loopback, whose rate is not shaped", flush=True)
-    network = Network.read("2x2", told.rate, loopback=missing is not None)
-    store = Store(told.out / "results.jsonl")
-    parts = []
-    if not told.no_memory:
-        parts.append(memory_table(measure_memory(store)))
-    measure_steps(told, store, network)
-    lines = [line for line in store.lines() if "system" in line]
-    parts.insert(0, f"{network}\n\n{step_table(lines)}")
+    store = Store(told.out / page.RESULTS)
+    measure_memory(store)
+    measure_steps(told, store, Network.read("2x2", told.rate, loopback=missing is not None))
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, "
     versions += f"Lightning {lightning.__version__}, lightning_hier {__version__}"
-    text = "\n\n".join([versions, *parts])
-    (told.out / "report.md").write_text(text + "\n")
-    print(text)
+    print("\n\n".join([versions, *tables(store.lines()).values()]))
 
 
 if __name__ == "__main__":

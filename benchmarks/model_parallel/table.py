@@ -22,6 +22,20 @@ _COLUMNS: tuple[tuple[str, Callable[[Figures], float], int], ...] = (
 )
 
 
+def tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """All tables of what was measured, by the names under which the page has them.
+
+    Args:
+        lines: of the results: runs of a system, and memory in groups of some size.
+
+    """
+    steps = [line for line in lines if "system" in line]
+    return {
+        "steps": step_table(steps),
+        "memory": memory_table({line["ranks"]: line["found"] for line in lines if "ranks" in line}),
+    }
+
+
 def step_table(lines: Sequence[Mapping[str, Any]]) -> str:
     """A row for each system: median over the runs, and the range of several.
 
