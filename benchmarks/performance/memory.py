@@ -6,6 +6,7 @@ import gc
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 _PROCESS = Path("/proc/self")
 
@@ -31,6 +32,9 @@ def tensor_bytes() -> int:
     gc.collect()
     storages = {}
     for found in gc.get_objects():
+        # A DTensor has no storage of its own; the tensor that it holds is found by itself.
+        if isinstance(found, DTensor):
+            continue
         if isinstance(found, torch.Tensor) and found.device.type == "cpu":
             storage = found.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()

@@ -1,7 +1,7 @@
 """torchft's LocalSGD and DiLoCo around the optimizer of a Trainer; needs the extra `peers`.
 
-Every rank is a replica group of its own, as every rank is a worker under BMUF. The lighthouse runs
-in rank 0.
+A replica group is one rank, as every rank is a worker under BMUF, or the ranks of one host that
+divide a module. The lighthouse runs in rank 0.
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ class TorchftAverager(pl.Callback):
     """Lets torchft hook into the optimizer from the start of training to its end.
 
     Making it is a collective of the world.
+
+    Args:
+        kind: the algorithm.
+        block: steps between two synchronisations.
+        fragments: of the model, with DiLoCo.
+        delay: steps between sending a fragment and applying it.
+        ranks: consecutive ranks of a replica group, which hold one model.
+
     """
 
     def __init__(
@@ -55,34 +63,38 @@ class TorchftAverager(pl.Callback):
         *,
         fragments: int = 1,
         delay: int = 0,
+        ranks: int = 1,
     ) -> None:
         self._kind, self._block = kind, block
         self._fragments, self._delay = fragments, delay
         self._close = ExitStack()
-        rank, ranks = dist.get_rank(), dist.get_world_size()
+        replica, rank_in_replica = divmod(dist.get_rank(), ranks)
+        replicas = dist.get_world_size() // ranks
         address = interface_address(os.environ["GLOO_SOCKET_IFNAME"])
         port = 0
-        if rank == 0:
-            lighthouse = LighthouseServer(bind="[::]:0", min_replicas=ranks)
+        if dist.get_rank() == 0:
+            lighthouse = LighthouseServer(bind="[::]:0", min_replicas=replicas)
             self._close.callback(lighthouse.shutdown)
             # What it says of its host is a name that the other hosts may not know.
             port = int(lighthouse.address().rsplit(":", 1)[1])
-        first, its_port = gather_json([address, port], torch.device("cpu"))[0]
         self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        places = gather_json([address, port, self._store.port], torch.device("cpu"))
+        first, its_port, _ = places[0]
+        store_address, _, store_port = places[replica * ranks]
         self._manager = Manager(
             pg=_AddressedGloo(address),
             load_state_dict=None,
             state_dict=None,
-            min_replica_size=ranks,
+            min_replica_size=replicas,
             use_async_quorum=kind == "local_sgd",  # DiLoCo takes no other
             timeout=_LIMIT,
             quorum_timeout=_LIMIT,
-            rank=0,
-            world_size=1,
-            store_addr=address,
-            store_port=self._store.port,
+            rank=rank_in_replica,
+            world_size=ranks,
+            store_addr=store_address,
+            store_port=store_port,
             lighthouse_addr=f"http://{first}:{its_port}",
-            replica_id=f"replica_{rank}",
+            replica_id=f"replica_{replica}",
             hostname=address,
             init_sync=False,
         )

@@ -75,6 +75,8 @@ class FragmentLoad:
         self._bytes = elements * workload.element_bytes
         self._bytes_on_host = self._senders * layout.groups_per_host * self._bytes
         self._tensor_bytes = (3 if moments else 1) * workload.gradient_bytes / settings.fragments
+        if settings.divided:
+            self._tensor_bytes /= settings.group_size
         self.chunks = math.ceil(elements / (_QUANTISED_CHUNK if self._encodes else _CHUNK))
         diloco = settings.block_sync == "diloco"
         self._sends_updates = self._encodes or bool(settings.overlap) or diloco
@@ -97,6 +99,8 @@ class FragmentLoad:
     def read(self) -> Load:
         """Read the shard, and check it and the models of the other ranks for NaN."""
         passes = _COPY + (_SUBTRACT_START if self._sends_updates else _SQUARES)
+        if self._settings.divided:  # each rank reads all that it has
+            return Load(copied_bytes=self._bytes_on_host * passes)
         readers = 0 if self._settings.sharded else self._senders * self._layout.groups_per_host
         others = (self._network.devices - readers) * self._workload.model_bytes
         others_passes = _SQUARES / self._settings.fragments
@@ -166,7 +170,7 @@ class FragmentLoad:
     def hand_out(self) -> Load:
         """Send the new start model to the other ranks of the group."""
         group, network = self._layout.group, self._network
-        if group.size == 1:
+        if group.size == 1 or self._settings.divided:
             return Load()
         if not self._settings.sharded:
             return broadcast(self._bytes, group, network)

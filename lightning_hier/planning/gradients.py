@@ -1,4 +1,4 @@
-"""Gradients inside a group at every step: exact as in DDP, or compressed by GTC."""
+"""Gradients inside a group at every step: exact as in DDP or FSDP2, or compressed by GTC."""
 
 from __future__ import annotations
 
@@ -61,6 +61,26 @@ def exchange(
         overlapped=sent + later + Load(copied_bytes=gradients * passes / 2),
         after=Load(copied_bytes=gradients * (passes / 2 + decoded)),
     )
+
+
+def divided_exchange(workload: Workload, group: RankGroup, network: Network) -> Load:
+    """FSDP2: weights are gathered for both passes, and gradients are reduced and scattered.
+
+    The last two together have the bytes of an all-reduce.
+    """
+    gathered = all_gather(workload.gradient_bytes / group.size, group, network)
+    return gathered + all_reduce(workload.gradient_bytes, group, network)
+
+
+def divided_step_s(workload: Workload, network: Network, exchanged: Load) -> float:
+    """max(step, C): FSDP2 gathers and reduces one layer while another one is computed.
+
+    On the CPU it waits for each collective: step + C.
+    """
+    sending_s = exchanged.seconds(network, pieces=buckets(workload))
+    if workload.on_cores:
+        return workload.step_s + sending_s
+    return max(workload.step_s, sending_s)
 
 
 def gtc_payload(workload: Workload, group: RankGroup, network: Network, density: float) -> Load:

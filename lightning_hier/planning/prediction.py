@@ -28,6 +28,8 @@ class Settings:
         overlap: steps during which a fragment is exchanged. True: those of a block.
         moments_every: blocks between two exchanges of Adam's moments, with ``"bmuf_adam"``.
         sharded: whether all ranks of a group exchange one shard each, or only the first rank.
+        divided: whether a group also divides the module among its ranks (FSDP2). It needs
+            ``sharded``.
         push_period: mini-batches of a node between two pushes of two-stage ASGD.
         double_buffering: whether devices of two-stage ASGD compute during a push.
 
@@ -43,6 +45,7 @@ class Settings:
     overlap: bool | int = False
     moments_every: int = 1
     sharded: bool = False
+    divided: bool = False
     push_period: int = 4
     double_buffering: bool = True
 
@@ -54,6 +57,10 @@ class Settings:
         check_choice("block_sync", self.block_sync, get_args(BlockSyncName))
         check_choice("across_dtype", self.across_dtype, get_args(AcrossDtype))
         check_share("across_density", self.across_density)
+        if self.divided and not self.sharded:
+            raise ValueError(
+                "divided=True needs sharded=True: each rank of a divided module exchanges its shard"
+            )
         if not isinstance(self.overlap, bool):
             check_whole("overlap", self.overlap, least=0)
         for name in ("fragments", "overlap"):
@@ -87,8 +94,8 @@ class Prediction:
         host_bytes: bytes that the busiest host sends to other hosts in a mean step.
         peak_bytes: bytes of models that a host sends to other hosts in the largest synchronisation.
         pause_s: longest time in which no rank trains because of a synchronisation.
-        memory_bytes: model, gradients, optimizer state and tensors of the strategy, without
-            activations, on the rank that needs most.
+        memory_bytes: model, gradients, optimizer state and tensors of the strategy, on the rank
+            that needs most, without activations and the layers that FSDP2 gathers.
 
     """
 

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from lightning_hier.planning.collectives import RankGroup
 from lightning_hier.planning.gradients import (
+    divided_exchange,
+    divided_step_s,
     exchange,
     gradient_memory_bytes,
     step_with_gradients_s,
@@ -30,6 +33,8 @@ _SHOWN: dict[str, tuple[str, ...]] = {
     "diloco": ("group_size", *_BLOCKS),
     "bmuf_gtc": _TIERS,
     "hierarchical": _TIERS,
+    "bmuf_adam_fsdp": ("group_size", *_BLOCKS, "moments_every"),
+    "diloco_fsdp": ("group_size", *_BLOCKS),
 }
 STRATEGIES = (*_SHOWN, "two_stage_asgd", "psp")
 # Values of settings that have no effect. A density of 1 of GTC is shown, and is not exact.
@@ -73,6 +78,8 @@ def predict_all(workload: Workload, network: Network, settings: Settings) -> lis
     names = ["ddp", "gtc", "model_averaging", "bmuf_adam" if adam else "bmuf", "diloco"]
     if settings.group_size > 1:
         names.append("hierarchical" if adam else "bmuf_gtc")
+    if network.devices > 1:
+        names += ["bmuf_adam_fsdp"] * adam + ["diloco_fsdp"]
     names += ["two_stage_asgd", "psp"]
     return [predict(name, workload, network, settings) for name in names]
 
@@ -83,8 +90,12 @@ def _predict_tiers(
     """Gradients inside groups at every step, models across groups at the end of each block."""
     settings = _own(strategy, network, settings)
     group = Layout(network=network, group_size=settings.group_size).group
-    gradients = exchange(workload, group, network, settings.density)
-    step_s = step_with_gradients_s(workload, network, gradients)
+    if settings.divided:
+        gradients = divided_exchange(workload, group, network)
+        step_s = divided_step_s(workload, network, gradients)
+    else:
+        own = exchange(workload, group, network, settings.density)
+        gradients, step_s = own.overlapped, step_with_gradients_s(workload, network, own)
     block, tau = synchronise(workload, network, settings), settings.block_size
     return Prediction(
         strategy=strategy,
@@ -92,15 +103,21 @@ def _predict_tiers(
         ranks=network.ranks,
         alone_s=workload.step_s,
         step_s=block.mean_step_s(step_s, settings),
-        host_bytes=gradients.overlapped.nic_bytes + (block.host_bytes + block.control_bytes) / tau,
-        memory_bytes=workload.model_bytes
-        + workload.gradient_bytes
-        + workload.state_bytes
-        + gradient_memory_bytes(workload, group, settings.density)
+        host_bytes=gradients.nic_bytes + (block.host_bytes + block.control_bytes) / tau,
+        memory_bytes=_training_memory_bytes(workload, group, settings)
         + synchronisation_memory_bytes(workload, network, settings),
         peak_bytes=block.peak_bytes,
         pause_s=block.pause_s + block.outlasting_s(step_s, settings),
     )
+
+
+def _training_memory_bytes(workload: Workload, group: RankGroup, settings: Settings) -> float:
+    """Model, gradients, and state of the optimizer, with what their exchange adds."""
+    divided = 2 * workload.gradient_bytes + workload.state_bytes
+    buffers = workload.model_bytes - workload.gradient_bytes
+    if settings.divided:
+        return divided / group.size + buffers
+    return divided + buffers + gradient_memory_bytes(workload, group, settings.density)
 
 
 def _shown(names: Sequence[str], settings: Settings) -> dict[str, Any]:
@@ -118,6 +135,9 @@ def _shown(names: Sequence[str], settings: Settings) -> dict[str, Any]:
 def _own(strategy: str, network: Network, settings: Settings) -> Settings:
     """The settings with the groups, gradients and blocks of the strategy."""
     density = settings.density or Settings.density
+    # The presets divide a module among the devices of a host, unless groups are set.
+    size = settings.group_size if settings.group_size > 1 else network.devices
+    fsdp = {"group_size": size, "density": None, "sharded": True, "divided": True}
     own: dict[str, dict[str, Any]] = {
         "ddp": {"group_size": network.ranks, "density": None},
         "gtc": {"group_size": network.ranks, "density": density},
@@ -127,5 +147,7 @@ def _own(strategy: str, network: Network, settings: Settings) -> Settings:
         "diloco": {"density": None, "block_sync": "diloco"},
         "bmuf_gtc": {"density": density, "block_sync": "bmuf"},
         "hierarchical": {},
+        "bmuf_adam_fsdp": {"block_sync": "bmuf_adam", **fsdp},
+        "diloco_fsdp": {"block_sync": "diloco", **fsdp},
     }
     return replace(settings, **own[strategy])

@@ -121,7 +121,9 @@ def synchronisation_memory_bytes(workload: Workload, network: Network, settings:
     vectors += _error_vectors(workload, settings, layout.between_hosts.size)
     buffer = workload.model_bytes + 2 * settings.moments * workload.gradient_bytes
     share = 1 / settings.group_size if settings.sharded else 1.0
-    return buffer + share * vectors * workload.gradient_bytes
+    # The buffer of other modules holds all tensors, of which shards are handed out in the group.
+    held = share if settings.divided else 1.0
+    return held * buffer + share * vectors * workload.gradient_bytes
 
 
 def _error_vectors(workload: Workload, settings: Settings, hosts: int) -> float:

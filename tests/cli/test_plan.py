@@ -84,6 +84,39 @@ def test_the_page_tells_what_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run(args)
 
 
+def test_the_example_of_7b_is_what_it_predicts(tmp_path: Path) -> None:
+    page = Page.read("docs/model_parallel.md")
+    test = f"tests/cli/test_plan.py::{test_the_example_of_7b_is_what_it_predicts.__name__}"
+    (block,) = page.code(test, "bash")
+    exact, *others = (_predicted(line, tmp_path / "plan.json") for line in block.text.splitlines())
+    predicted = [exact["bmuf_adam_fsdp"], *(own["diloco_fsdp"] for own in (exact, *others))]
+    parts = zip(
+        *(_cells(page, name) for name in ("training, GB", "outer state", "transfer buffers")),
+        strict=True,
+    )
+    memory = _cells(page, "memory, GB")
+    assert memory == [f"{sum(map(float, own)):.4g}" for own in parts]
+    assert memory == [f"{own['memory_bytes'] / 1e9:.4g}" for own in predicted]
+    sent = [f"{own['peak_bytes'] / 1e9:.3g}" for own in predicted]
+    assert _cells(page, "GB that a host sends") == sent
+    assert _cells(page, "pause") == [f"{own['pause_s']:.3g}" for own in predicted]
+    assert _cells(page, "mean step") == [f"{own['step_s']:.3g}" for own in predicted]
+    said = f"keep {exact['ddp']['efficiency']:.1%} of the speed"
+    assert any(said in line for line in page.lines)
+
+
+def _predicted(command: str, file: Path) -> dict[str, dict[str, float]]:
+    """The predictions of a command of a page, by strategy."""
+    run([*command.split()[2:], "--json", str(file)])
+    return {own["strategy"]: own for own in json.loads(file.read_text())["predictions"]}
+
+
+def _cells(page: Page, name: str) -> list[str]:
+    """The numbers in the row of a table of a page, without the equation."""
+    (row,) = [line for line in page.lines if line.startswith(f"| {name}")]
+    return [cell.strip() for cell in row.split("|")[2:-2]]
+
+
 def test_python_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = [own for own in Page.read("docs/planning.md").blocks() if own.language == "python"]
     exec(compile(block.text, "docs/planning.md", "exec"), {})

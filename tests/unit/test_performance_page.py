@@ -1,9 +1,10 @@
-"""The page of the benchmark: its tables are those of the results beside it, its remarks stay."""
+"""The pages of benchmarks: their tables are those of the results beside them, remarks stay."""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.model_parallel import page as model_parallel
 from benchmarks.performance.page import PAGE, measured, renewed
 from benchmarks.performance.results import REPORTED
 
@@ -46,3 +47,8 @@ def test_what_was_measured_has_a_place_and_no_place_is_left_empty(
 def test_committed_page_has_the_tables_of_the_committed_results() -> None:
     committed = PAGE.read_text()
     assert renewed(committed, measured(REPORTED)) == committed
+
+
+def test_committed_page_of_divided_modules_has_the_tables_of_its_results() -> None:
+    committed = model_parallel.PAGE.read_text()
+    assert renewed(committed, model_parallel.measured()) == committed

@@ -185,7 +185,8 @@ def test_what_is_predicted_makes_sense(plan: tuple[Workload, Network, Settings])
     for found in predict_all(workload, network, settings):
         assert 0 < found.efficiency <= ROUNDING
         assert found.speedup == pytest.approx(found.ranks * found.efficiency)
-        assert found.memory_bytes >= 2 * workload.gradient_bytes
+        ranks = found.settings["group_size"] if found.strategy.endswith("_fsdp") else 1
+        assert found.memory_bytes >= 2 * workload.gradient_bytes / ranks
         assert (found.host_bytes > 0) == (network.hosts > 1)
 
 
@@ -232,3 +233,18 @@ def test_exact_gradients_at_every_step_are_groups_of_one_model() -> None:
     ddp = predict("ddp", workload, network)
     one = predict("hierarchical", workload, network, Settings(group_size=8, density=None))
     assert one.step_s == ddp.step_s and one.host_bytes == ddp.host_bytes
+
+
+@pytest.mark.parametrize(("on_cores", "step_s"), [(False, 6.0), (True, 7.0)])
+def test_fsdp_gathers_twice_and_reduces_once_beside_the_step(on_cores: bool, step_s: float) -> None:
+    """Each of two ranks sends half of 4 MB three times over 1 MB/s."""
+    link, free = Link(bytes_per_second=1e6), Processor(copy_bytes_per_second=FREE)
+    network = Network(hosts=1, devices=2, within=link, between=link, processor=free)
+    workload = Workload(parameters=10**6, step_s=1.0, on_cores=on_cores)
+    found = predict("diloco_fsdp", workload, network)
+    assert found.step_s == pytest.approx(step_s) and found.memory_bytes == 1.5 * 4e6
+
+
+def test_a_divided_module_exchanges_shards() -> None:
+    with pytest.raises(ValueError, match="divided=True needs sharded=True"):
+        Settings(divided=True)

@@ -1,0 +1,72 @@
+"""What the tensors of every rank hold under each strategy, in models.
+
+Run by torchrun on two hosts in name only, each of which is a group.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from benchmarks.model_parallel.held import held
+from benchmarks.model_parallel.module import Size, Transformer
+from benchmarks.performance.on_rank import report
+from benchmarks.quiet_trainer import quiet_trainer
+from lightning_hier import BMUFAdamFSDPStrategy, DiLoCoFSDPStrategy
+
+GROUPS = 2
+SIZE = Size(width=64, layers=4, sequences=1, tokens=2)
+"""Its tensors divide evenly among 4 ranks."""
+
+_BLOCK, _STEPS = 4, 6
+MEASURED: dict[str, partial[Any]] = {
+    "`bmuf_adam_fsdp`": partial(BMUFAdamFSDPStrategy),
+    "`diloco_fsdp`": partial(DiLoCoFSDPStrategy),
+    "`diloco_fsdp`, int8": partial(DiLoCoFSDPStrategy, across_dtype="int8"),
+    "`diloco_fsdp`, int8, 2 fragments, delay 1": partial(
+        DiLoCoFSDPStrategy, across_dtype="int8", fragments=2, overlap=1
+    ),
+}
+"""By title: makes the strategy, given the rest of its arguments."""
+
+
+class _Held(pl.Callback):
+    """Takes the measure between two ends of blocks."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, int] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == _STEPS:
+            self.bytes = held(trainer)
+
+
+def measure(title: str) -> dict[str, float]:
+    """What this rank holds of each kind, in models, in groups of a host. A collective."""
+    ranks = dist.get_world_size() // GROUPS
+    module, found = Transformer(SIZE), _Held()
+    strategy = MEASURED[title](group_size=ranks, block_size=_BLOCK, warmup_steps=0)
+    trainer = quiet_trainer(strategy=strategy, devices=ranks, num_nodes=GROUPS, callbacks=[found])
+    data: Any = [torch.zeros(1)] * _STEPS
+    trainer.fit(module, DataLoader(data, batch_size=None))
+    return {kind: own / module.model_bytes for kind, own in found.bytes.items()}
+
+
+def measure_all() -> dict[str, dict[str, float]]:
+    """The same for every strategy of ``MEASURED``."""
+    return {title: measure(title) for title in MEASURED}
+
+
+def main() -> None:
+    """Write what was measured into the folder of the first argument."""
+    report(sys.argv[1], measure_all)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The systems that are compared, and how each becomes the strategy of a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import lightning_hier as lh
+from benchmarks.performance import peers
+from benchmarks.performance.job import Network, Steps
+
+_FRAGMENTS, _DELAY = 5, 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What module and Trainer of a rank are given.
+
+    Attributes:
+        strategy: of the Trainer.
+        mesh: of the module; None: that of the strategy.
+        callbacks: of the Trainer.
+
+    """
+
+    strategy: Strategy
+    mesh: Callable[[], DeviceMesh] | None = None
+    callbacks: list[pl.Callback] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """One row.
+
+    Attributes:
+        name: by which it is asked for and stored.
+        title: in tables.
+        set_up: makes what a rank needs on a network, with so many steps of a block. A collective of
+            the world.
+        every_step: whether hosts communicate at every step.
+        overlaps: whether steps are computed while the hosts exchange models.
+        needs: a package that is not always installed.
+
+    """
+
+    name: str
+    title: str
+    set_up: Callable[[Network, int], Setup]
+    every_step: bool = False
+    overlaps: bool = False
+    needs: str = ""
+
+    def steps(self, block_size: int) -> Steps:
+        """As many as give stable figures: two blocks, the first of which is not counted."""
+        if self.every_step:
+            return Steps(control=10, warm_up=2, window=10)
+        return Steps(control=10, warm_up=block_size, window=block_size)
+
+
+class _NoFlag(pl.Callback):
+    """Without the flag that Lightning broadcasts to all hosts before every batch."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+@cache
+def _hybrid_mesh(network: Network) -> DeviceMesh:
+    """Hosts that replicate, and ranks of a host that shard."""
+    shape = (network.hosts, network.ranks_per_host)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _lightnings() -> Strategy:
+    size = dist.get_world_size()
+    return ModelParallelStrategy(data_parallel_size=size, tensor_parallel_size=1)
+
+
+def alone(network: Network) -> Setup:
+    """Every host for itself: FSDP2 by Lightning's strategy on the mesh of the host's ranks."""
+    mesh = partial(_own_host, network)
+    return Setup(strategy=_lightnings(), mesh=mesh, callbacks=[_NoFlag()])
+
+
+def _own_host(network: Network) -> DeviceMesh:
+    return _hybrid_mesh(network)["shard"]
+
+
+def _hybrid(network: Network, block_size: int) -> Setup:
+    return Setup(strategy=_lightnings(), mesh=partial(_hybrid_mesh, network))
+
+
+def _ours(make: Callable[..., Strategy], network: Network, block_size: int) -> Setup:
+    return Setup(strategy=make(block_size=block_size, warmup_steps=0))
+
+
+def _torchft(network: Network, block_size: int) -> Setup:
+    from benchmarks.performance.torchft_peers import TorchftAverager
+
+    setup = alone(network)
+    setup.callbacks.append(TorchftAverager("diloco", block_size, ranks=network.ranks_per_host))
+    return setup
+
+
+_STREAMING = partial(
+    lh.DiLoCoFSDPStrategy, across_dtype="int8", fragments=_FRAGMENTS, overlap=_DELAY
+)
+
+SYSTEMS = (
+    System(name="hsdp", title="Lightning, hybrid sharding", set_up=_hybrid, every_step=True),
+    System(
+        name="bmuf_adam_fsdp",
+        title="`bmuf_adam_fsdp`",
+        set_up=partial(_ours, lh.BMUFAdamFSDPStrategy),
+    ),
+    System(name="diloco_fsdp", title="`diloco_fsdp`", set_up=partial(_ours, lh.DiLoCoFSDPStrategy)),
+    System(
+        name="diloco_fsdp_streaming",
+        title=f"`diloco_fsdp`, int8, {_FRAGMENTS} fragments, delay {_DELAY}",
+        set_up=partial(_ours, _STREAMING),
+        overlaps=True,
+    ),
+    System(
+        name="torchft_diloco", title="torchft DiLoCo over FSDP2", set_up=_torchft, needs="torchft"
+    ),
+)
+"""Every row. Each has the steps of hosts without communication beside it (:func:`alone`)."""
+
+
+def named(name: str) -> System:
+    """The system of this name.
+
+    Raises:
+        ValueError: there is none.
+
+    """
+    found = {system.name: system for system in SYSTEMS}
+    if name not in found:
+        raise ValueError(f"no system is named {name!r}; there are {', '.join(found)}")
+    return found[name]
+
+
+def obstacle(system: System) -> str | None:
+    """Why a row can't run here, or None."""
+    return peers.missing(system.needs) if system.needs else None

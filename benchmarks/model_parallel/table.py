@@ -1,0 +1,88 @@
+"""The tables of the report, as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.model_parallel.held import KINDS
+from benchmarks.model_parallel.systems import SYSTEMS, System
+from benchmarks.performance.figures import Figures, spread
+from examples.tables import markdown
+
+_LIMIT = "hosts without communication"
+
+_COLUMNS: tuple[tuple[str, Callable[[Figures], float], int], ...] = (
+    ("ms a step", lambda own: 1e3 * own.step_s, 0),
+    ("ratio", lambda own: own.ratio, 2),
+    ("ms of a step that ends no block", lambda own: 1e3 * own.between_s, 0),
+    ("MB a host sends in a step", lambda own: own.host_bytes / 1e6, 2),
+    ("MB in the largest step", lambda own: (own.peak_bytes or 0.0) / 1e6, 1),
+)
+
+
+def tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """All tables of what was measured, by the names under which the page has them.
+
+    Args:
+        lines: of the results: runs of a system, and memory in groups of some size.
+
+    """
+    steps = [line for line in lines if "system" in line]
+    return {
+        "steps": step_table(steps),
+        "memory": memory_table({line["ranks"]: line["found"] for line in lines if "ranks" in line}),
+    }
+
+
+def step_table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each system: median over the runs, and the range of several.
+
+    Args:
+        lines: of the results; each is one run of one system.
+
+    """
+    header = ("system", *(name for name, _, _ in _COLUMNS))
+    header += ("least ratio, by the link", "memory of a rank, models")
+    rows = [_limit_row(lines)]
+    for system in SYSTEMS:
+        own = [line for line in lines if line["system"] == system.name]
+        measured = [line for line in own if "figures" in line]
+        if measured:
+            rows.append(_row(system, measured))
+        elif own:
+            rows.append([system.title, f"failed: {own[-1]['failed']}", *[""] * (len(header) - 2)])
+    return markdown(header, rows)
+
+
+def _row(system: System, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    figures = [Figures(**line["figures"]) for line in lines]
+    cells = [spread([value(own) for own in figures], digits) for _, value, digits in _COLUMNS]
+    least = [own.least_ratio(overlap=system.overlaps) for own in figures]
+    return [system.title, *cells, spread(least), spread([line["live_models"] for line in lines])]
+
+
+def _limit_row(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    measured = [line for line in lines if "figures" in line]
+    if not measured:
+        return [_LIMIT, *[""] * (len(_COLUMNS) + 2)]
+    steps_ms = spread([1e3 * line["figures"]["control_s"] for line in measured], 0)
+    live = spread([line["control_live_models"] for line in measured])
+    return [_LIMIT, steps_ms, "1.00", steps_ms, "0.00", "0.0", "1.00", live]
+
+
+def memory_table(found: Mapping[int, Sequence[Mapping[str, Mapping[str, float]]]]) -> str:
+    """A row for each strategy and group size: models that a rank holds of each kind.
+
+    Args:
+        found: by ranks of a group, for every rank and strategy the models of each kind.
+
+    """
+    rows = []
+    for title in next(iter(found.values()))[0]:
+        for ranks, readings in found.items():
+            means = [statistics.fmean(own[title][kind] for own in readings) for kind in KINDS]
+            cells = [f"{value:.2f}" for value in (*means, sum(means))]
+            rows.append([title, str(ranks), *cells])
+    return markdown(("strategy", "ranks of a group", *KINDS, "sum"), rows)

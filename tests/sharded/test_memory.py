@@ -1,0 +1,55 @@
+"""What each rank of a group holds: 1/P of the table in docs/model_parallel.md, and as planned."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from benchmarks.model_parallel.held import KINDS
+from benchmarks.model_parallel.memory_ranks import GROUPS, measure_all
+from lightning_hier.planning import Link, Network, Settings, Workload, predict
+from tests.ranks import run_ranks
+
+# Models of outer state and of transfer buffers that a group holds, from "What each rank exchanges":
+# W and Delta or DiLoCo's momentum; moments at the start of a block; block-start weights and update
+# in flight; error feedback of a shard, and of the sums that each host computes.
+_FEEDBACK = 1 + 1 / GROUPS
+HELD = {
+    "`bmuf_adam_fsdp`": (2.0 + 2.0, 3.0),
+    "`diloco_fsdp`": (2.0, 1.0),
+    "`diloco_fsdp`, int8": (2.0 + _FEEDBACK, 1.0),
+    "`diloco_fsdp`, int8, 2 fragments, delay 1": (2.0 + 2.0 + _FEEDBACK, 1.0),
+}
+PLANNED = {
+    "`bmuf_adam_fsdp`": ("bmuf_adam_fsdp", Settings()),
+    "`diloco_fsdp`": ("diloco_fsdp", Settings()),
+    "`diloco_fsdp`, int8": ("diloco_fsdp", Settings(across_dtype="int8")),
+    "`diloco_fsdp`, int8, 2 fragments, delay 1": (
+        "diloco_fsdp", Settings(across_dtype="int8", fragments=2, overlap=1)
+    ),
+}  # fmt: skip
+
+
+def _measured() -> dict[str, dict[str, float]]:
+    dist.init_process_group("gloo")
+    return measure_all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_rank_of_a_group_holds_its_share(ranks: int) -> None:
+    for found in run_ranks(_measured, GROUPS * ranks, ranks_per_node=ranks):
+        assert found.keys() == HELD.keys()
+        for title, models in found.items():
+            wanted = dict(zip(KINDS, (1.0, 1.0, 2.0, *HELD[title]), strict=True))
+            for kind, own in models.items():
+                assert own * ranks == pytest.approx(wanted[kind], rel=0.01), (title, kind)
+            assert sum(models.values()) == pytest.approx(_planned(title, ranks), rel=0.01), title
+
+
+def _planned(title: str, ranks: int) -> float:
+    """Models that a rank holds by the planner."""
+    name, settings = PLANNED[title]
+    link = Link(bytes_per_second=1e9)
+    network = Network(hosts=GROUPS, devices=ranks, within=link, between=link)
+    workload = Workload(parameters=1 << 20, step_s=1.0, optimizer="adam")
+    return predict(name, workload, network, settings).memory_bytes / workload.model_bytes
