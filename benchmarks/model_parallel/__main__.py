@@ -47,7 +47,7 @@ def options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("outputs/model_parallel"), help="folder")
+    parser.add_argument("--out", type=Path, help="folder (outputs/model_parallel)")
     parser.add_argument("--runs", type=int, default=1, help="of every system")
     parser.add_argument("--rate", default="1gbit", help="of every link, as tc reads it")
     parser.add_argument(
@@ -55,7 +55,10 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--short", action="store_true", help="a small model, blocks of 10 steps")
     parser.add_argument("--publish", action="store_true", help="measure nothing, write the page")
-    return parser.parse_args()
+    told = parser.parse_args()
+    # Rows of the short form must not be taken for those of the other.
+    told.out = told.out or Path(f"outputs/model_parallel{'_short' * told.short}")
+    return told
 
 
 def measure_row(system: System, network: Network, size: Size, block_size: int) -> dict[str, Any]:
