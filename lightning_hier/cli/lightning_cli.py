@@ -98,9 +98,9 @@ _UNKNOWN = re.compile(r"class_path '([\w.]+)\.(\w+)':\s+Option '(\w+)[\w.]*' is 
 
 def _with_suggestion(error: re.Match[str]) -> str:
     module, kind, name = error.groups()
-    known = signature(getattr(import_module(module), kind)).parameters
-    elsewhere = {**OF_STRATEGIES, **of_synchronisations()}
-    return f"{error[0]}{unknown_argument(name, list(known), elsewhere)}"
+    found = getattr(import_module(module), kind)
+    elsewhere = {**OF_STRATEGIES, **of_synchronisations(found)}
+    return f"{error[0]}{unknown_argument(name, list(signature(found).parameters), elsewhere)}"
 
 
 class ConfigFile(ActionConfigFile):

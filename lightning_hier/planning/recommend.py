@@ -27,6 +27,8 @@ from lightning_hier.planning.workload import Workload
 # Fraction of the speed that DDP must keep, and fractions of a step that gradients in a group and
 # groups may cost.
 _FAST_ENOUGH, _FREE, _SHARE = 0.9, 0.05, 0.10
+# Below this fraction, a warm-up of a tenth of the run would double its time.
+_WARM_UP = 0.1
 _CLASSES = {
     "model_averaging": "ModelAveraging",
     "bmuf": "BMUF",
@@ -103,15 +105,22 @@ def recommend(
         reasons = [f"DDP keeps {kept:.0%} of the speed, so no other strategy is needed."]
     else:
         prediction = best.prediction
-        reasons = [f"DDP would keep {kept:.0%} of the speed.", *reasons]
+        reasons = [f"DDP would keep {kept:.1%} of the speed.", *reasons]
+        if kept < _WARM_UP:
+            arguments["warmup_steps"] = 0
+            reasons.append(
+                "warmup_steps is 0, because a step of a warm-up sends a gradient, and would take "
+                f"{1 / kept:.0f} times as long. 2% of the steps lower the loss where there is time "
+                "for them (docs/choosing.md)."
+            )
         limits = f"at most {ENOUGH:.0%}"
         if "block_size" not in fixed:
             limits += f" in blocks of at most {LONG} steps"
         reasons += _block_reasons(best, compared, limits)
         if best.settings.block_sync == "diloco" and workload.optimizer == "adam":
             reasons.append(_FIRST_BETA)
-        small = best.settings.across_dtype == "int4" or best.settings.across_density < 1.0
-        if small and network.hosts > 1:
+        late = best.settings.across_dtype == "int4" and best.settings.overlap
+        if (late or best.settings.across_density < 1.0) and network.hosts > 1:
             reasons.append(_sparse_reason(workload, network, best.settings))
     return Recommendation(
         strategy=strategy,
@@ -172,8 +181,10 @@ def _block_reasons(best: Candidate, compared: Sequence[Candidate], limits: str) 
     ]
     if settings.overlap:
         reasons.append(f"Training continues for {settings.delay} steps during each exchange.")
-    if not best.is_enough:
-        reasons.append(f"No candidate costs {limits}. This one comes closest.")
+    if not best.is_enough and best.cost <= ENOUGH:
+        reasons.append(f"No candidate costs {limits}. This one needs the shortest block.")
+    elif not best.is_enough:
+        reasons.append(f"No candidate costs {limits}. This one is among the fastest.")
     elif best != compared[0]:
         reasons.append(f"Of the candidates in order of preference, it is the first with {limits}.")
     return reasons

@@ -64,7 +64,7 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     own = [name for name in signature(strategy).parameters if name != "ddp_kwargs"]
     for name in ddp_kwargs:
         if name not in known:
-            hint = unknown_argument(name, [*own, *known], of_synchronisations())
+            hint = unknown_argument(name, [*own, *known], of_synchronisations(strategy))
             raise TypeError(
                 f"{strategy.__name__} has no argument {name!r}{hint} It takes {', '.join(own)}, "
                 "and those of DDPStrategy and DistributedDataParallel"
@@ -76,13 +76,20 @@ def without_taken(strategy: type[DDPStrategy], ddp_kwargs: Mapping[str, Any]) ->
     return {name: value for name, value in ddp_kwargs.items() if name not in _TAKEN}
 
 
-def of_synchronisations() -> dict[str, str]:
-    """Arguments of the settings of ``block_sync`` and ``gradient_sync``, and who takes them."""
+def of_synchronisations(strategy: type) -> dict[str, str]:
+    """Arguments of ``block_sync`` and ``gradient_sync``: who takes them, and an example."""
+    preset = strategy.__name__.removesuffix("Strategy")
     takers: dict[str, list[str]] = {}
     for kind in (GTC, ModelAveraging, BMUF, BMUFAdam, DiLoCo):
         for name in signature(kind).parameters:
             takers.setdefault(name, []).append(kind.__name__)
-    return {name: ", ".join(kinds) for name, kinds in takers.items()}
+    found = {}
+    for name, kinds in takers.items():
+        kind = preset if preset in kinds else kinds[-1]
+        sync = "gradient_sync" if kind == GTC.__name__ else "block_sync"
+        example = f"HierarchicalStrategy({sync}={kind}({name}=...))"
+        found[name] = f"{', '.join(kinds)}: pass it as in {example}"
+    return found
 
 
 def check_synchronisations(

@@ -25,6 +25,11 @@ _WAY_OUT = (
     "from the weights: model = Model.load_from_checkpoint(path), then fit without ckpt_path"
 )
 
+_ONE_GROUP = (
+    "All ranks form one group, so they exchange gradients at every step, and {} has no other model "
+    "to average. On one host, group_size=1 makes every rank a group."
+)
+
 
 def check_averaged(
     optimizers: Sequence[Optimizer], block_sync: BlockSync | None, virtual_workers: int
@@ -108,6 +113,8 @@ def log_advice(
     """
     warnings: list[str | None] = []
     choices: list[str | None] = []
+    if block_sync is not None and num_models == 1 and gradient_sync is not None:
+        warnings.append(_ONE_GROUP.format(type(block_sync).__name__))
     for optimizer in optimizers:
         if gradient_sync is not None:
             warnings.append(gradient_sync.advice(optimizer))

@@ -225,3 +225,21 @@ def test_bmuf_with_adam_is_told_of_bmuf_adam(kind: str) -> None:
 
 def test_bmuf_with_sgd_needs_no_advice() -> None:
     assert lh.BMUF().advice(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 64) is None
+
+
+def test_sparse_updates_with_outer_momentum_are_advised_against() -> None:
+    optimizer = _adam(0.9)
+    said = lh.DiLoCo(across_density=0.02).advice(optimizer, 4)
+    assert said is not None and "pass outer_momentum=0 and outer_lr=1" in said
+    assert lh.DiLoCo(across_density=0.02, outer_momentum=0.0).advice(optimizer, 4) is None
+    assert lh.DiLoCo().advice(optimizer, 4) is None
+
+
+def test_a_single_group_of_several_ranks_is_named() -> None:
+    """Every step would exchange gradients between all ranks, as under DDP."""
+    for gradient_sync, number in ((lh.AllReduce(), 1), (None, 1), (lh.AllReduce(), 2)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            log_advice([_adam(0.9)], gradient_sync, lh.DiLoCo(), number)
+        said = [str(own.message) for own in caught if "one group" in str(own.message)]
+        assert len(said) == (gradient_sync is not None and number == 1)

@@ -34,6 +34,8 @@ FOREIGN: list[tuple[Any, str, str]] = [
     (lh.DiLoCo, "num_fragments", "'fragments' here"),
     (lh.DiLoCo, "fragment_update_alpha", "'merge' here"),
     (lh.DiLoCoStrategy, "alpha", "'merge' here, and is an argument of Model.*DiLoCo"),
+    (lh.DiLoCoStrategy, "merge", r"pass it as in .*block_sync=DiLoCo\(merge=\.\.\.\)\)"),
+    (lh.BMUFStrategy, "merge", r"pass it as in .*block_sync=BMUF\(merge=\.\.\.\)\)"),
     (lh.BMUFAdam, "K_v", "'moments_every' here"),
     (lh.BMUF, "outer_lr", "'block_lr' here"),
     (lh.BMUFAdam, "diloco_outer_momentum", "'block_momentum' here"),

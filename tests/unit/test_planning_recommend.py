@@ -59,7 +59,7 @@ def test_inside_a_host_as_slow_as_between_hosts_every_rank_is_a_worker() -> None
     assert found.settings.group_size == 1
     assert any("every rank trains its own model" in reason for reason in found.reasons)
     # Sums of float32 models inside a host take most of the time.
-    assert any("comes closest" in reason for reason in found.reasons)
+    assert any("among the fastest" in reason for reason in found.reasons)
 
 
 INT8: dict[str, Any] = {"across_dtype": "int8"}
@@ -93,7 +93,10 @@ def test_the_slower_the_link_the_less_is_sent_and_the_later(
     assert found.settings.block_size <= LONG
     component = found.arguments.get("block_sync")
     name = component["class_path"] if component else found.strategy
-    own = component["init_args"] if component else found.arguments
+    own = dict(component["init_args"] if component else found.arguments)
+    # DDP keeps less than 10% of the speed.
+    assert (found.arguments.get("warmup_steps") == 0) == (mbit_s <= 500)
+    own.pop("warmup_steps", None)
     assert name in (f"lightning_hier.{block_sync}", f"{block_sync}Strategy")
     assert own.items() >= settings.items()
     # Nothing else is set, but for the arguments of the outer optimizer.
@@ -146,9 +149,10 @@ def test_fixed_settings_are_kept() -> None:
     fixed = {"block_size": 77, "group_size": 2, "density": 0.02, "across_dtype": "int8"}
     found = recommend(LSTM, cluster(100), {**fixed, "overlap": True})
     assert found.strategy == "BMUFGTCStrategy"
-    assert found.arguments == {**fixed, "overlap": True}
+    assert found.arguments == {**fixed, "overlap": True, "warmup_steps": 0}
     free = recommend(LSTM, cluster(100), fixed)
-    assert free.arguments == {**fixed, "fragments": 4, "overlap": free.settings.overlap}
+    late = {"fragments": 4, "overlap": free.settings.overlap}
+    assert free.arguments == {**fixed, **late, "warmup_steps": 0}
     assert 1 <= free.settings.overlap <= 77 / 4
     assert any(reason.endswith("the first with at most 3%.") for reason in free.reasons)
 

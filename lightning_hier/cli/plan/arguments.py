@@ -80,7 +80,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--module", type=Path, metavar="FILE", help="YAML whose entry 'model' is counted instead")
     add("--step-s", **_NUMBER, help="seconds of a step without communication")
-    add("--optimizer", choices=get_args(OptimizerName), help="(sgd_momentum)")
+    add(
+        "--optimizer",
+        choices=get_args(OptimizerName),
+        help="adam: also AdamW (sgd_momentum)",
+    )
     add("--element-bytes", **_COUNT, help="bytes of a parameter (4)")
     add("--on-cores", **_FLAG, help="steps run on the cores that send messages")
     add = command.add_argument_group("settings; the others are recommended").add_argument

@@ -116,4 +116,6 @@ def _as_yaml(recommended: Recommendation, network: Network) -> str:
         strategy = {"class_path": class_path, "init_args": dict(recommended.arguments)}
     trainer = {"strategy": strategy, "num_nodes": network.hosts, "devices": network.devices}
     comments = "".join(f"# {reason}\n" for reason in recommended.reasons)
+    if network.hosts > 1:
+        comments += "# To try it on one host: --trainer.num_nodes=1\n"
     return comments + yaml.safe_dump({"trainer": trainer}, sort_keys=False)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Literal
 
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_positive, is_number
@@ -118,6 +119,20 @@ class DiLoCo(BlockSync):
         if not self._momentum_varies or num_models == 1:
             return None
         return partial(weighted_block_momentum, block_lr=self.outer_lr)
+
+    @override
+    def advice(self, optimizer: Optimizer, num_models: int) -> str | None:
+        """See :class:`BlockSync`. Advise no outer momentum for sparse updates."""
+        if self.outer_optimizer is not None or self.across_density == 1.0:
+            return None
+        momentum = self.momentum(num_models)
+        if momentum == 0.0:
+            return None
+        return (
+            f"across_density={self.across_density:g} with an outer momentum of {momentum:.3g} "
+            "learns less than without momentum, because error feedback delays updates as well: "
+            "pass outer_momentum=0 and outer_lr=1."
+        )
 
     @override
     def filter_for(self, num_models: int) -> BlockFilter:

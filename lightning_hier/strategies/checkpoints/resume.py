@@ -22,6 +22,9 @@ from lightning_hier.strategies.checkpoints.sharded_outer_state import load_outer
 if TYPE_CHECKING:
     from lightning_hier.strategies.fit_session import FitSession
 
+# Kinds that follow from the groups, which the message describes.
+_OF_GROUPS = ("inter_host_ranks", "ranks_per_group")
+
 
 def resume(saved: SavedRun, checkpoint: Mapping[str, Any], session: FitSession) -> None:
     """Load the state of all ranks. A collective of the world: every rank must call it.
@@ -208,7 +211,7 @@ def what_changes(
     said += [
         f"{name} is {kinds.get(name)} instead of {old}"
         for name, old in saved.section["kinds"].items()
-        if kinds.get(name) != old
+        if kinds.get(name) != old and name not in _OF_GROUPS
     ]
     steps = max(count["in_block"] for count in saved.section["steps"])
     given_up = []
@@ -216,11 +219,12 @@ def what_changes(
         given_up += [f"{name}='auto' follows the number of groups" for name in automatic]
     if steps and saved.section["counts"] is not None:
         given_up.append(f"the current block ended after {steps} steps")
-    given_up.append(
-        f"the residuals of {saved.ranks} ranks were redistributed to {layout.world_size}"
-        if keeps_residuals
-        else "residuals, if there were any, are lost"
-    )
+    if keeps_residuals:
+        given_up.append(
+            f"the residuals of {saved.ranks} ranks were redistributed to {layout.world_size}"
+        )
+    elif saved.section["kinds"]["gradient_sync"] == GTC.__name__:
+        given_up.append("residuals are lost")
     if saved.section["kinds"]["inter_host_ranks"] is not None:
         given_up.append("the error feedback of quantised or sparse updates is lost")
     if not _keeps_outer_states(saved, kinds):
