@@ -36,11 +36,6 @@ class Pending:
         self._payload_bytes = payload_bytes
         self._begun = time.perf_counter()
 
-    @property
-    def completed(self) -> bool:
-        """Whether :meth:`wait` would return or raise without blocking."""
-        return self.work.is_completed()
-
     def wait(self) -> None:
         """Block until the collective is complete.
 

@@ -83,7 +83,7 @@ def _overlapped(folder: Path) -> tuple[float, float]:
     pending = channel.all_reduce_(torch.zeros(10), "models")
     leave_mark(folder, "sent")
     # What a rank computes meanwhile.
-    wait_until(lambda: pending.completed, "the mean")
+    wait_until(pending.work.is_completed, "the mean")
     pending.wait()
     return traffic.of("across", "models").seconds, traffic.waited_seconds("across")
 

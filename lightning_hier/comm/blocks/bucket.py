@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +23,8 @@ class Bucket:
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state at the start of the block only for its shard of that state.
 
-    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk, :meth:`finish`, and
+    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk of the shard,
+    :meth:`~lightning_hier.comm.blocks.shard.Shard.write_scattered` of the shard, and
     :meth:`take_squares`.
 
     Args:
@@ -34,8 +35,7 @@ class Bucket:
 
     Attributes:
         dtype: dtype of all tensors.
-        chunks: ranges of the shard that :meth:`synchronise` and :meth:`write_global` process.
-        is_all: whether this rank exchanges every element of its group.
+        shard: see above.
         outer: see above.
 
     """
@@ -43,13 +43,11 @@ class Bucket:
     def __init__(
         self, shard: Shard, exchange: Exchange, outer: OuterStep, local_state: LocalState
     ) -> None:
-        self._shard = shard
+        self.shard = shard
         self._exchange = exchange
         self.outer = outer
         self._local_state = local_state
         self.dtype = shard.values.dtype
-        self.chunks = shard.chunks
-        self.is_all = shard.is_all
         self._squares = [0.0, 0.0]
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
 
@@ -63,13 +61,13 @@ class Bucket:
 
         """
         squares = [0.0, 0.0, 0.0]
-        for piece, parameters, buffers, carried in self._shard.read_in_pieces(into_buffer=not add):
+        for piece, parameters, buffers, carried in self.shard.read_in_pieces(into_buffer=not add):
             squares[0] += self._prepare_(parameters, piece.parameters)
             squares[1] += sum_of_squares(buffers)
             squares[2] += sum_of_squares(carried)
             if add:
                 for kind, values in zip(piece[2:], (parameters, buffers, carried), strict=True):
-                    self._shard.values[kind].add_(values)
+                    self.shard.values[kind].add_(values)
         return ModelHealth.of_squares(*squares)
 
     def _prepare_(self, model: Tensor, place: slice) -> float:
@@ -82,20 +80,20 @@ class Bucket:
         Tensors and averaged optimizer state are written in place. Collectives of the world.
 
         Args:
-            chunk: one of :attr:`chunks`.
+            chunk: a chunk of the shard.
             participation: groups that take part.
             carried: whether the state of the local optimizer is averaged.
 
         """
-        values, place = self._shard.values, chunk.parameters
+        values, place = self.shard.values, chunk.parameters
         yield from self._exchange.chunk(chunk, participation, keep=True, carried=carried)
         if carried:
-            self._advance_carried_(values[self._shard.carried], chunk.carried)
+            self._advance_carried_(values[self.shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
         self._count(mean + sum_of_squares(values[chunk.buffers]), update)
-        yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk, carried=carried)
+        yield self.shard.distribute(chunk.start, chunk.stop)
+        self.shard.write_chunk(chunk, carried=carried)
 
     def _count(self, mean: float, update: float) -> None:
         self._squares[0] += mean
@@ -109,37 +107,23 @@ class Bucket:
         (mean, update), self._squares = self._squares, [0.0, 0.0]
         return mean, update
 
-    def finish(self, *, carried: bool) -> None:
-        """Write the tensors that are not contiguous, after all chunks.
-
-        Args:
-            carried: whether to write the state of the local optimizer as well.
-
-        """
-        self._shard.write_scattered(carried=carried)
-
     def _advance_carried_(self, means: Tensor, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""
-        for tensor, own in self._carried_pieces(place):
+        for tensor, own in self.shard.carried_pieces(place):
             previous = None if self._previous is None else self._previous[own]
             with profiler_range("hier/block/optimizer_state"):
                 self._local_state.advance_(tensor, means[own], previous)
             if previous is not None:
                 previous.copy_(means[own])
 
-    def _carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
-        """Tensors of optimizer state in a range of the shard, and their ranges in the state."""
-        for tensor, inside in self._shard.carried_pieces(place):
-            yield tensor, self._shard.inside_carried(inside)
-
     def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
         """Write W, and the mean of the buffers, of a chunk into the tensors.
 
         Collectives of the world, after all work in flight. The state of the bucket does not
-        change. :meth:`finish` must follow.
+        change. The tensors that are not contiguous must be written afterwards.
 
         Args:
-            chunk: one of :attr:`chunks`.
+            chunk: a chunk of the shard.
             participation: groups that take part.
             pending: whether to write the W that would result if the block ended now.
 
@@ -149,27 +133,13 @@ class Bucket:
             yield from self._exchange.chunk(chunk, participation, keep=False, carried=False)
         else:
             yield from self._exchange.exact(chunk.buffers, participation)
-        values, ahead = self._shard.values[place], self.outer.preview(place)
+        values, ahead = self.shard.values[place], self.outer.preview(place)
         if pending:
             ahead.set_models(participation.effective)
             ahead.apply_(values, slice(0, len(values)))
         values.copy_(ahead.vectors["global_model"])
-        yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk, carried=False)
-
-    def write(self, *, carried: bool) -> None:
-        """Write the result of :meth:`synchronise` into the tensors of another local model.
-
-        Args:
-            carried: as in :meth:`synchronise`.
-
-        """
-        self._shard.write(carried=carried)
-
-    @property
-    def elements(self) -> int:
-        """Number of elements of all parameters."""
-        return self._shard.elements
+        yield self.shard.distribute(chunk.start, chunk.stop)
+        self.shard.write_chunk(chunk, carried=False)
 
     def vectors(self) -> dict[str, Tensor]:
         """State with a value for each parameter of the shard."""
@@ -180,7 +150,7 @@ class Bucket:
 
         Values of new tensors do not change. Error feedback is discarded.
         """
-        own, old = self._shard, older._shard
+        own, old = self.shard, older.shard
         for name, vector in older.vectors().items():
             own.fill_(self.vectors()[name], own.parameters, old.whole(vector, old.parameters))
         self.outer.load(older.outer.settings())
@@ -191,9 +161,9 @@ class Bucket:
         """This rank's shard of the state and its position, without copying tensors."""
         return {
             "dtype": str(self.dtype),
-            "elements": self._shard.elements,
-            "start": min(self._shard.start, self._shard.elements),
-            "carried_start": self._shard.carried_start,
+            "elements": self.shard.elements,
+            "start": min(self.shard.start, self.shard.elements),
+            "carried_start": self.shard.carried_start,
             **self.outer.state(),
             "previous": self._previous,
             "error_feedback": self._exchange.state(),
@@ -212,7 +182,7 @@ class Bucket:
         Averaged optimizer state becomes that of the last average, or zero if it is not kept.
         Buffers get the values of the rank whose shard contains them. A collective of the group.
         """
-        state = self._shard.read()[self._shard.carried]
+        state = self.shard.read()[self.shard.carried]
         if self._previous is None:
             state.zero_()
         else:
@@ -221,9 +191,9 @@ class Bucket:
 
     def _write_start_model(self, *, carried: bool) -> None:
         start = self.outer.start_model(slice(None))
-        self._shard.values[self._shard.parameters].copy_(start)
-        self._shard.distribute_all()
-        self._shard.write(carried=carried)
+        self.shard.values[self.shard.parameters].copy_(start)
+        self.shard.distribute_all()
+        self.shard.write(carried=carried)
 
     def restart(self, state: Mapping[str, Any]) -> None:
         """Start a block after a run with other shards or settings. A collective of the group.
@@ -233,7 +203,7 @@ class Bucket:
                 bucket, from :meth:`~lightning_hier.comm.blocks.outer_step.OuterStep.adopt`.
 
         """
-        start, elements = self._shard.start, self.outer.vectors["global_model"].numel()
+        start, elements = self.shard.start, self.outer.vectors["global_model"].numel()
         self.outer.begin(state, slice(start, start + elements))
-        self._shard.read()
+        self.shard.read()
         self._write_start_model(carried=False)

@@ -111,12 +111,12 @@ class DelayedBucket(Bucket):
             :class:`~lightning_hier.comm.stages.Due` that they yield.
 
         """
-        values, exchange = self._shard.values, self._exchange
-        self._in_flight.copy_(values[self._shard.parameters])
+        values, exchange = self.shard.values, self._exchange
+        self._in_flight.copy_(values[self.shard.parameters])
         self.has_update, self.carries = True, carried
         self.outer.set_models(participation.effective)
         self._keep_sent(progress=self._merge == "progress")
-        places = [own.parameters for own in self.chunks]
+        places = [own.parameters for own in self.shard.chunks]
         sums = [
             exchange.parameters(self._in_flight[own], own, participation, keep=True)
             for own in places
@@ -124,8 +124,8 @@ class DelayedBucket(Bucket):
         ]
         due = exchange.due * len(sums)
         if carried:
-            self._state_in_flight.copy_(values[self._shard.carried])
-            pieces = self._state_in_flight.split(self._shard.chunk)
+            self._state_in_flight.copy_(values[self.shard.carried])
+            pieces = self._state_in_flight.split(self.shard.chunk)
             sums += [exchange.carried(piece, participation) for piece in pieces]
             due += exchange.carried_due * len(pieces)
         return sums, due
@@ -136,11 +136,11 @@ class DelayedBucket(Bucket):
             # Several local models share their block-start weights until they send.
             one = self._models.number == 1
             start = self._block_start if one else torch.empty_like(self._in_flight)
-            for piece, parameters, _, state in self._shard.read_in_pieces(into_buffer=False):
+            for piece, parameters, _, state in self.shard.read_in_pieces(into_buffer=False):
                 if progress:
                     start[piece.parameters].copy_(parameters)
                 if self.carries:
-                    self._sent_state[number][self._shard.inside_carried(piece.carried)].copy_(state)
+                    self._sent_state[number][self.shard.inside_carried(piece.carried)].copy_(state)
             if progress:
                 self._block_starts[number] = start
 
@@ -150,7 +150,7 @@ class DelayedBucket(Bucket):
         The mean of the optimizer state becomes that of the start model.
         """
         self.has_update = False
-        for chunk in self.chunks:
+        for chunk in self.shard.chunks:
             with profiler_range("hier/block/outer_step"):
                 place = chunk.parameters
                 self._count(*self.outer.apply_(self._in_flight[place], place))
@@ -160,24 +160,24 @@ class DelayedBucket(Bucket):
     def merge(self, chunk: Chunk) -> Stages:
         """Merge the local model in the module with W_g, after :meth:`advance`.
 
-        A collective of the group. :meth:`finish` must follow.
+        A collective of the group. The tensors that are not contiguous must be written afterwards.
         """
-        place, values = chunk.parameters, self._shard.read_range(chunk.parameters)
+        place, values = chunk.parameters, self.shard.read_range(chunk.parameters)
         self._prepare_(values, place)
         start = self._in_flight[place]
         self._keep_(values, place, start, 1)
         values.add_(start)
         if self.carries:
             self._merge_carried_(chunk.carried)
-        yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk, carried=self.carries)
+        yield self.shard.distribute(chunk.start, chunk.stop)
+        self.shard.write_chunk(chunk, carried=self.carries)
 
     def _merge_carried_(self, place: slice) -> None:
         """Merge a range of the optimizer state of the local model in the module."""
-        self._shard.read_range(place)
-        values = self._shard.values[self._shard.carried]
+        self.shard.read_range(place)
+        values = self.shard.values[self.shard.carried]
         sent, start = self._sent_state[self._models.current], self._state_in_flight
-        for tensor, own in self._carried_pieces(place):
+        for tensor, own in self.shard.carried_pieces(place):
             with profiler_range("hier/block/optimizer_state"):
                 self._local_state.merge_(tensor, values[own], sent[own], start[own])
 
@@ -203,7 +203,7 @@ class DelayedBucket(Bucket):
     def write_global(self, chunk: Chunk, participation: Participation, *, pending: bool) -> Stages:
         """See :class:`Bucket`. The update in flight is applied, then the one that is left."""
         place = chunk.parameters
-        values, ahead = self._shard.values[place], self.outer.preview(place)
+        values, ahead = self.shard.values[place], self.outer.preview(place)
         everything = slice(0, len(values))
         if self.has_update:
             start = self._in_flight[place].clone()
@@ -214,8 +214,8 @@ class DelayedBucket(Bucket):
             ahead.set_models(participation.effective)
             ahead.apply_(values, everything)
         values.copy_(ahead.vectors["global_model"])
-        yield self._shard.distribute(chunk.start, chunk.stop)
-        self._shard.write_chunk(chunk, carried=False)
+        yield self.shard.distribute(chunk.start, chunk.stop)
+        self.shard.write_chunk(chunk, carried=False)
 
     def reset_local_model(self) -> None:
         """See :class:`Bucket`. Local updates are counted from the start model."""
@@ -235,7 +235,7 @@ class DelayedBucket(Bucket):
         assert isinstance(older, DelayedBucket)
         self.has_update, self.carries = older.has_update, older.carries
         if self.carries:
-            own, old = self._shard, older._shard
+            own, old = self.shard, older.shard
             for new, state in (
                 (self._state_in_flight, older._state_in_flight),
                 (self._sent_state[0], older._sent_state[0]),

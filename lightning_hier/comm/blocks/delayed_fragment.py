@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.delayed_bucket import DelayedBucket, given_up
+from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.fragment import BlockContext, Fragment
 from lightning_hier.comm.blocks.health import Participation
+from lightning_hier.comm.blocks.outer_step import OuterStep
+from lightning_hier.comm.blocks.shard import Shard
 from lightning_hier.comm.blocks.trained import Members
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.comm.stages import Pipeline
@@ -34,6 +35,7 @@ class DelayedFragment(Fragment):
     """
 
     buckets: Sequence[DelayedBucket]
+    _sends_updates = True
 
     def __init__(self, members: Members, context: BlockContext) -> None:
         super().__init__(members, context)
@@ -42,12 +44,8 @@ class DelayedFragment(Fragment):
         self._sent = Norms(0.0)
         self._given_up = 0.0  # of the steps whose local update has not been sent
 
-    def _bucket(
-        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
-    ) -> DelayedBucket:
+    def _assembled(self, shard: Shard, exchange: Exchange, outer: OuterStep) -> DelayedBucket:
         """See :class:`Fragment`."""
-        shard, exchange = self._exchanged(parameters, buffers, carried)
-        outer = self._outer_step(shard, from_updates=True)
         models, merge = self._models, self._context.config.merge
         return DelayedBucket(shard, exchange, outer, self.local_state, models=models, merge=merge)
 
@@ -122,10 +120,10 @@ class DelayedFragment(Fragment):
             self.local_state.begin_merge(model)
         with profiler_range("hier/block/models"):
             Pipeline(
-                bucket.merge(chunk) for bucket in self.buckets for chunk in bucket.chunks
+                bucket.merge(chunk) for bucket in self.buckets for chunk in bucket.shard.chunks
             ).run()
         for bucket in self.buckets:
-            bucket.finish(carried=self._has_state)
+            bucket.shard.write_scattered(carried=self._has_state)
 
     @property
     def has_pending(self) -> bool:

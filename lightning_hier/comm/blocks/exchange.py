@@ -78,11 +78,6 @@ class Exchange:
         self.due = exchanges + route.hosts_are_shared
         self.carried_due = (1 if codec is None else 2) + route.hosts_are_shared
 
-    @property
-    def quantises(self) -> bool:
-        """Whether local updates, quantised or sparse, are exchanged instead of models."""
-        return self._codec is not None
-
     def chunk(
         self, chunk: Chunk, participation: Participation, *, keep: bool, carried: bool = True
     ) -> Stages:

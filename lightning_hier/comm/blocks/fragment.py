@@ -80,6 +80,9 @@ class Fragment:
 
     """
 
+    # Whether updates instead of models are exchanged also where nothing is quantised.
+    _sends_updates = False
+
     def __init__(self, members: Members, context: BlockContext) -> None:
         self.members = members
         self._context = context
@@ -107,23 +110,21 @@ class Fragment:
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
     ) -> Bucket:
         """Create the bucket of all tensors of one dtype."""
-        shard, exchange = self._exchanged(parameters, buffers, carried)
-        outer = self._outer_step(shard, from_updates=exchange.quantises)
-        return Bucket(shard, exchange, outer, self.local_state)
-
-    def _exchanged(
-        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], carried: Sequence[Tensor]
-    ) -> tuple[Shard, Exchange]:
         context, dtype = self._context, [*parameters, *buffers, *carried][0].dtype
         config, codec = context.config, None
         if context.averages:
             codec = make_codec(config.across_dtype, dtype, config.across_density)
         shard = Shard(parameters, buffers, carried, context.placement, quantised=codec is not None)
-        return shard, Exchange(shard, codec, context.communicators.route)
+        exchange = Exchange(shard, codec, context.communicators.route)
+        outer = config.outer_step(
+            shard.read()[shard.parameters].clone(),
+            num_models=context.communicators.models,
+            from_updates=self._sends_updates or codec is not None,
+        )
+        return self._assembled(shard, exchange, outer)
 
-    def _outer_step(self, shard: Shard, *, from_updates: bool) -> OuterStep:
-        start, number = shard.read()[shard.parameters].clone(), self._context.communicators.models
-        return self._context.config.outer_step(start, num_models=number, from_updates=from_updates)
+    def _assembled(self, shard: Shard, exchange: Exchange, outer: OuterStep) -> Bucket:
+        return Bucket(shard, exchange, outer, self.local_state)
 
     def read(self) -> ModelHealth:
         """Copy this rank's shard into the transfer buffers. Returns the health of the fragment.
@@ -138,7 +139,7 @@ class Fragment:
             for bucket in self.buckets:
                 health += bucket.read(add=turn > 0)
             self.local_state.note(first=turn == 0)
-        if not all(bucket.is_all for bucket in self.buckets):
+        if not all(bucket.shard.is_all for bucket in self.buckets):
             # Other shards will be overwritten, but not the values that this rank computed from
             # them.
             own = self.members
@@ -169,10 +170,10 @@ class Fragment:
             Pipeline(
                 bucket.synchronise(chunk, participation, carried=carried)
                 for bucket in self.buckets
-                for chunk in bucket.chunks
+                for chunk in bucket.shard.chunks
             ).run()
         for bucket in self.buckets:
-            bucket.finish(carried=carried)
+            bucket.shard.write_scattered(carried=carried)
         # With one local model, they are in the module already.
         for tensor, value in zip(self.members.other_buffers, first_buffers, strict=False):
             tensor.copy_(value)
@@ -195,15 +196,12 @@ class Fragment:
         return carried
 
     def write_global(self, participation: Participation) -> Iterator[Stages]:
-        """Write W, and the mean of the buffers, into the tensors, in place.
+        """Stages of each chunk, which write W, and the mean of the buffers, into the tensors.
 
         :meth:`finish_global` must follow. The outer step is unchanged.
 
         Args:
             participation: as in :meth:`synchronise`.
-
-        Returns:
-            The stages of each chunk.
 
         """
         # Without steps since the last synchronisation, a mean would apply momentum once more.
@@ -211,7 +209,7 @@ class Fragment:
         return (
             bucket.write_global(chunk, participation, pending=self.has_pending)
             for bucket in self.buckets
-            for chunk in bucket.chunks
+            for chunk in bucket.shard.chunks
         )
 
     @property
@@ -222,7 +220,7 @@ class Fragment:
     def finish_global(self, participation: Participation) -> None:
         """Write the other buffers, and the tensors that are not contiguous."""
         for bucket in self.buckets:
-            bucket.finish(carried=False)
+            bucket.shard.write_scattered(carried=False)
         self._broadcast_other_buffers(participation)
 
     def _first_buffers(self) -> list[Tensor]:
@@ -240,7 +238,7 @@ class Fragment:
         for model in self._models.each():
             if model != result:
                 for bucket in self.buckets:
-                    bucket.write(carried=carried)
+                    bucket.shard.write(carried=carried)
                 for tensor, value in equal:
                     tensor.copy_(value)
             if not participation.takes_part:

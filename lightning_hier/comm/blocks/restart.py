@@ -46,7 +46,7 @@ def restart_buckets(
         state = _adopted(same[0], dtype, model, before[dtype])
         start = 0
         for bucket in same:
-            place = slice(start, start + bucket.elements)
+            place = slice(start, start + bucket.shard.elements)
             bucket.restart({n: v[place] if isinstance(v, Tensor) else v for n, v in state.items()})
             start = place.stop
 

@@ -145,10 +145,11 @@ class Shard:
         return ranges
 
     def carried_pieces(self, place: slice) -> Iterator[tuple[Tensor, slice]]:
-        """Tensors of optimizer state in a range of the shard, and the range of each."""
+        """Tensors of optimizer state in a range of the shard, and their ranges in the state."""
         offset = self.start - len(self._model)
         for tensor, _, inside in self._carried.pieces(place.start + offset, place.stop + offset):
-            yield tensor, slice(place.start + inside.start, place.start + inside.stop)
+            own = slice(place.start + inside.start, place.start + inside.stop)
+            yield tensor, self.inside_carried(own)
 
     def inside_carried(self, place: slice) -> slice:
         """The part of a range of the shard that is optimizer state, counted from its start."""
