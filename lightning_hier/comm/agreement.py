@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_hier.comm.progress_record import progress_record
+from lightning_hier.comm.progress_record import named_ranks, progress_record
 
 _EXACT = (type(None), bool, int, float, str)
 
@@ -144,8 +144,7 @@ def difference(settings: Sequence[Mapping[str, Any]]) -> str | None:
             holders[json.dumps(own.get(name), sort_keys=True)].append(rank)
         if len(holders) > 1:
             values = "; ".join(
-                f"{value} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-                for value, ranks in holders.items()
+                f"{value} on {named_ranks(ranks)}" for value, ranks in holders.items()
             )
             problems.append(f"{name}: {values}")
     if not problems:
@@ -201,5 +200,5 @@ def raise_everywhere(
     if len(problems) == 1:
         raise error(next(iter(problems))) from failed
     if problems:
-        named = (f"rank {', '.join(map(str, r))}: {text}" for text, r in problems.items())
+        named = (f"{named_ranks(ranks)}: {text}" for text, ranks in problems.items())
         raise error(" | ".join(named)) from failed

@@ -22,6 +22,9 @@ _LOST = re.compile(
 # Some errors of gloo name its connections ("pair") only.
 _BACKENDS = re.compile("gloo|nccl|pair closure", re.IGNORECASE)
 
+# Most ranks that a message lists.
+_MOST_NAMED = 8
+
 
 class PeerError(RuntimeError):
     """A rank did not take part in a collective within the time limit."""
@@ -156,7 +159,7 @@ class ProgressRecord:
 
     def _message(self, missing: list[int], reached: bool, cause: Exception) -> str:
         place = self._place or self._where
-        named = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        named = named_ranks(missing)
         if not missing:
             why = "although every rank had reached it: a connection was lost on the way"
         elif reached:
@@ -235,6 +238,15 @@ def call_naming_missing(function: Callable[..., Any], *args: Any, **kwargs: Any)
             raise
         with progress_record().explaining(range(dist.get_world_size())):
             raise error
+
+
+def named_ranks(ranks: Sequence[int], of: str = "rank") -> str:
+    """Numbers of ranks, or of others, with their noun, for messages. Long lists are shortened."""
+    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    omitted = len(ranks) - _MOST_NAMED
+    return f"{of}{'s' * (len(ranks) > 1)} {shown}" + (
+        f" and {omitted} others" if omitted > 0 else ""
+    )
 
 
 def is_lost_peer(error: RuntimeError) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from lightning_hier.comm.profiling import profiler_range
-from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.comm.progress_record import PeerError, named_ranks
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import ClientPort, Received
 from lightning_hier.parameter_server.requests import Request
@@ -154,11 +154,11 @@ class RequestChannel:
             if message is not None and (request.rank, message.block, message.timestamp) == (
                 (received.sender, report.block, report.timestamp)
             ):
-                named = ", ".join(map(str, report.facts.get("missing", ())))
+                named = named_ranks(report.facts.get("missing", ()))
                 raise PeerError(
                     f"rank {received.sender} has waited too long {report.facts.get('waiting')}, "
-                    f"for rank {named}: see the log of rank {named}; increase the timeout if ranks "
-                    "are only slow"
+                    f"for {named}: see the log of {named}; increase the timeout if ranks are only "
+                    "slow"
                 )
 
 

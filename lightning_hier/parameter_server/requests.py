@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-from lightning_hier.comm.progress_record import PeerError
+from lightning_hier.comm.progress_record import PeerError, named_ranks
 from lightning_hier.parameter_server.message import Message
 
 if TYPE_CHECKING:
@@ -171,6 +171,5 @@ class Request:
 
 def unanswered(what: str, requests: Iterable[Request]) -> str:
     """Error text that names the ranks that have not answered these requests for ``what``."""
-    ranks = sorted({request.rank for request in requests})
-    named = ", ".join(map(str, ranks))
-    return f"{what} were not received from rank {named}: see the log of rank {named}"
+    named = named_ranks(sorted({request.rank for request in requests}))
+    return f"{what} were not received from {named}: see the log of {named}"

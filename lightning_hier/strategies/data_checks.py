@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DistributedSampler
 
 from lightning_hier.comm.agreement import gather_json, raise_everywhere
+from lightning_hier.comm.progress_record import named_ranks
 from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.virtual_workers.checks import check_loaders
 from lightning_hier.strategies.virtual_workers.loaders import WorkerLoaders
@@ -136,8 +137,7 @@ def _by_count(counts: Sequence[float], of: str = "rank") -> str:
     for rank, count in enumerate(counts):
         holders[count].append(rank)
     return "; ".join(
-        f"{'an unknown number' if count == math.inf else int(count)} on "
-        f"{of}{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        f"{'an unknown number' if count == math.inf else int(count)} on {named_ranks(ranks, of)}"
         for count, ranks in holders.items()
     )
 

@@ -74,7 +74,7 @@ def test_one_rank_alone_unfreezes(name: str) -> None:
     for error in _errors(name, ["first", None, None, None], (3, 5)):
         assert error.startswith(
             "OutOfStepError: the ranks train different parameters: 'first' ((3,) torch.float32 in "
-            "optimizer 0 on rank 0; not at all on rank 1, 2, 3). Unfreeze the same parameters at "
+            "optimizer 0 on rank 0; not at all on ranks 1, 2, 3). Unfreeze the same parameters at "
             "the same step on all ranks"
         )
 
@@ -84,8 +84,8 @@ def test_one_rank_alone_unfreezes(name: str) -> None:
 def test_groups_unfreeze_different_parameters(name: str, sizes: tuple[int, int]) -> None:
     """Of equal sizes they would be averaged with each other, and nobody would be told."""
     for error in _errors(name, ["first", "first", "second", "second"], sizes):
-        assert "'first' ((3,) torch.float32 in optimizer 0 on rank 0, 1; not at all on" in error
-        assert f"'second' (not at all on rank 0, 1; ({sizes[1]},) torch.float32 in" in error
+        assert "'first' ((3,) torch.float32 in optimizer 0 on ranks 0, 1; not at all on" in error
+        assert f"'second' (not at all on ranks 0, 1; ({sizes[1]},) torch.float32 in" in error
 
 
 class _FinetuneOnRank0(BaseFinetuning):

@@ -58,7 +58,7 @@ def test_what_is_no_answer_is_passed_over(message: Message) -> None:
 def test_a_server_names_the_worker_that_it_waits_for() -> None:
     h = Harness()
     h.push()
-    with pytest.raises(PeerError, match="rank 1 has waited too long for gradients, for rank 2, 3"):
+    with pytest.raises(PeerError, match="rank 1 has waited too long for gradients, for ranks 2, 3"):
         h.hear(1, missing_report(1, 0, [3, 2], "for gradients"))
 
 
@@ -66,7 +66,7 @@ def test_missing_names_the_ranks_that_have_not_answered() -> None:
     h = Harness()
     h.push()
     h.block(1, 1)
-    assert "rank 0, 2, 3" in h.worker.missing(0)
+    assert "ranks 0, 2, 3" in h.worker.missing(0)
     h.worker.arrive(0.0)
     h.final(0, 1, 0.0)
-    assert "rank 1, 2, 3" in h.worker.missing()
+    assert "ranks 1, 2, 3" in h.worker.missing()

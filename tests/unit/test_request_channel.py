@@ -135,7 +135,9 @@ def test_report_names_the_missing_ranks_if_its_request_is_pending() -> None:
     request.put(PUSH, 0.0)
     for other in ((2, 4, 7), (3, 5, 7), (3, 4, 6)):
         report(*other)
-    with pytest.raises(PeerError, match="rank 3 has waited too long for gradients, for rank 8, 9:"):
+    with pytest.raises(
+        PeerError, match="rank 3 has waited too long for gradients, for ranks 8, 9:"
+    ):
         report(3, 4, 7)
     request.acknowledge(1.0)
     report(3, 4, 7)

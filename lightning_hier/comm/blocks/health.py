@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.algorithms.weighting import GroupWeight, group_weights
+from lightning_hier.comm.progress_record import named_ranks
 from lightning_hier.comm.sharded_tensors import local_tensor
 from lightning_hier.comm.tiers import RankLayout
 
@@ -255,10 +256,9 @@ def exclusion_warning(
 ) -> str:
     """Warning about groups that are excluded from a mean."""
     point = SyncPoint(reports[0].point)
+    ranks = layout.groups(0)
     groups = " and ".join(
-        f"group {group} (rank{'s' * (layout.sizes[0] > 1)} "
-        f"{span([r for r in range(layout.world_size) if layout.coordinates(r)[1] == group])})"
-        for group in participation.excluded
+        f"group {group} ({named_ranks(ranks[group])})" for group in participation.excluded
     )
     consequence = (
         " Such a group starts the next block from the global model, with new optimizer state and "
@@ -273,11 +273,6 @@ def exclusion_warning(
     )
 
 
-def span(ranks: Sequence[int]) -> str:
-    """Numbers of ranks or groups, for messages."""
-    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks from {ranks[0]}"
-
-
 def _nonfinite_ranks(reports: Sequence[HealthReport]) -> list[int]:
     return [rank for rank, report in enumerate(reports) if report.nonfinite]
 
@@ -287,7 +282,7 @@ def _finding(reports: Sequence[HealthReport]) -> str:
     for rank in ranks:
         found |= Nonfinite(reports[rank].nonfinite)
     return (
-        f"the local model of rank{'s' * (len(ranks) > 1)} {span(ranks)} holds NaN or inf "
+        f"the local model of {named_ranks(ranks)} holds NaN or inf "
         f"after {reports[ranks[0]].steps} steps ({found.text})"
     )
 

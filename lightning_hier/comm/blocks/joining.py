@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from lightning_hier.comm.blocks.health import SyncPoint, span
+from lightning_hier.comm.blocks.health import SyncPoint
 from lightning_hier.comm.blocks.health_exchange import HealthExchange
 from lightning_hier.comm.blocks.out_of_step import OutOfStepError
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.progress_record import named_ranks
 from lightning_hier.comm.worker import Worker
 
 
@@ -78,7 +79,7 @@ class Joining:
         idle = [rank for rank, number in enumerate(batches) if number == 0]
         if 0 < len(idle) < world.size:
             raise OutOfStepError(
-                f"rank{'s' * (len(idle) > 1)} {span(idle)} had no batch in this epoch, but the "
+                f"{named_ranks(idle)} had no batch in this epoch, but the "
                 f"others up to {max(batches)}: every rank needs at least one batch, also with "
                 "uneven_batches='join'"
             )

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from lightning_hier.comm.blocks.health import HealthReport, Nonfinite, span
+from lightning_hier.comm.blocks.health import HealthReport, Nonfinite
+from lightning_hier.comm.progress_record import named_ranks
 
 
 class ModuleBuffers:
@@ -78,7 +79,7 @@ class ModuleBuffers:
             return
         names = ", ".join(map(repr, self.unfit)) or "its own error names them"
         raise ValueError(
-            f"rank{'s' * (len(ranks) > 1)} {span(ranks)} removed buffers during training, or "
+            f"{named_ranks(ranks)} removed buffers during training, or "
             f"changed their shape or dtype ({names}): buffers are synchronised element by element. "
             "Use a plain attribute of the module for a tensor that changes its shape."
         )

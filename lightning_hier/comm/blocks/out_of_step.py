@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from lightning_hier.comm.blocks.health import HealthReport, SyncPoint, span
+from lightning_hier.comm.blocks.health import HealthReport, SyncPoint
+from lightning_hier.comm.progress_record import named_ranks
 
 # Maximum number of parameters that an error names.
 _MOST_NAMES = 5
@@ -36,7 +37,7 @@ def _positions(reports: Sequence[HealthReport]) -> str:
     for rank, report in enumerate(reports):
         ranks[report.point, report.optimizer, report.steps, report.batches].append(rank)
     positions = "; ".join(
-        f"rank{'s' * (len(members) > 1)} {span(members)} at {SyncPoint(point).text}"
+        f"{named_ranks(members)} at {SyncPoint(point).text}"
         f"{f' of optimizer {optimizer}' if optimizer > 0 else ''} after {steps} steps"
         f"{f', with no batch left after {batches} in this epoch' if batches >= 0 else ''}"
         for (point, optimizer, steps, batches), members in ranks.items()
@@ -73,7 +74,7 @@ def different_parameters(entries: Sequence[Mapping[str, str]]) -> str:
         for rank, own in enumerate(entries):
             ranks.setdefault(own.get(name), []).append(rank)
         if len(ranks) > 1:
-            kinds = (f"{kind or 'not at all'} on rank {span(on)}" for kind, on in ranks.items())
+            kinds = (f"{kind or 'not at all'} on {named_ranks(on)}" for kind, on in ranks.items())
             differences.append(f"{name!r} ({'; '.join(kinds)})")
     omitted = len(differences) - _MOST_NAMES
     more = f" and {omitted} more" if omitted > 0 else ""
