@@ -207,16 +207,13 @@ class FitSession:
 
     @contextmanager
     def step(self, optimizer: int) -> Iterator[None]:
-        """Context of a step of an optimizer. Counts it; a collective at the end of a block."""
+        """Context of a step of an optimizer, which its strategy counts afterwards."""
         if len(self.workers) == 1:  # otherwise once before the steps of all workers
             self.synchroniser.before_step()
         blocks = self.synchroniser.blocks
         stepping = nullcontext() if blocks is None else blocks[optimizer].stepping()
         with self.raw_steps.counted(), stepping:
             yield
-        # The steps of all local models of the rank count as one.
-        if self.models.is_last:
-            self.synchroniser.after_step(optimizer)
 
     def global_state(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Call ``read`` while the module contains the global model. A collective of the world."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lightning.pytorch as pl
 import torch
@@ -151,17 +151,17 @@ class ServerSession:
         # Not earlier, because collectives have no leader during the sanity check of validation.
         self._gather_metrics_among_the_living(module)
 
-    def step(self, optimizer: int, run: Callable[[], Any]) -> Any:
-        """Make a step of an optimizer: ``run`` computes the gradients and steps the optimizer."""
+    @contextmanager
+    def step(self, optimizer: int) -> Iterator[None]:
+        """Context that computes the gradients of an optimizer and steps it."""
         gradients = self._gradients[optimizer]
         gradients.taken = False
         with self._raw_steps.counted():
-            result = run()
+            yield
         # At the end of an epoch without steps, Lightning still calls a step.
         if not gradients.taken and not self.keeps_module:
             # There was no gradient, or gradient scaling found that it is not finite.
             self.engine.abstain(optimizer)
-        return result
 
     def swap_in_global_model(self) -> None:
         """Put the global model into the module. Every live rank must call it."""

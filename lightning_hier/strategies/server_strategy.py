@@ -152,8 +152,8 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
             result = closure()
             self._running.engine.skip(index)
             return result
-        step = partial(super().optimizer_step, optimizer, closure, model, **kwargs)
-        return self._running.step(index, step)
+        with self._running.step(index):
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -74,8 +74,13 @@ class SynchronousStrategy(TieredStrategy, ABC):
     @override
     def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step the optimizer. A collective of the group, and of the world at the end of a block."""
-        with self._fit_session.step(index_of(optimizer, self.optimizers)):
-            return super().optimizer_step(optimizer, *args, **kwargs)
+        session, index = self._fit_session, index_of(optimizer, self.optimizers)
+        with session.step(index):
+            result = super().optimizer_step(optimizer, *args, **kwargs)
+        # The steps of all local models of the rank count as one.
+        if session.models.is_last:
+            session.synchroniser.after_step(index)
+        return result
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,13 @@ from torch import Tensor
 from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
-from lightning_hier.comm.blocks.sums import KIND, not_between, sum_between_hosts
+from lightning_hier.comm.blocks.sums import (
+    KIND,
+    broadcast_on_host,
+    not_between,
+    nothing_to_sum,
+    sum_on_host,
+)
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.stages import Due, Stages
 
@@ -42,13 +48,16 @@ def sparse_sum(
         weight: factor of every summand.
 
     """
+    if not piece.numel():
+        yield from nothing_to_sum()
+        return
+    yield sum_on_host(piece, route)
     if route.between is None:
-        between = not_between(piece, route, weight, exchanges=1)
+        yield from not_between(piece, route, weight, exchanges=1)
     else:
         assert feedback is not None, "inter-host ranks have error feedback"
-        errors = feedback.own[: piece.numel()]
-        between = _gathered(piece, codec, errors, route.between, weight)
-    return sum_between_hosts(piece, route, between)
+        yield from _gathered(piece, codec, feedback.own[: piece.numel()], route.between, weight)
+    yield broadcast_on_host(piece, route)
 
 
 def _gathered(

@@ -1,6 +1,13 @@
-"""Sums over the groups in stages: exact, and quantised with error feedback."""
+"""Sums over the groups in stages: exact, and quantised with error feedback.
+
+All sums have the same stages on every rank: one inside each host, four between hosts and one inside
+each host. A collective between hosts is awaited one stage later than necessary, so that the link
+always has another chunk to transfer.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +15,7 @@ from torch import Tensor
 from lightning_hier.algorithms.quantisation import Codec
 from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
-from lightning_hier.comm.channel import Channel
+from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages
 
 KIND = "models"
@@ -26,7 +33,17 @@ def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
         route: process groups of the ranks that average.
 
     """
-    return sum_between_hosts(piece, route, _exact_between(piece, route))
+    if not piece.numel():
+        yield from nothing_to_sum()
+        return
+    yield sum_on_host(piece, route)
+    sent = [route.between.all_reduce_(piece, KIND)] if route.between else []
+    yield []
+    yield Due(sent)
+    # Empty stages correspond to those in which a quantised sum communicates.
+    yield []
+    yield []
+    yield broadcast_on_host(piece, route)
 
 
 def quantised_sum(
@@ -52,43 +69,42 @@ def quantised_sum(
         weight: factor of every summand.
 
     """
+    if not piece.numel():
+        yield from nothing_to_sum()
+        return
+    yield sum_on_host(piece, route)
     if route.between is None:
-        between = not_between(piece, route, weight, exchanges=2)
+        yield from not_between(piece, route, weight, exchanges=2)
     else:
         feedback = feedback or ChunkFeedback.zeros(piece, route.between.size)
-        between = _quantised_between(piece, codec, feedback, route.between, weight)
-    return sum_between_hosts(piece, route, between)
+        yield from _quantised_between(piece, codec, feedback, route.between, weight)
+    yield broadcast_on_host(piece, route)
 
 
-def sum_between_hosts(piece: Tensor, route: AcrossRoute, between: Stages) -> Stages:
-    """Sum on each host, run ``between``, and broadcast on each host.
+def nothing_to_sum() -> Stages:
+    """The stages of a sum on a rank whose shard has no elements of the chunk."""
+    for _ in range(_STAGES):
+        yield []
 
-    All sums have the same stages on every rank: one inside each host, four between hosts and one
-    inside each host. A collective between hosts is awaited one stage later than necessary, so that
-    the link always has another chunk to transfer.
 
-    Args:
-        piece: 1-D.
-        route: process groups of the ranks that average.
-        between: four stages, which sum ``piece`` over the hosts, in place.
+def sum_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
+    """First stage: sum on the rank of this host that exchanges with other hosts, in place."""
+    return [route.host.reduce_(piece, _ON_HOST)] if route.host else []
 
-    """
-    if not piece.numel():
-        for _ in range(_STAGES):
-            yield []
-        return
-    yield [route.host.reduce_(piece, _ON_HOST)] if route.host else []
-    yield from between
+
+def broadcast_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
+    """Last stage: copy the sum of all hosts to the ranks of this host, in place."""
     started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
-    yield Due(started) if route.hosts_are_shared else started
+    # The same on all ranks, also on hosts with a single rank.
+    return Due(started) if route.hosts_are_shared else started
 
 
 def not_between(piece: Tensor, route: AcrossRoute, weight: float, *, exchanges: int) -> Stages:
-    """Stages between hosts of a rank that does not exchange with other hosts.
+    """The four stages between hosts of a rank that does not exchange with other hosts.
 
     Args:
-        piece: as in :func:`sum_between_hosts`.
-        route: as in :func:`sum_between_hosts`.
+        piece: as in :func:`exact_sum`.
+        route: as in :func:`exact_sum`.
         weight: factor of the summand of a rank without others on its host.
         exchanges: number of collectives of the ranks that exchange, one or two.
 
@@ -98,15 +114,6 @@ def not_between(piece: Tensor, route: AcrossRoute, weight: float, *, exchanges: 
     for number in range(2):
         yield []
         yield Due() if number < exchanges else []
-
-
-def _exact_between(piece: Tensor, route: AcrossRoute) -> Stages:
-    sent = [route.between.all_reduce_(piece, KIND)] if route.between else []
-    yield []
-    yield Due(sent)
-    # Empty stages correspond to those in which a quantised sum communicates.
-    yield []
-    yield []
 
 
 def _quantised_between(

@@ -173,18 +173,16 @@ class GTCReducer(Reducer):
         finite = all(tensor.finite for tensor in begun.compressed) and all(
             bool(own_gradients.isfinite().all()) for own_gradients in gradients
         )
-        self._exchange_facts(begun, finite=finite)
+        # One row for each worker. float64 represents every count of up to 2**53 exactly.
+        columns = [
+            [float(not finite)] * len(memories),
+            *(tensor.facts for tensor in begun.compressed),
+        ]
+        rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(mean.device)
+        begun.facts = rows.new_empty(self.channel.size * rows.numel())
+        begun.pending = self.channel.all_gather(begun.facts, rows, "gradient_counts")
         self._average_exact(begun, gradients, [first for first, *_ in exact])
         return begun
-
-    def _exchange_facts(self, bucket: _Bucket, *, finite: bool) -> None:
-        """Start an all-gather of the facts of all workers, one row each."""
-        workers = bucket.workers // self.channel.size
-        # float64 represents every count of up to 2**53 exactly.
-        columns = [[float(not finite)] * workers, *(tensor.facts for tensor in bucket.compressed)]
-        rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(bucket.mean.device)
-        bucket.facts = rows.new_empty(self.channel.size * rows.numel())
-        bucket.pending = self.channel.all_gather(bucket.facts, rows, "gradient_counts")
 
     def _average_exact(
         self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
