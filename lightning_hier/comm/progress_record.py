@@ -153,7 +153,10 @@ class ProgressRecord:
         failed = [rank for rank in ranks if rank not in silent]
         elsewhere = [rank for rank in failed if self._read("failed", rank)[0] != self.number]
         if self._place is None:
+            # In a step of a group, ranks record no position. A rank that failed at another
+            # collective is missing here, although it is not silent.
             return sorted([*silent, *elsewhere]), False
+        # A silent rank that has reached this collective may be waiting in it, like this one did.
         late = [rank for rank in silent if self._read("at", rank)[0] < self.number]
         return (silent, True) if silent and not late else (late or elsewhere, False)
 

@@ -145,6 +145,7 @@ def build_mesh(
             group = process_groups.of(ranks, timeout, name)
             if rank in ranks:
                 own.append(group)
+    # A DeviceMesh has its outermost dimension first: each row of the grid is a group.
     return DeviceMesh.from_group(
         list(reversed(own)),
         device_type,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.user_optimizer import (
     NOT_HYPERPARAMETERS,
@@ -71,16 +72,17 @@ class Updater:
 
     def __init__(self, optimizer: Optimizer, tensors: Mapping[Parameter, Tensor]) -> None:
         # References, since most optimizers have no state yet; Adagrad has from the start.
-        self._start = [dict(optimizer.state.get(p, {})) for p in _parameters(optimizer)]
+        parameters = optimizer_parameters(optimizer)
+        self._start = [dict(optimizer.state.get(p, {})) for p in parameters]
         self._latest: Hyperparameters = hyperparameters(optimizer)
         # Attributes of a user's optimizer class may refer to parameters.
-        elsewhere = {id(p): Parameter(torch.empty(0)) for p in _parameters(optimizer)}
+        elsewhere = {id(p): Parameter(torch.empty(0)) for p in parameters}
         own = {id(p): Parameter(tensor) for p, tensor in tensors.items()}
         self._copy = _copied(optimizer, elsewhere | own)
         self._group_of = [
             at for at, group in enumerate(optimizer.param_groups) for _ in group["params"]
         ]
-        index_of = {parameter: index for index, parameter in enumerate(_parameters(optimizer))}
+        index_of = {parameter: index for index, parameter in enumerate(parameters)}
         self._hold({index_of[parameter]: own[id(parameter)] for parameter in tensors})
         self.reset()
 
@@ -202,11 +204,6 @@ class Updater:
                     was_tuple = isinstance(group.get(name), tuple)
                     group[name] = tuple(value) if was_tuple else value
         self._latest = latest
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Parameter]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:

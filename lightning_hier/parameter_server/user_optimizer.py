@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.trained import optimizer_parameters
+
 # Hyperparameters of every parameter group, by name; values that JSON can represent.
 Hyperparameters = Sequence[Mapping[str, Any]]
 
@@ -45,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 def trainable(optimizer: Optimizer) -> list[Parameter]:
     """The trainable parameters of an optimizer, in its order."""
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    return [own for own in optimizer_parameters(optimizer) if own.requires_grad]
 
 
 class ServedParameterCheck:

@@ -91,8 +91,6 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         **ddp_kwargs: Any,
     ) -> None:
         check_whole_or_auto("warmup_steps", warmup_steps, least=0)
-        self._checkpoints = RunCheckpoints(self)
-        self._worker_data = WorkerData()
         super().__init__(
             group_size=group_size,
             warmup_steps=0 if warmup_steps == "auto" else warmup_steps,
@@ -100,6 +98,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
             timeout=timeout,
             **ddp_kwargs,
         )
+        self._checkpoints = RunCheckpoints(self)
+        self._worker_data = WorkerData()
         arguments.check_synchronisations(gradient_sync, block_sync, self._ddp_kwargs)
         self._asked = Synchronisation(warmup_steps, gradient_sync or AllReduce(), block_sync)
         self.gradient_sync: GradientSync = self._asked.gradient_sync
@@ -138,7 +138,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
-        if self._layer_sync is not None:
+        if self._layer_sync is not None:  # Lightning's would compute statistics over the world
             self._layer_sync = module_setup.GroupSyncBatchNorm(self.communicators.group.group)
 
     @override
@@ -156,6 +156,7 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         wrap = partial(module_setup.wrap_by_ddp, self)
         own = self.communicators, session.workers, used.gradient_sync, session.grad_scale, wrap
         session.set_reduction(used, Reduction(*own))
+        # DDP would copy the model of the first rank of each group only.
         module_setup.share_initial_model(self._module, self.communicators)
         session.wrap()
 

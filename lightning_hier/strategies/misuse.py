@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lightning_hier.algorithms.fingerprint import fingerprints
 from lightning_hier.comm.blocks.local_models import LocalModels
+from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.parameter_server.user_optimizer import trainable
 
 
@@ -57,7 +58,7 @@ class RawSteps:
         if self._counted or self._elsewhere():
             return
         trained = self._trained()
-        if any(p in trained for group in optimizer.param_groups for p in group["params"]):
+        if any(parameter in trained for parameter in optimizer_parameters(optimizer)):
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer itself during "
                 "training. This step would not be counted, but synchronisations and the warm-up "

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_where_different, raise_everywhere
 from lightning_hier.comm.blocks.block_sync import BlockSync
+from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
 from lightning_hier.parameter_server.updater import objection
 
@@ -50,11 +51,11 @@ def index_of(optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> int:
 
 def check_served(optimizers: Sequence[Optimizer]) -> None:
     """Raise ValueError for optimizers that parameter servers do not support."""
-    seen: set[int] = set()
+    seen: set[Parameter] = set()
     for optimizer in optimizers:
         if problem := objection(optimizer):
             raise ValueError(problem)
-        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        own = set(optimizer_parameters(optimizer))
         if own & seen:
             raise ValueError(
                 "two optimizers share a parameter, but each parameter must belong to one "

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.trained import optimizer_parameters
+
 
 class StepGradients:
     """A hook before the step of one optimizer.
@@ -48,11 +50,12 @@ class StepGradients:
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        if any(parameter.grad is not None for parameter in self._parameters()):
+        parameters = optimizer_parameters(self._optimizer)
+        if any(parameter.grad is not None for parameter in parameters):
             if self._unscale():
                 self._take()
                 self.taken = True
-            for parameter in self._parameters():
+            for parameter in parameters:
                 parameter.grad = None
         return (own, None if closure is None else lambda: result, *rest), kwargs
 
@@ -68,10 +71,7 @@ class StepGradients:
             return False
         scale = getattr(self._optimizer, "grad_scale", None)
         if scale is not None:
-            for parameter in self._parameters():
+            for parameter in optimizer_parameters(self._optimizer):
                 if parameter.grad is not None:
                     parameter.grad.div_(scale.to(parameter.grad.device))
         return True
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [one for group in self._optimizer.param_groups for one in group["params"]]

@@ -111,7 +111,7 @@ class SynchronousStrategy(TieredStrategy, ABC):
             self._session.close()
             self._ended = self._session
         self._session = None
-        self._checkpoints.automatic_values = {}
+        self._checkpoints.automatic_values = {}  # the next fit may resume another run or none
         super().teardown()
 
     @override

@@ -123,7 +123,7 @@ class BlockSynchroniser:
 
     def before_step(self) -> None:
         """Prepare a step of any optimizer. The first one after the warm-up starts the blocks."""
-        self.health.batches = -1
+        self.health.batches = -1  # this rank has batches left
         if not self.warming:
             self._begin_blocks()
 
@@ -146,7 +146,7 @@ class BlockSynchroniser:
         if self.warming:
             self._after_warm_up_step(optimizer, count)
             return
-        self._begin_blocks()
+        self._begin_blocks()  # for ranks without batches, which call this method only
         count.total += 1
         count.in_block += 1
         if self.blocks is None:
@@ -154,21 +154,35 @@ class BlockSynchroniser:
                 count.in_block = 0
                 self._check(optimizer)
             return
-        block, schedule = self.blocks[optimizer], self._schedule(optimizer)
-        due = schedule.due(count.in_block)
+        block = self.blocks[optimizer]
         block.count_step(samples)
+        due, delay = self._advance_schedule(optimizer, count)
+        if due == DueFragments(None, None):
+            return
+        # To apply a mean, only the ranks of a group communicate.
+        place = self._communicators.progress.at(SyncPoint.BLOCK.text)
+        with place if due.sends is not None else nullcontext(), torch.no_grad():
+            self._buffers.reclaim()
+            with profiler_range("hier/block/synchronisation"):
+                participation = self._agree(optimizer, block, due)
+                report = block.synchronise(due, participation, delay=delay)
+        if report is not None:
+            self.log.reports[optimizer] = report
+
+    def _advance_schedule(self, optimizer: int, count: StepCount) -> tuple[DueFragments, int]:
+        """Advance what is in flight by a step. Returns the fragments that are due, and the delay.
+
+        A step of all ranks: it waits for collectives of earlier fragments that are due now.
+        """
+        schedule = self._schedule(optimizer)
+        due = schedule.due(count.in_block)
         if schedule.delay:
             self._communicators.route.in_flight.step()
         # Above the block size if a run resumes with a smaller block_size.
         if count.in_block >= schedule.block_size:
             count.in_block = 0
             count.blocks += 1
-        if due == DueFragments(None, None):
-            return
-        # To apply a mean, only the ranks of a group communicate.
-        place = self._communicators.progress.at(SyncPoint.BLOCK.text)
-        with place if due.sends is not None else nullcontext():
-            self._synchronise(optimizer, block, due, schedule.delay)
+        return due, schedule.delay
 
     def _schedule(self, optimizer: int) -> Schedule:
         """Schedule of the current block, whose length a rule computes after its first step."""
@@ -176,6 +190,7 @@ class BlockSynchroniser:
         assert config is not None
         size = config.steps
         if config.block_rule is not None:
+            # 0 in the middle of a block that a run without a rule has started.
             if count.in_block == 1 or not count.block_size:
                 rates = [float(g["lr"]) for g in self._optimizers[optimizer].param_groups]
                 count.block_size = config.block_rule.block_size(max(rates), size)
@@ -184,33 +199,24 @@ class BlockSynchroniser:
         delay = config.delay(size) if self._communicators.models > 1 else 0
         return Schedule(size, config.fragments, delay)
 
-    @torch.no_grad()
-    def _synchronise(
-        self, optimizer: int, block: ModelBlock, due: DueFragments, delay: int
-    ) -> None:
-        """Apply and send the fragments that are due. A collective of the world if one is sent."""
-        self._buffers.reclaim()
-        with profiler_range("hier/block/synchronisation"):
-            participation = None
-            if due.sends is not None:
-                if self._join:
-                    # A rank without batches finishes what is in flight before it exchanges reports.
-                    self._communicators.route.in_flight.finish()
-                health = block.read(due.sends)
-                participation = self.health.agree(SyncPoint.BLOCK, optimizer, health)
-                self._note_participation(optimizer, participation, block.members.parameters)
-            report = block.synchronise(due, participation, delay=delay)
-        if report is not None:
-            self.log.reports[optimizer] = report
+    def _agree(self, optimizer: int, block: ModelBlock, due: DueFragments) -> Participation | None:
+        """Read the fragment that is sent, and agree with all ranks on the groups that take part.
 
-    def _note_participation(
-        self, optimizer: int, participation: Participation, parameters: Sequence[Parameter]
-    ) -> None:
+        A collective of the world. None, without a collective, if no fragment is sent.
+        """
+        if due.sends is None:
+            return None
+        if self._join:
+            # A rank without batches finishes what is in flight before it exchanges reports.
+            self._communicators.route.in_flight.finish()
+        # Before any model is sent, so that NaN stays in its group and an error is on all ranks.
+        participation = self.health.agree(SyncPoint.BLOCK, optimizer, block.read(due.sends))
         self._worker.steps[optimizer].excluded += len(participation.excluded)
         if not participation.takes_part:
             # Residuals are part of the gradients of the model that is discarded.
-            self._worker.memory.forget(parameters)
+            self._worker.memory.forget(block.members.parameters)
         self.on_block(participation.takes_part)
+        return participation
 
     def _check(self, optimizer: int) -> None:
         """Check that all ranks are in step and their model is finite. A collective of the world."""
@@ -262,6 +268,7 @@ class BlockSynchroniser:
     def _end_warm_up(self) -> None:
         """Make the groups' models equal bit for bit, including buffers."""
         with self._communicators.progress.at("the end of the warm-up"), torch.no_grad():
+            # These blocks only create the optimizer state that is averaged, where it is missing.
             carried = [t for block in self._new_blocks() or [] for t in block.carried]
             self.health.check(SyncPoint.CHECK, carried=carried)
             everything = [*self._module.parameters(), *self._buffers.tensors, *carried]

@@ -183,6 +183,7 @@ class DelayedBucket(Bucket):
 
     def begin_block(self) -> None:
         """Count local updates from W_g, after :meth:`merge` for each local model."""
+        # The buffers are exchanged instead of copied: _in_flight contains W_g.
         before = self._block_starts[0]
         self._block_starts = [self._in_flight] * self._models.number
         self._in_flight = before
@@ -219,6 +220,7 @@ class DelayedBucket(Bucket):
 
     def reset_local_model(self) -> None:
         """See :class:`Bucket`. Local updates are counted from the start model."""
+        # A copy, because the start model may be a view of W.
         self._block_starts[self._models.current] = self.outer.start_model(slice(None)).clone()
         if self._previous is not None:
             self._sent_state[self._models.current].copy_(self._previous)

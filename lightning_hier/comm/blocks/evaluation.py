@@ -130,6 +130,8 @@ class Evaluation:
             own or buffers.tensors, watch=point != SyncPoint.TRAINING_END
         )
         progress = self._communicators.progress.at(self._health.describe(point))
+        # Between the warm-up and the first step, the blocks and the other local models exist only
+        # here, so that an evaluation leaves nothing behind.
         with saved, self._models.opened(needed=bool(blocks)), progress:
             # Steps of other ranks may wait for this rank's part of an overlapped exchange.
             self._communicators.route.in_flight.finish()

@@ -164,6 +164,7 @@ class Fragment:
         for bucket in self.buckets:
             bucket.outer.set_models(participation.effective)
         carried = self._carries_state()
+        # First, because its collective of step counts is needed by the first chunk of moments.
         with profiler_range("hier/block/optimizer_state"):
             self.local_state.collect(participation, exchanged=carried)
         with profiler_range("hier/block/models"):
@@ -179,6 +180,7 @@ class Fragment:
             tensor.copy_(value)
         self._broadcast_other_buffers(participation)
         self._begin_next_block(participation, carried=carried)
+        # Optimizer state that was not averaged now is still that of the discarded model.
         if not (participation.takes_part or carried):
             self.reset_local_model()
         self.steps, self.samples = 0, 0.0

@@ -121,6 +121,8 @@ class LocalModels:
             yield self.current
             return
         before, nested = self.current, self._in_turns
+        # A block may end during the turn of a model. Only the outer round sees what schedulers,
+        # which run between two rounds, have changed.
         if not nested:
             self._apply_changes()
         self._in_turns = True

@@ -100,6 +100,7 @@ class Shard:
         self.carried_start = max(self.start - len(self._model), 0)
         self._starts = placement.starts(numel)
         self._longest = placement.longest(numel)
+        # Also on ranks with a shorter shard, because a group distributes each chunk together.
         self.chunks = self._ranges(self._longest, self.chunk)
         self._piece = max(min(chunk_length(self.values, _PIECE), self.values.numel()), 1)
         self._pieces = self._ranges(self.values.numel(), self._piece)

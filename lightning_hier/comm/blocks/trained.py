@@ -129,6 +129,8 @@ class TrainedTensors:
         self._optimizers = optimizers
         self.buffers = buffers
         self.parameters: set[Parameter] = {p for p in module.parameters() if p.requires_grad}
+        # Decided once: a later NaN in a buffer with a mean is an error, and a resume restores
+        # buffers whose values say nothing about the start.
         self.kept_equal: Collection[str] = {
             name
             for buffer, name in buffers.names.items()

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_hier.comm.blocks.trained import optimizer_parameters
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -80,7 +82,7 @@ def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]
     loads = [0] * world_size
     shards = []
     for number, optimizer in enumerate(optimizers):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = optimizer_parameters(optimizer)
         trained = [index for index, p in enumerate(parameters) if p.requires_grad]
         held: list[list[int]] = [[] for _ in range(world_size)]
         for index in sorted(trained, key=lambda index: -parameters[index].numel()):
