@@ -159,6 +159,7 @@ class Bucket:
 
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state and its position, without copying tensors."""
+        # A shard behind the parameters contains only buffers and optimizer state.
         return {
             "dtype": str(self.dtype),
             "elements": self.shard.elements,
@@ -182,6 +183,7 @@ class Bucket:
         Averaged optimizer state becomes that of the last average, or zero if it is not kept.
         Buffers get the values of the rank whose shard contains them. A collective of the group.
         """
+        # The whole shard is read, because buffers are written back with their current values.
         state = self.shard.read()[self.shard.carried]
         if self._previous is None:
             state.zero_()

@@ -103,6 +103,7 @@ class DelayedFragment(Fragment):
             lost = given_up(self._context.config.merge)
             self._given_up = lost * self.steps
             self.samples *= 1.0 - lost
+        # At every synchronisation, also at the first, when nothing was in flight yet.
         for _ in self._models.each():
             self.local_state.finish()
         return norms

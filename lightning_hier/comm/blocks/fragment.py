@@ -102,8 +102,8 @@ class Fragment:
         parameters, buffers = by_dtype(members.parameters), by_dtype(members.float_buffers)
         carried = by_dtype(self.local_state.carried)
         self.buckets: Sequence[Bucket] = [
-            self._bucket(parameters.get(own, []), buffers.get(own, []), carried.get(own, []))
-            for own in sorted({*parameters, *buffers, *carried}, key=str)
+            self._bucket(parameters.get(dtype, []), buffers.get(dtype, []), carried.get(dtype, []))
+            for dtype in sorted({*parameters, *buffers, *carried}, key=str)
         ]
 
     def _bucket(
@@ -152,12 +152,10 @@ class Fragment:
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
         first participating group. An excluded group gets the same, and new optimizer state.
+        Returns the norms of this rank's shard.
 
         Args:
             participation: groups whose models are averaged, after :meth:`read`.
-
-        Returns:
-            The norms of this rank's shard.
 
         """
         first_buffers = self._first_buffers()
@@ -236,6 +234,7 @@ class Fragment:
     def _begin_next_block(self, participation: Participation, *, carried: bool) -> None:
         """Write the result into all local models of this rank, and their optimizer state."""
         result = self._models.current
+        # The storage of the result: with another model in the module, a tensor has another storage.
         equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
         for model in self._models.each():
             if model != result:

@@ -168,6 +168,7 @@ class GTCReducer(Reducer):
                     begun.returned.append((memory, parameter))
         # The exact gradients of each worker, one after the other.
         gradients = [torch.cat(flats) for flats in zip(*exact, strict=True)]
+        # As compressed tensors, whose first step is averaged with these. _write_mean scales again.
         for own_gradients in gradients if begun.scale != 1.0 else ():
             own_gradients.div_(begun.scale)
         finite = all(tensor.finite for tensor in begun.compressed) and all(
@@ -207,7 +208,7 @@ class GTCReducer(Reducer):
         self._gather_payloads(bucket, [tensor for tensor in present if not tensor.is_first_step])
         first = [tensor.flats for tensor in present if tensor.is_first_step]
         gradients = [torch.cat(flats) for flats in zip(*first, strict=True)]
-        self._average_exact(bucket, gradients, [own for own, *_ in first])
+        self._average_exact(bucket, gradients, [place for place, *_ in first])
 
     def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
         """Start an all-gather of the words or bitmaps of all workers, one row each."""
@@ -242,11 +243,11 @@ class GTCReducer(Reducer):
         self._open.clear()
 
     def _write_mean(self, bucket: _Bucket) -> None:
-        for own in bucket.exact:
+        for exact in bucket.exact:
             if bucket.scale != 1.0:
-                own.mean.mul_(bucket.scale)
-            sizes = [place.numel() for place in own.places]
-            torch._foreach_copy_(list(own.places), list(own.mean.split(sizes)))
+                exact.mean.mul_(bucket.scale)
+            sizes = [place.numel() for place in exact.places]
+            torch._foreach_copy_(list(exact.places), list(exact.mean.split(sizes)))
         for memory, parameter in bucket.returned:
             del memory.tensors[parameter]
         with profiler_range("hier/gtc/decode"):
