@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import sum_of_squares
+from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_state import LocalState
@@ -23,9 +24,8 @@ class Bucket:
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state at the start of the block only for its shard of that state.
 
-    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk of the shard,
-    :meth:`~lightning_hier.comm.blocks.shard.Shard.write_scattered` of the shard, and
-    :meth:`take_squares`.
+    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk of the shard, and
+    :meth:`~lightning_hier.comm.blocks.shard.Shard.write_scattered` of the shard.
 
     Args:
         shard: shard of this rank; the transfer buffer holds the current values.
@@ -48,7 +48,6 @@ class Bucket:
         self.outer = outer
         self._local_state = local_state
         self.dtype = shard.values.dtype
-        self._squares = [0.0, 0.0]
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
 
     def read(self, *, add: bool = False) -> ModelHealth:
@@ -74,7 +73,9 @@ class Bucket:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         return self.outer.prepare_(model, place)
 
-    def synchronise(self, chunk: Chunk, participation: Participation, *, carried: bool) -> Stages:
+    def synchronise(
+        self, chunk: Chunk, participation: Participation, norms: Norms, *, carried: bool
+    ) -> Stages:
         """Average a chunk, take the outer step, and write the start model of the next block.
 
         Tensors and averaged optimizer state are written in place. Collectives of the world.
@@ -82,6 +83,7 @@ class Bucket:
         Args:
             chunk: a chunk of the shard.
             participation: groups that take part.
+            norms: sums of squares to which those of the chunk are added.
             carried: whether the state of the local optimizer is averaged.
 
         """
@@ -91,21 +93,9 @@ class Bucket:
             self._advance_carried_(values[self.shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
-        self._count(mean + sum_of_squares(values[chunk.buffers]), update)
+        norms.add(mean + sum_of_squares(values[chunk.buffers]), update)
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=carried)
-
-    def _count(self, mean: float, update: float) -> None:
-        self._squares[0] += mean
-        self._squares[1] += update
-
-    def take_squares(self) -> tuple[float, float]:
-        """Sums of squares of this rank's shard of the mean and of the global update.
-
-        Those of all chunks since the last call.
-        """
-        (mean, update), self._squares = self._squares, [0.0, 0.0]
-        return mean, update
 
     def _advance_carried_(self, means: Tensor, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""

@@ -158,7 +158,7 @@ class Fragment:
             participation: groups whose models are averaged, after :meth:`read`.
 
         """
-        first_buffers = self._first_buffers()
+        norms, first_buffers = Norms(participation.mean_squares), self._first_buffers()
         for bucket in self.buckets:
             bucket.outer.set_models(participation.effective)
         carried = self._carries_state()
@@ -167,7 +167,7 @@ class Fragment:
             self.local_state.collect(participation, exchanged=carried)
         with profiler_range("hier/block/models"):
             Pipeline(
-                bucket.synchronise(chunk, participation, carried=carried)
+                bucket.synchronise(chunk, participation, norms, carried=carried)
                 for bucket in self.buckets
                 for chunk in bucket.shard.chunks
             ).run()
@@ -182,9 +182,6 @@ class Fragment:
         if not (participation.takes_part or carried):
             self.reset_local_model()
         self.steps, self.samples = 0, 0.0
-        norms = Norms(participation.mean_squares)
-        for bucket in self.buckets:
-            norms.add(*bucket.take_squares())
         return norms
 
     def _carries_state(self) -> bool:
