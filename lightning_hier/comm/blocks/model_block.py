@@ -225,4 +225,4 @@ class ModelBlock:
         buckets: list[Bucket] = [bucket for fragment in self._all for bucket in fragment.buckets]
         restart_buckets(buckets, self.members, saved)
         for fragment in self._all:
-            fragment.local_state.go_on(counts)
+            fragment.local_state.restart(counts)
