@@ -42,7 +42,9 @@ _FAMILIES: dict[str, dict[str, Charts]] = {
         "Block": {
             "norm of the global update": rf"hier/block/{_ONE_OPTIMIZER}update_norm",
             "distance between the groups' models": rf"hier/block/{_ONE_OPTIMIZER}model_distance",
-            "blocks and excluded groups": rf"hier/block/{_ONE_OPTIMIZER}(blocks|excluded)",
+            "blocks, their steps by a rule, and excluded groups": (
+                rf"hier/block/{_ONE_OPTIMIZER}(blocks|block_size|excluded)"
+            ),
         },
     },
     "psp": {

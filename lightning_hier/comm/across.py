@@ -75,6 +75,6 @@ def _build(
     between = make([host[0] for host in hosts], "between_hosts")
     shared = [make(host, "on_host") for host in hosts if len(host) > 1]
     host = next((channel for channel in shared if channel is not None), None)
-    if between is None and host is None:
+    if between is None and host is None:  # this rank is in another route
         return None
     return AcrossRoute(between, host, len(hosts), hosts_are_shared=len(hosts) < len(ranks))

@@ -48,6 +48,7 @@ def gather_json(
 
 def _gather(own: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Tensors of all ranks, in order of rank, in host memory."""
+    # Not by a channel: settings are compared before there are any.
     own = own.to(device)
     rows = own.new_empty(dist.get_world_size() * own.numel())
     dist.all_gather_into_tensor(rows, own)

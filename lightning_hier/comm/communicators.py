@@ -91,6 +91,7 @@ class Communicators:
         def channel(group: dist.ProcessGroup, tier: Tier) -> Channel:
             return Channel(group, tier, traffic, progress)
 
+        # torch creates a group on all ranks of the world, also on those that are not members.
         def subgroup(ranks: Sequence[int], name: str) -> Channel | None:
             group = groups.of(ranks, timeout, name)
             return channel(group, "across") if rank in ranks else None

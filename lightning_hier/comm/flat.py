@@ -78,6 +78,6 @@ class FlatView:
         """Copy ``flat`` (all elements) into the tensors, in place."""
         if self.tensors:
             targets = [local_tensor(tensor) for tensor in self.tensors]
-            pieces = flat[: len(self)].split([own.numel() for own in targets])
+            pieces = flat[: len(self)].split([target.numel() for target in targets])
             shaped = [p.view(t.shape) for p, t in zip(pieces, targets, strict=True)]
             torch._foreach_copy_(targets, shaped)

@@ -175,6 +175,7 @@ class OverlapQueue:
 
     def _run(self) -> None:
         current = [plan for plan in self._plans if plan.until(self._step) < plan.due]
+        # Plans whose steps are over are only counted, so that their list stays short.
         self._past += sum(plan.due for plan in self._plans) - sum(plan.due for plan in current)
         self._plans = current
         while self._waiting:

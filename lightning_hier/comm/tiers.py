@@ -17,13 +17,6 @@ GroupSize = int | Literal["node", "world"]
 """Size of a group: a number, ``"node"`` (devices of a host) or ``"world"`` (all ranks)."""
 
 
-def workers_per_group(group_size: GroupSize, per_host: int, in_all: int) -> int:
-    """Convert a group size to a number of workers."""
-    if group_size == "node":
-        return per_host
-    return in_all if group_size == "world" else group_size
-
-
 @dataclass(frozen=True)
 class WorkerLayout:
     """Assignment of the workers of groups to ranks, in order.

@@ -55,8 +55,8 @@ class GradientMemory:
     def state(self, names: Mapping[Parameter, str]) -> dict[str, dict[str, Any]]:
         """Residuals and thresholds by the names of the parameters, without copying tensors."""
         return {
-            "residuals": {names[own]: memory.residual for own, memory in self.tensors.items()},
-            "thresholds": {names[own]: memory.threshold for own, memory in self.tensors.items()},
+            "residuals": {names[p]: memory.residual for p, memory in self.tensors.items()},
+            "thresholds": {names[p]: memory.threshold for p, memory in self.tensors.items()},
         }
 
     def load(

@@ -169,4 +169,5 @@ class LiveCollectives:
 
 def _shaped(contribution: Contribution, like: Tensor) -> Tensor:
     values = contribution.payload.to(like.dtype)
+    # A copy, because a received payload is a view of a frame and read-only.
     return values.reshape(contribution.value).to(like.device, copy=True)

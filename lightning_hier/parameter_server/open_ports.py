@@ -134,6 +134,8 @@ def open_ports(
     with ExitStack() as undo:
         transport = Transport(world_size, limits, context.refusals)
         undo.callback(transport.close)
+        # All addresses are bound before a rank connects, and their names are removed as soon as all
+        # ranks of the host have opened them.
         rows = agree(exchange, lambda: asdict(transport.bind(rank, offers)), failure)
         contacts = [Contact(**row) for row in rows]
         opened: list[Contact] = []
@@ -141,6 +143,7 @@ def open_ports(
         agree(exchange, lambda: opened.extend(transport.open_sockets(host, contacts)), failure)
         transport.remove_name()
         register = Register(rank, opened)
+        # Ranks of other hosts that have connected already wait for this.
         transport.authenticator.admit(register.ranks_by_key)
         ports = Ports(transport, register, context, heartbeat_s=heartbeat_s, grace_s=grace_s)
         undo.pop_all()

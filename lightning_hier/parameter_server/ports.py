@@ -60,6 +60,7 @@ class ServerPort:
                 received = self._read()
             except Refused as refused:
                 self._context.refusals.add(refused)
+                # A flood of refused messages must not keep the server loop from its work.
                 if time.monotonic() >= deadline_s:
                     return None
             else:

@@ -225,6 +225,7 @@ def _copied(optimizer: Optimizer, tensors: dict[int, Parameter]) -> Optimizer:
     ]
     # deepcopy's memo is by id, so the server's tensors replace the parameters.
     memo: dict[int, Any] = dict(tensors)
+    # Not by the constructor, whose arguments are unknown.
     copied: Optimizer = object.__new__(type(optimizer))
     state = {
         **copy.deepcopy(kept, memo),

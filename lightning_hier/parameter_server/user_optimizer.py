@@ -47,7 +47,7 @@ def _plain(value: Any) -> Any:
 
 def trainable(optimizer: Optimizer) -> list[Parameter]:
     """The trainable parameters of an optimizer, in its order."""
-    return [own for own in optimizer_parameters(optimizer) if own.requires_grad]
+    return [parameter for parameter in optimizer_parameters(optimizer) if parameter.requires_grad]
 
 
 class ServedParameterCheck:

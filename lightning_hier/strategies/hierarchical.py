@@ -48,7 +48,8 @@ class HierarchicalStrategy(SynchronousStrategy, DDPStrategy):
         gradient_sync: gradient synchronisation inside a group at every step: ``AllReduce()``,
             ``GTC(...)`` or ``CommHook(hook, state)``. None is ``AllReduce()``.
         block_sync: synchronisation of the groups' models after every block:
-            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, or None with a single group.
+            ``ModelAveraging(...)``, ``BMUF(...)``, ``BMUFAdam(...)``, ``DiLoCo(...)``, or None with
+            a single group.
         warmup_steps: number of first steps in which the gradients of every optimizer are averaged
             exactly over the world. Blocks start after them. ``"auto"`` is a tenth of the steps of
             the run, at most 500. It is 500 if the length of the run is unknown, and 0 if a warm-up

@@ -59,6 +59,7 @@ class EndOfData(Callback):
         self._health.batches = _batches(trainer)
         if self._joining is None:
             return
+        # It returns early when a rank has reported a signal, on which all ranks act together.
         while not self._joining.run():
             self._act_on_signal()
             if trainer.received_sigterm:

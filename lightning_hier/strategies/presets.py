@@ -13,8 +13,7 @@ from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam, LocalBeta1, Moments
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.health import OnNonfinite
-from lightning_hier.comm.blocks.local_momentum import LocalMomentum
-from lightning_hier.comm.blocks.model_averaging import ModelAveraging
+from lightning_hier.comm.blocks.model_averaging import LocalMomentum, ModelAveraging
 from lightning_hier.comm.gradients.gradient_sync import GTC
 from lightning_hier.strategies.data_checks import UnevenBatches
 from lightning_hier.strategies.hierarchical import HierarchicalStrategy

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lightning_hier.comm.blocks.shard_placement import fewest_nics
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.process_groups import SHARED
-from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout, workers_per_group
+from lightning_hier.comm.tiers import GroupSize, RankLayout, WorkerLayout
 from lightning_hier.comm.traffic import Traffic
-from lightning_hier.strategies import placement
+from lightning_hier.strategies import launch
 
 if TYPE_CHECKING:
     from lightning_hier.strategies.tiered import TieredStrategy
@@ -39,8 +39,9 @@ class RankGroups:
     @property
     def size(self) -> int:
         """Workers of one group."""
-        per_host = self._strategy.num_processes * self._virtual_workers
-        return workers_per_group(self._group_size, per_host, self.all_workers)
+        if self._group_size == "node":
+            return self._strategy.num_processes * self._virtual_workers
+        return self.all_workers if self._group_size == "world" else self._group_size
 
     @property
     def all_workers(self) -> int:
@@ -92,8 +93,8 @@ class RankGroups:
     def check_division(self, hosts: Sequence[int]) -> None:
         """Raise ValueError if the ranks on these hosts cannot be divided into the groups."""
         if self._group_size == "node":
-            placement.check_hosts(hosts)
-        _ = self.worker_layout, self.worker_counts
+            launch.check_hosts(hosts)
+        _ = self.worker_layout, self.worker_counts  # their constructors check the numbers
 
     def are_built(self, generation: int) -> bool:
         """Whether the process groups of ``generation`` exist."""

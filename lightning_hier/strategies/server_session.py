@@ -202,7 +202,8 @@ class ServerSession:
 
     def living(self) -> list[int]:
         """The live ranks."""
-        return [rank for rank in range(self._world_size) if rank not in self._server_loop.gone()]
+        gone = self._server_loop.gone()
+        return [rank for rank in range(self._world_size) if rank not in gone]
 
     def lost(self) -> dict[int, str]:
         """The lost ranks, with reasons."""
@@ -284,5 +285,5 @@ def open_session(strategy: ParameterServerStrategy, build: BuildEngine) -> Serve
         world_size=world_size,
         timeout_s=strategy.limit.total_seconds(),
         traffic=strategy.traffic,
-        world_tier="across" if size < world_size else "group",
+        world_tier=strategy.communicators.world.tier,
     )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning_utilities.core.rank_zero import rank_zero_info
-from typing_extensions import Self
 
 from lightning_hier.algorithms.automatic import Auto, auto_warmup_steps
 from lightning_hier.comm.agreement import gather_json
@@ -64,14 +63,13 @@ class Synchronisation:
             None if self.block_sync is None else self.block_sync.resolved(run_steps, num_models),
         )
 
-    def with_values(self, values: Mapping[str, Any]) -> Self:
+    def with_values(self, values: Mapping[str, Any]) -> Synchronisation:
         """Replace each ``"auto"`` by the value of another run."""
-        found: Any = self
+        found = self
         for name in self.automatic:
             if values.get(name) is not None:
                 found = found._with(name, values[name])
-        made: Self = found
-        return made
+        return found
 
     def _with(self, name: str, value: Any) -> Synchronisation:
         if name == "warmup_steps":

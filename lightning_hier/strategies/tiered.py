@@ -30,7 +30,7 @@ from lightning_hier.comm.traffic import Traffic
 from lightning_hier.strategies import (
     arguments,
     data_checks,
-    placement,
+    launch,
     private_names,
     trainer_checks,
 )
@@ -140,15 +140,15 @@ class TieredStrategy(ParallelStrategy, ABC):
     @property
     @override
     def root_device(self) -> torch.device:
-        if placement.in_ray(self):
-            return placement.worker_device()
+        if launch.in_ray(self):
+            return launch.worker_device()
         return torch.device(self._lightning.root_device)
 
     @property
     def num_processes(self) -> int:
         """Ranks on this host."""
-        if placement.in_ray(self):
-            return placement.workers_on_this_host()
+        if launch.in_ray(self):
+            return launch.workers_on_this_host()
         return int(self._lightning.num_processes)
 
     @property
@@ -159,7 +159,7 @@ class TieredStrategy(ParallelStrategy, ABC):
     def set_world_ranks(self) -> None:
         """Set number and count of the ranks."""
         self._lightning.set_world_ranks()
-        placement.let_prepare_trainer_accept(TieredStrategy)
+        launch.let_prepare_trainer_accept(TieredStrategy)
 
     @override
     def _configure_launcher(self) -> None:
@@ -175,16 +175,16 @@ class TieredStrategy(ParallelStrategy, ABC):
     @override
     def setup_environment(self) -> None:
         destroy_groups_at_exit(self)
-        placement.warn_of_shared_store()
+        launch.warn_of_shared_store()
         # Before the device is set up, because the process may not have this device.
-        placement.check_world(self.world_size)
+        launch.check_world(self.world_size)
         self._start_processes()
-        placement.unbind_from_device()
+        launch.unbind_from_device()
         self._start_compared = False
         generation = SHARED.renew(self.root_device)
         if self.groups.are_built(generation):
             return  # a Trainer that validates or tests after fit keeps its process groups
-        hosts = placement.host_of_ranks(self, self.num_processes)
+        hosts = launch.host_of_ranks(self, self.num_processes)
         with raise_everywhere(self.root_device):
             private_names.check_private_names(self.lightning_module, self.virtual_workers)
             self.groups.check_division(hosts)

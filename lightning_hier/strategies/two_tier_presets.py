@@ -13,7 +13,7 @@ from lightning_hier.comm.blocks.bmuf import BMUF
 from lightning_hier.comm.blocks.diloco import DiLoCo
 from lightning_hier.comm.blocks.exchange import AcrossDtype
 from lightning_hier.comm.blocks.health import OnNonfinite
-from lightning_hier.comm.blocks.local_momentum import LocalMomentum
+from lightning_hier.comm.blocks.model_averaging import LocalMomentum
 from lightning_hier.comm.blocks.outer_optimizer import OuterOptimizer
 from lightning_hier.comm.blocks.shard_placement import Across
 from lightning_hier.comm.gradients.gradient_sync import GTC

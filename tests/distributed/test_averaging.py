@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lightning_hier.comm.blocks.error_feedback import ChunkFeedback, ErrorFeedback
 from lightning_hier.comm.blocks.exchange import AcrossDtype, make_codec
-from lightning_hier.comm.blocks.sparse_exchange import sparse_sum
-from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum
+from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum, sparse_sum
 from lightning_hier.comm.communicators import Communicators
 from lightning_hier.comm.stages import Pipeline, Stages
 from tests.distributed.gradients import open_world

@@ -55,6 +55,7 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
     limit = timedelta(seconds=120)
     gtc: dict[str, Any] = {"dense_below": 9, "density": 0.2, "warmup_steps": 0}
     adam = lh.BMUFAdam(block_size=2, local_beta1="keep")
+    bmuf = lh.BMUF(block_size=2, block_rule=lh.QSR(coefficient=0.1, max_block_size=2))
     average: dict[str, Any] = {"callbacks": [EMAWeightAveraging()]}
     return [
         (lh.GTCStrategy(**gtc), Net(batchnorm=True), {}),
@@ -79,7 +80,9 @@ def _runs() -> list[tuple[Any, Net, dict[str, Any]]]:
             {},
         ),
         (
-            lh.BMUFStrategy(block_size=2, find_unused_parameters=True, warmup_steps=0),
+            lh.HierarchicalStrategy(
+                group_size=1, block_sync=bmuf, find_unused_parameters=True, warmup_steps=0
+            ),
             TwoOptimizers(batchnorm=True),
             {},
         ),

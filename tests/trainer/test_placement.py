@@ -14,7 +14,7 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_hier.strategies.placement import check_hosts, unbind_from_device
+from lightning_hier.strategies.launch import check_hosts, unbind_from_device
 from tests.ranks import run_ranks
 from tests.trainer.fitting import Net, fit, fit_on_ranks, loader, make_trainer, this_rank, weights
 

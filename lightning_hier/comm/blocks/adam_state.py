@@ -230,7 +230,7 @@ class AdamMoments(LocalState):
             if own is not None:
                 own.start, own.start_product, own.rho, own.counted, own.ahead = values
 
-    def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
+    def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Restore rho. The block starts at the current step counts."""
         for parameter, (_, _, rho, _, _) in counts.items():
             own = self._steps.get(parameter)

@@ -129,7 +129,7 @@ class BlockSynchroniser:
 
     def count_samples(self, samples: float) -> None:
         """Count samples of the step in progress of each optimizer. Does not communicate."""
-        self._worker.samples[:] = [own + samples for own in self._worker.samples]
+        self._worker.samples[:] = [before + samples for before in self._worker.samples]
 
     def after_step(self, optimizer: int) -> None:
         """Count a step, and apply and send the fragments that are due after it.

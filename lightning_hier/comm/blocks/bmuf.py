@@ -24,7 +24,7 @@ from lightning_hier.algorithms.block_momentum import (
 from lightning_hier.algorithms.weighting import weighted_block_momentum
 from lightning_hier.comm.blocks.adam_state import SUPPORTED
 from lightning_hier.comm.blocks.block_sync import BlockSync
-from lightning_hier.comm.blocks.local_momentum import LocalMomentumSync
+from lightning_hier.comm.blocks.model_averaging import LocalMomentumSync
 
 # Stability of classical momentum with a delay of a block: docs/algorithms.md, "What a delay does".
 _LARGEST_LATE_ETA = 0.71

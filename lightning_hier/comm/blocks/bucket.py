@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import sum_of_squares
+from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.health import ModelHealth, Participation
 from lightning_hier.comm.blocks.local_state import LocalState
@@ -24,9 +25,8 @@ class Bucket:
     This rank keeps W and the state of the outer step only for its shard of the parameters, and the
     optimizer state at the start of the block only for its shard of that state.
 
-    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk of the shard,
-    :meth:`~lightning_hier.comm.blocks.shard.Shard.write_scattered` of the shard, and
-    :meth:`take_squares`.
+    A synchronisation calls :meth:`read`, :meth:`synchronise` for each chunk of the shard, and
+    :meth:`~lightning_hier.comm.blocks.shard.Shard.write_scattered` of the shard.
 
     Args:
         shard: shard of this rank; the transfer buffer holds the current values.
@@ -49,7 +49,6 @@ class Bucket:
         self.outer = outer
         self._local_state = local_state
         self.kind: Kind = (str(shard.values.dtype), shard.holders)
-        self._squares = [0.0, 0.0]
         self._previous = shard.values[shard.carried].clone() if local_state.keeps_previous else None
 
     def read(self, *, add: bool = False) -> ModelHealth:
@@ -76,7 +75,9 @@ class Bucket:
         """Turn a local model into the values to average, in place. Returns their sum of squares."""
         return self.outer.prepare_(model, place)
 
-    def synchronise(self, chunk: Chunk, participation: Participation, *, carried: bool) -> Stages:
+    def synchronise(
+        self, chunk: Chunk, participation: Participation, norms: Norms, *, carried: bool
+    ) -> Stages:
         """Average a chunk, take the outer step, and write the start model of the next block.
 
         Tensors and averaged optimizer state are written in place. Collectives of the world.
@@ -84,6 +85,7 @@ class Bucket:
         Args:
             chunk: a chunk of the shard.
             participation: groups that take part.
+            norms: sums of squares to which those of the chunk are added.
             carried: whether the state of the local optimizer is averaged.
 
         """
@@ -93,21 +95,13 @@ class Bucket:
             self._advance_carried_(values[self.shard.carried], chunk.carried)
         with profiler_range("hier/block/outer_step"):
             mean, update = self.outer.apply_(values[place], place)
-        self._count(mean + sum_of_squares(values[chunk.buffers]), update)
+        self._add_squares(norms, mean + sum_of_squares(values[chunk.buffers]), update)
         yield self.shard.distribute(chunk.start, chunk.stop)
         self.shard.write_chunk(chunk, carried=carried)
 
-    def _count(self, mean: float, update: float) -> None:
-        self._squares[0] += mean / self.shard.holders
-        self._squares[1] += update / self.shard.holders
-
-    def take_squares(self) -> tuple[float, float]:
-        """Sums of squares of this rank's shard of the mean and of the global update.
-
-        Those of all chunks since the last call.
-        """
-        (mean, update), self._squares = self._squares, [0.0, 0.0]
-        return mean, update
+    def _add_squares(self, norms: Norms, mean: float, update: float) -> None:
+        """Add sums of squares. The sum over the ranks of a group then counts elements once."""
+        norms.add(mean / self.shard.holders, update / self.shard.holders)
 
     def _advance_carried_(self, means: Tensor, place: slice) -> None:
         """Turn a range of the means of this rank's optimizer state into that of the next block."""
@@ -166,6 +160,7 @@ class Bucket:
 
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state and its position, without copying tensors."""
+        # A shard behind the parameters contains only buffers and optimizer state.
         return {
             **self.outer_state(),
             "start": min(self.shard.start, self.shard.elements),
@@ -187,6 +182,7 @@ class Bucket:
         Averaged optimizer state becomes that of the last average, or zero if it is not kept.
         Buffers get the values of the rank whose shard contains them. A collective of the group.
         """
+        # The whole shard is read, because buffers are written back with their current values.
         state = self.shard.read()[self.shard.carried]
         if self._previous is None:
             state.zero_()

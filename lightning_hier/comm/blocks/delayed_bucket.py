@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_hier.algorithms.kernels import kernels_for
+from lightning_hier.comm.blocks.block_report import Norms
 from lightning_hier.comm.blocks.bucket import Bucket
 from lightning_hier.comm.blocks.exchange import Exchange
 from lightning_hier.comm.blocks.health import Participation
@@ -144,16 +145,20 @@ class DelayedBucket(Bucket):
             if progress:
                 self._block_starts[number] = start
 
-    def advance(self) -> None:
+    def advance(self, norms: Norms) -> None:
         """Take the outer step with the mean in flight, which becomes W_g, in place.
 
         The mean of the optimizer state becomes that of the start model.
+
+        Args:
+            norms: sums of squares to which those of the bucket are added.
+
         """
         self.has_update = False
         for chunk in self.shard.chunks:
             with profiler_range("hier/block/outer_step"):
                 place = chunk.parameters
-                self._count(*self.outer.apply_(self._in_flight[place], place))
+                self._add_squares(norms, *self.outer.apply_(self._in_flight[place], place))
             if self.carries:
                 self._advance_carried_(self._state_in_flight, chunk.carried)
 

@@ -95,7 +95,10 @@ class DelayedFragment(Fragment):
         if self.has_update:
             self._queue.finish(self._work)
             norms = self._sent
-            self._advance(norms)
+            # Start model and optimizer state of the next block, then each local model.
+            self.local_state.arrive(exchanged=self._has_state)
+            for bucket in self.buckets:
+                bucket.advance(norms)
             for model in self._models.each():
                 self._merge(model)
             for bucket in self.buckets:
@@ -103,16 +106,10 @@ class DelayedFragment(Fragment):
             lost = given_up(self._context.config.merge)
             self._given_up = lost * self.steps
             self.samples *= 1.0 - lost
+        # At every synchronisation, also at the first, when nothing was in flight yet.
         for _ in self._models.each():
             self.local_state.finish()
         return norms
-
-    def _advance(self, norms: Norms) -> None:
-        """Compute the start model and the optimizer's state that belongs to it."""
-        self.local_state.arrive(exchanged=self._has_state)
-        for bucket in self.buckets:
-            bucket.advance()
-            norms.add(*bucket.take_squares())
 
     def _merge(self, model: int) -> None:
         """Merge local model ``model``, which is in the module, with the start model, in place."""

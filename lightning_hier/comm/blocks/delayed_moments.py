@@ -47,6 +47,7 @@ class DelayedMoments(AdamMoments):
         self, participation: Participation, *, exchanged: bool = True, kept: float = 1.0
     ) -> None:
         """See :class:`LocalState`. The local models are those of the last :meth:`note`."""
+        # The steps of the last exchange, before the next one replaces it.
         self._count_update()
         super().collect(participation, exchanged=exchanged, kept=kept)
         if exchanged:

@@ -20,8 +20,7 @@ from lightning_hier.comm.across import AcrossRoute
 from lightning_hier.comm.blocks.error_feedback import ErrorFeedback, error_dtype
 from lightning_hier.comm.blocks.health import Participation
 from lightning_hier.comm.blocks.shard import Chunk, Shard
-from lightning_hier.comm.blocks.sparse_exchange import sparse_sum
-from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum
+from lightning_hier.comm.blocks.sums import exact_sum, quantised_sum, sparse_sum
 from lightning_hier.comm.stages import Stages, side_by_side
 
 AcrossDtype = Literal["same", "bfloat16", "int8", "int4"]

@@ -102,8 +102,8 @@ class Fragment:
         parameters, buffers = by_kind(members.parameters), by_kind(members.float_buffers)
         carried = by_kind(self.local_state.carried)
         self.buckets: Sequence[Bucket] = [
-            self._bucket(parameters.get(own, []), buffers.get(own, []), carried.get(own, []))
-            for own in sorted({*parameters, *buffers, *carried})
+            self._bucket(parameters.get(kind, []), buffers.get(kind, []), carried.get(kind, []))
+            for kind in sorted({*parameters, *buffers, *carried})
         ]
 
     def _bucket(
@@ -152,15 +152,13 @@ class Fragment:
 
         Parameters become W_g(t), floating-point buffers their mean, other buffers those of the
         first participating group. An excluded group gets the same, and new optimizer state.
+        Returns the norms of this rank's shard.
 
         Args:
             participation: groups whose models are averaged, after :meth:`read`.
 
-        Returns:
-            The norms of this rank's shard.
-
         """
-        first_buffers = self._first_buffers()
+        norms, first_buffers = Norms(participation.mean_squares), self._first_buffers()
         for bucket in self.buckets:
             bucket.outer.set_models(participation.effective)
         carried = self._carries_state()
@@ -169,7 +167,7 @@ class Fragment:
             self.local_state.collect(participation, exchanged=carried)
         with profiler_range("hier/block/models"):
             Pipeline(
-                bucket.synchronise(chunk, participation, carried=carried)
+                bucket.synchronise(chunk, participation, norms, carried=carried)
                 for bucket in self.buckets
                 for chunk in bucket.shard.chunks
             ).run()
@@ -184,9 +182,6 @@ class Fragment:
         if not (participation.takes_part or carried):
             self.reset_local_model()
         self.steps, self.samples = 0, 0.0
-        norms = Norms(participation.mean_squares)
-        for bucket in self.buckets:
-            norms.add(*bucket.take_squares())
         return norms
 
     def _carries_state(self) -> bool:
@@ -236,6 +231,7 @@ class Fragment:
     def _begin_next_block(self, participation: Participation, *, carried: bool) -> None:
         """Write the result into all local models of this rank, and their optimizer state."""
         result = self._models.current
+        # The storage of the result: with another model in the module, a tensor has another storage.
         equal = [(tensor, tensor.data) for tensor in self.members.other_buffers]
         for model in self._models.each():
             if model != result:

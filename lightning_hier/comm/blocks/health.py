@@ -211,7 +211,7 @@ def decide_participation(
         raise NonFiniteModelError(f"{_finding(reports)}: no group has a finite model. {_ADVICE}")
     included = [own for number, own in enumerate(reports) if number // size not in excluded]
     found = Participation(
-        sum(own.squares for own in included) / healthy,
+        sum(report.squares for report in included) / healthy,
         healthy,
         excluded=tuple(sorted(excluded)),
         takes_part=rank // size not in excluded,
@@ -227,14 +227,14 @@ def _weighted(
     members = [reports[start : start + size] for start in range(0, len(reports), size)]
     weights = [
         group_weights(
-            [math.fsum(own.samples[i] for own in ranks) for ranks in members], found.excluded
+            [math.fsum(report.samples[i] for report in ranks) for ranks in members], found.excluded
         )
         for i in range(len(reports[0].samples))
     ]
     squares = sum(
-        own.weight * sum(report.squares for report in ranks)
-        for own, ranks in zip(weights[0], members, strict=True)
-        if own.weight  # an excluded model may not be finite
+        counted.weight * sum(report.squares for report in ranks)
+        for counted, ranks in zip(weights[0], members, strict=True)
+        if counted.weight  # an excluded model may not be finite
     )
     own = tuple(of_fragment[group] for of_fragment in weights)
     return replace(found, mean_squares=squares, weights=own)

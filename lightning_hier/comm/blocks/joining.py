@@ -88,5 +88,6 @@ class Joining:
 
     def _count_steps(self, optimizer: int, total: int) -> None:
         """Count steps without gradients up to ``total``."""
+        # One by one, because means of delayed fragments may be applied at any of them.
         for _ in range(total - self._worker.steps[optimizer].total):
             self._after_step(optimizer)

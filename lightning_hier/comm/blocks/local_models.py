@@ -81,7 +81,7 @@ class LocalModels:
         if self.number == 1 or self._saved:
             return
         # Modules with several optimizers freeze some parameters temporarily.
-        self._parameters = {own: None for own in self._module.parameters() if own.requires_grad}
+        self._parameters = {p: None for p in self._module.parameters() if p.requires_grad}
         for other in range(self.number):
             if other != self.current:
                 self._saved[other] = _cloned(self._save())
@@ -145,14 +145,14 @@ class LocalModels:
         self.buffers.reclaim()
         tensors: list[Tensor] = [*self._parameters, *self.buffers.tensors]
         return _SavedModel(
-            {own: own.data for own in tensors},
-            {own: own.grad for own in self._parameters},
+            {tensor: tensor.data for tensor in tensors},
+            {parameter: parameter.grad for parameter in self._parameters},
             [SavedOptimizer.of(optimizer) for optimizer in self._optimizers],
         )
 
     def _restore(self, saved: _SavedModel) -> None:
-        for own, data in saved.values.items():
-            own.data = data
+        for tensor, data in saved.values.items():
+            tensor.data = data
         for parameter, gradient in saved.gradients.items():
             parameter.grad = gradient
         for optimizer, kept in zip(self._optimizers, saved.optimizers, strict=True):
@@ -182,7 +182,7 @@ def _cloned(saved: _SavedModel) -> _SavedModel:
         return copy
 
     return _SavedModel(
-        {own: clone(storage) for own, storage in saved.values.items()},
+        {tensor: clone(storage) for tensor, storage in saved.values.items()},
         dict.fromkeys(saved.gradients),
         [optimizer.cloned(clone) for optimizer in saved.optimizers],
     )

@@ -111,7 +111,7 @@ class LocalState:
     def set_counts(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Continue from :meth:`counts`, perhaps of fewer parameters, in the middle of a block."""
 
-    def go_on(self, counts: Mapping[Parameter, list[float]]) -> None:
+    def restart(self, counts: Mapping[Parameter, list[float]]) -> None:
         """Start a block from :meth:`counts` and the current state of the optimizer."""
 
 

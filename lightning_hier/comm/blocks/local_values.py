@@ -106,12 +106,12 @@ class LocalValues:
 
     def all(self) -> dict[Tensor, Tensor]:
         """Local values of trainable parameters and buffers, not copied."""
-        return {own: self._of(own) for own in self._trained.tensors()}
+        return {tensor: self._of(tensor) for tensor in self._trained.tensors()}
 
     def buffers(self) -> dict[str, Tensor]:
         """Local values of the buffers by name, not copied."""
         self._models.buffers.reclaim()
-        return {name: self._of(own) for own, name in self._models.buffers.names.items()}
+        return {name: self._of(buffer) for buffer, name in self._models.buffers.names.items()}
 
     @torch.no_grad()
     def keep_written_buffers(self) -> None:
@@ -134,6 +134,7 @@ class LocalValues:
                 "frozen parameters at any time."
             )
         self.saved.keep(written)
+        # The present storage: with another model in the module, a tensor has another storage.
         values = [(tensor, tensor.data) for tensor in written]
         for _ in self._models.others() if values else ():
             for tensor, value in values:

@@ -59,12 +59,12 @@ class ModelBlock:
     @property
     def carried(self) -> list[Tensor]:
         """State of the local optimizer that is averaged with the model."""
-        return [own for fragment in self._all for own in fragment.local_state.carried]
+        return [tensor for fragment in self._all for tensor in fragment.local_state.carried]
 
     def counts(self) -> Counts:
         """Counts of the local optimizer's state of each parameter, the same on all ranks."""
-        found = [fragment.local_state.counts() for fragment in self._all]
-        return {parameter: values for own in found for parameter, values in own.items()}
+        by_fragment = [fragment.local_state.counts() for fragment in self._all]
+        return {parameter: values for counts in by_fragment for parameter, values in counts.items()}
 
     def count_step(self, samples: float = 0.0) -> None:
         """Count a step of the optimizer, and its samples on this rank. Does not communicate."""
@@ -88,8 +88,8 @@ class ModelBlock:
         sent = self._all
         if fragment is not None:
             sent = [self._fragments[fragment], *self._buffers_with(fragment)]
-        for own in sent:
-            health += own.read()
+        for part in sent:
+            health += part.read()
         return health
 
     def synchronise(
@@ -158,11 +158,11 @@ class ModelBlock:
         self._context.communicators.route.in_flight.finish()
         Pipeline(
             chunk
-            for place, own in enumerate(self._all)
-            for chunk in own.write_global(participation.of(place))
+            for place, fragment in enumerate(self._all)
+            for chunk in fragment.write_global(participation.of(place))
         ).run()
-        for own in self._all:
-            own.finish_global(participation)
+        for fragment in self._all:
+            fragment.finish_global(participation)
 
     @torch.no_grad()
     def regrown(self, members: Members) -> ModelBlock:
@@ -187,8 +187,8 @@ class ModelBlock:
                 )
         context.communicators.route.in_flight.finish()
         block = ModelBlock(members, context)
-        for own, older in zip(block._all, self._all, strict=True):
-            own.continue_(older)
+        for fragment, older in zip(block._all, self._all, strict=True):
+            fragment.continue_(older)
         return block
 
     def state(self) -> list[dict[str, Any]]:
@@ -240,7 +240,7 @@ class ModelBlock:
             ValueError: the state belongs to another model.
 
         """
-        buckets: list[Bucket] = [bucket for own in self._all for bucket in own.buckets]
+        buckets: list[Bucket] = [bucket for fragment in self._all for bucket in fragment.buckets]
         restart_buckets(buckets, self.members, self._context.placement, saved)
         for fragment in self._all:
-            fragment.local_state.go_on(counts)
+            fragment.local_state.restart(counts)

@@ -47,20 +47,20 @@ class ModuleBuffers:
     def reclaim(self) -> None:
         """Copy the module's current values into the buffers, and bind these to their names."""
         self.unfit = []
-        for own, places in self._places.items():
+        for first, places in self._places.items():
             present = {holder._buffers.get(name) for holder, name in places}
-            if present == {own}:
+            if present == {first}:
                 continue
             value = present.pop()
-            if present or value is None or (value.shape, value.dtype) != (own.shape, own.dtype):
-                self.unfit.append(self.names[own])
+            if present or value is None or (value.shape, value.dtype) != (first.shape, first.dtype):
+                self.unfit.append(self.names[first])
                 continue
-            if value.device == own.device:
-                own.copy_(value.clone())  # the value may be a view of the same memory
+            if value.device == first.device:
+                first.copy_(value.clone())  # the value may be a view of the same memory
             else:
-                own.data = value.data  # the module was moved to another device or dtype
+                first.data = value.data  # the module was moved to another device or dtype
             for holder, name in places:
-                holder._buffers[name] = own
+                holder._buffers[name] = first
 
     @property
     def finding(self) -> Nonfinite:

@@ -78,7 +78,7 @@ class GroupChanges:
             entries.update(_cloned(_entries(changed), clone))
 
     def _versions(self) -> list[dict[str, tuple[Any, int]]]:
-        """Values with their version counters."""
+        """Values with their version counters, because a tensor may be changed in place."""
         return [
             {
                 name: (value, value._version if isinstance(value, Tensor) else 0)

@@ -170,6 +170,7 @@ class Shard:
         group = self._placement.group
         if not self._placement.sharded:
             return (group.broadcast_(self._buffer[start:stop], "models"),)
+        # As a list, because the same range of every shard is not one range of the buffer.
         shards = self._buffer.view(group.size, -1)[:, start:stop].unbind()
         return (group.gather_into(shards, shards[group.position], "models"),)
 

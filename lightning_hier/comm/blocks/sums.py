@@ -1,4 +1,4 @@
-"""Sums over the groups in stages: exact, and quantised with error feedback.
+"""Sums over the groups in stages: exact, quantised and sparse, the last two with error feedback.
 
 All sums have the same stages on every rank: one inside each host, four between hosts and one inside
 each host. A collective between hosts is awaited one stage later than necessary, so that the link
@@ -18,9 +18,7 @@ from lightning_hier.comm.blocks.error_feedback import ChunkFeedback
 from lightning_hier.comm.channel import Channel, Pending
 from lightning_hier.comm.stages import Due, Stages
 
-KIND = "models"
-"""Kind of the messages between hosts."""
-
+_KIND = "models"
 _ON_HOST = "models_on_host"
 _STAGES = 6
 
@@ -34,16 +32,16 @@ def exact_sum(piece: Tensor, route: AcrossRoute) -> Stages:
 
     """
     if not piece.numel():
-        yield from nothing_to_sum()
+        yield from _nothing_to_sum()
         return
-    yield sum_on_host(piece, route)
-    sent = [route.between.all_reduce_(piece, KIND)] if route.between else []
+    yield _sum_on_host(piece, route)
+    sent = [route.between.all_reduce_(piece, _KIND)] if route.between else []
     yield []
     yield Due(sent)
     # Empty stages correspond to those in which a quantised sum communicates.
     yield []
     yield []
-    yield broadcast_on_host(piece, route)
+    yield _broadcast_on_host(piece, route)
 
 
 def quantised_sum(
@@ -70,36 +68,80 @@ def quantised_sum(
 
     """
     if not piece.numel():
-        yield from nothing_to_sum()
+        yield from _nothing_to_sum()
         return
-    yield sum_on_host(piece, route)
+    yield _sum_on_host(piece, route)
     if route.between is None:
-        yield from not_between(piece, route, weight, exchanges=2)
+        yield from _without_exchange(piece, route, weight, exchanges=2)
     else:
         feedback = feedback or ChunkFeedback.zeros(piece, route.between.size)
         yield from _quantised_between(piece, codec, feedback, route.between, weight)
-    yield broadcast_on_host(piece, route)
+    yield _broadcast_on_host(piece, route)
 
 
-def nothing_to_sum() -> Stages:
+def sparse_sum(
+    piece: Tensor,
+    route: AcrossRoute,
+    codec: Codec,
+    feedback: ChunkFeedback | None,
+    *,
+    weight: float = 1.0,
+) -> Stages:
+    """Sum the largest elements of ``piece`` over the groups, in place.
+
+    With the error feedback e_k of inter-host rank k, in the order of the ranks (sparseloco
+    algorithm 1, with beta = 1)::
+
+        q_k   = Q(top(weight * piece_k + e_k))       Q and top of the codec
+        e_k  <- weight * piece_k + e_k - q_k
+        piece = sum over k of q_k
+
+    The payload of a rank has the same length on all ranks, so one all-gather exchanges everything.
+    The result is bit for bit the same in all groups. Stages as in :func:`exact_sum`.
+
+    Args:
+        piece: 1-D.
+        route: process groups of the ranks that average.
+        codec: a :class:`~lightning_hier.algorithms.sparse_codec.SparseCodec`.
+        feedback: e_k as ``own``, in place. None on ranks that do not exchange between hosts.
+        weight: factor of every summand.
+
+    """
+    if not piece.numel():
+        yield from _nothing_to_sum()
+        return
+    yield _sum_on_host(piece, route)
+    if route.between is None:
+        yield from _without_exchange(piece, route, weight, exchanges=1)
+    else:
+        assert feedback is not None, "inter-host ranks have error feedback"
+        yield from _sparse_between(
+            piece, codec, feedback.own[: piece.numel()], route.between, weight
+        )
+    yield _broadcast_on_host(piece, route)
+
+
+def _nothing_to_sum() -> Stages:
     """The stages of a sum on a rank whose shard has no elements of the chunk."""
     for _ in range(_STAGES):
         yield []
 
 
-def sum_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
+def _sum_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
     """First stage: sum on the rank of this host that exchanges with other hosts, in place."""
     return [route.host.reduce_(piece, _ON_HOST)] if route.host else []
 
 
-def broadcast_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
+def _broadcast_on_host(piece: Tensor, route: AcrossRoute) -> Sequence[Pending]:
     """Last stage: copy the sum of all hosts to the ranks of this host, in place."""
     started = [route.host.broadcast_(piece, _ON_HOST)] if route.host else []
     # The same on all ranks, also on hosts with a single rank.
     return Due(started) if route.hosts_are_shared else started
 
 
-def not_between(piece: Tensor, route: AcrossRoute, weight: float, *, exchanges: int) -> Stages:
+def _without_exchange(
+    piece: Tensor, route: AcrossRoute, weight: float, *, exchanges: int
+) -> Stages:
     """The four stages between hosts of a rank that does not exchange with other hosts.
 
     Args:
@@ -109,7 +151,7 @@ def not_between(piece: Tensor, route: AcrossRoute, weight: float, *, exchanges: 
         exchanges: number of collectives of the ranks that exchange, one or two.
 
     """
-    if route.host is None:
+    if route.host is None:  # otherwise the rank that exchanges weighs the sum of the host
         piece.mul_(weight)
     for number in range(2):
         yield []
@@ -125,13 +167,13 @@ def _quantised_between(
     for number, (values, row) in enumerate(zip(feedback.own.split(each), sent, strict=True)):
         summand = piece[number * each : (number + 1) * each]
         codec.encode_(values, row, plus=summand, weight=weight)
-    first = between.all_to_all(received.view(-1), sent.view(-1), KIND)
+    first = between.all_to_all(received.view(-1), sent.view(-1), _KIND)
     yield []
     yield Due([first])
     for row in received:
         codec.decode(row, feedback.sums, add=True)
     codec.encode_(feedback.sums, sent[0])
-    second = between.all_gather(received.view(-1), sent[0], KIND)
+    second = between.all_gather(received.view(-1), sent[0], _KIND)
     yield []
     yield Due([second])
     # Complete shards with the dtype of the errors are decoded in place. Others need a buffer.
@@ -144,3 +186,24 @@ def _quantised_between(
         else:
             codec.decode(row, buffer)
             values.copy_(buffer[: len(values)])
+
+
+def _sparse_between(
+    piece: Tensor, codec: Codec, errors: Tensor, between: Channel, weight: float
+) -> Stages:
+    own = torch.empty(codec.bytes_for(len(piece)), dtype=torch.uint8, device=piece.device)
+    received = own.new_empty((between.size, len(own)))
+    codec.encode_(errors, own, plus=piece, weight=weight)
+    gathered = between.all_gather(received.view(-1), own, _KIND)
+    # Empty stages correspond to those in which a quantised sum communicates.
+    yield []
+    yield Due([gathered])
+    # Sums of 16-bit models are computed in the dtype of the errors.
+    total = piece if piece.dtype == errors.dtype else torch.empty_like(errors)
+    total.zero_()
+    for row in received:
+        codec.decode(row, total, add=True)
+    if total is not piece:
+        piece.copy_(total)
+    yield []
+    yield []

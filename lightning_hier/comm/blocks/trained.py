@@ -84,12 +84,12 @@ def divide_parameters(parameters: Sequence[Parameter], fragments: int) -> list[l
 
     A parameter belongs to the part in which the middle of its bytes lies.
     """
-    sizes = [own.numel() * own.element_size() for own in parameters]
+    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     parts: list[list[Parameter]] = [[] for _ in range(fragments)]
     before, total = 0, sum(sizes)
-    for own, size in zip(parameters, sizes, strict=True):
+    for parameter, size in zip(parameters, sizes, strict=True):
         middle = before + size / 2
-        parts[min(int(fragments * middle / max(total, 1)), fragments - 1)].append(own)
+        parts[min(int(fragments * middle / max(total, 1)), fragments - 1)].append(parameter)
         before += size
     return parts
 
@@ -148,9 +148,10 @@ class TrainedTensors:
         for index, members in enumerate(self.members()):
             # The optimizer is included, because its state may be averaged.
             held = set(optimizer_parameters(self._optimizers[index]))
-            for own in members.parameters:
-                holder = f"optimizer {index}" if own in held else "no optimizer"
-                self.kinds[names[own]] = f"{tuple(own.shape)} {own.dtype} in {holder}"
+            for parameter in members.parameters:
+                holder = f"optimizer {index}" if parameter in held else "no optimizer"
+                kind = f"{tuple(parameter.shape)} {parameter.dtype} in {holder}"
+                self.kinds[names[parameter]] = kind
         text = json.dumps(sorted(self.kinds.items()))
         found = hashlib.sha256(text.encode()).digest()
         self.digest = int.from_bytes(found[:_DIGEST_BYTES], "big")
@@ -170,7 +171,7 @@ class TrainedTensors:
     @property
     def all_admitted(self) -> bool:
         """Whether every parameter of the module is or was trainable."""
-        return all(own in self.parameters for own in self._module.parameters())
+        return all(parameter in self.parameters for parameter in self._module.parameters())
 
     def admit(self) -> bool:
         """Add parameters that have become trainable. Returns whether there are any."""
@@ -194,5 +195,6 @@ class TrainedTensors:
             carried: state of local optimizers to check.
 
         """
-        buffers = [b for own in self.members() for b in own.float_buffers] if averaged else ()
+        members = self.members() if averaged else ()
+        buffers = [buffer for one in members for buffer in one.float_buffers]
         return ModelHealth.of_tensors(self.parameters, buffers, carried)

@@ -168,6 +168,7 @@ class GTCReducer(Reducer):
                     begun.returned.append((memory, parameter))
         # The exact gradients of each worker, one after the other.
         gradients = [torch.cat(flats) for flats in zip(*exact, strict=True)]
+        # As compressed tensors, whose first step is averaged with these. _write_mean scales again.
         for own_gradients in gradients if begun.scale != 1.0 else ():
             own_gradients.div_(begun.scale)
         finite = all(tensor.finite for tensor in begun.compressed) and all(
@@ -181,19 +182,14 @@ class GTCReducer(Reducer):
         rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(mean.device)
         begun.facts = rows.new_empty(self.channel.size * rows.numel())
         begun.pending = self.channel.all_gather(begun.facts, rows, "gradient_counts")
-        self._average_exact(begun, gradients, [first for first, *_ in exact])
+        if exact:
+            total = mean_of_workers_(gradients, workers)
+            pending = self.channel.all_reduce_(total, "gradients")
+            begun.exact.append(_Exact(total, [first for first, *_ in exact], pending))
         return begun
 
-    def _average_exact(
-        self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
-    ) -> None:
-        """Start averaging flat gradients of this rank's workers. ``places`` get the mean."""
-        if places:
-            mean = mean_of_workers_(gradients, bucket.workers)
-            pending = self.channel.all_reduce_(mean, "gradients")
-            bucket.exact.append(_Exact(mean, places, pending))
-
     def _send(self, bucket: _Bucket) -> None:
+        """Read the facts of all workers, and start the exchange of what they send."""
         assert bucket.pending is not None
         bucket.pending.wait()
         bucket.pending = None
@@ -204,29 +200,30 @@ class GTCReducer(Reducer):
         for tensor, own in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
             tensor.add_facts(own)
         present = [tensor for tensor in bucket.compressed if not tensor.skipped]
-        self._gather_payloads(bucket, [tensor for tensor in present if not tensor.is_first_step])
-        first = [tensor.flats for tensor in present if tensor.is_first_step]
-        gradients = [torch.cat(flats) for flats in zip(*first, strict=True)]
-        self._average_exact(bucket, gradients, [own for own, *_ in first])
-
-    def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
-        """Start an all-gather of the words or bitmaps of all workers, one row each."""
+        tensors = [tensor for tensor in present if not tensor.is_first_step]
         lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
         longest = max(map(sum, lengths), default=0)
-        if not longest:
-            return
-        # Padded, because gloo gathers equal lengths only.
-        workers = bucket.workers // self.channel.size
-        rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
-        payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
-        for row, own in zip(rows, payloads, strict=True):
-            torch.cat(own, out=row[: sum(map(len, own))])
-        received = rows.new_empty(bucket.workers, longest)
-        for row, of_tensors in zip(received, lengths, strict=True):
-            pieces = row[: sum(of_tensors)].split(of_tensors)
-            for tensor, payload in zip(tensors, pieces, strict=True):
-                tensor.payloads.append(payload)
-        bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
+        if longest:
+            # One row for each worker, padded, because gloo gathers equal lengths only.
+            workers = bucket.workers // self.channel.size
+            rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
+            payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
+            for row, of_worker in zip(rows, payloads, strict=True):
+                torch.cat(of_worker, out=row[: sum(map(len, of_worker))])
+            received = rows.new_empty(bucket.workers, longest)
+            for row, of_tensors in zip(received, lengths, strict=True):
+                pieces = row[: sum(of_tensors)].split(of_tensors)
+                for tensor, payload in zip(tensors, pieces, strict=True):
+                    tensor.payloads.append(payload)
+            bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
+        # Without a threshold, tensors are averaged exactly.
+        first = [tensor.flats for tensor in present if tensor.is_first_step]
+        if first:
+            total = mean_of_workers_(
+                [torch.cat(flats) for flats in zip(*first, strict=True)], bucket.workers
+            )
+            pending = self.channel.all_reduce_(total, "gradients")
+            bucket.exact.append(_Exact(total, [place for place, *_ in first], pending))
 
     def _finish(self) -> None:
         failed = any(bucket.failed for bucket in self._open)
@@ -242,11 +239,11 @@ class GTCReducer(Reducer):
         self._open.clear()
 
     def _write_mean(self, bucket: _Bucket) -> None:
-        for own in bucket.exact:
+        for exact in bucket.exact:
             if bucket.scale != 1.0:
-                own.mean.mul_(bucket.scale)
-            sizes = [place.numel() for place in own.places]
-            torch._foreach_copy_(list(own.places), list(own.mean.split(sizes)))
+                exact.mean.mul_(bucket.scale)
+            sizes = [place.numel() for place in exact.places]
+            torch._foreach_copy_(list(exact.places), list(exact.mean.split(sizes)))
         for memory, parameter in bucket.returned:
             del memory.tensors[parameter]
         with profiler_range("hier/gtc/decode"):

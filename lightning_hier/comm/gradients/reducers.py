@@ -97,6 +97,7 @@ class HookReducer(Reducer):
         self._state: Any = config.state
         if self._state is None:
             self._state = channel.group
+        # Only a state that has the attribute and no group, with which its hook would use the world.
         self._gave_group = getattr(self._state, "process_group", self) is None
         if self._gave_group:
             self._state.process_group = channel.group

@@ -150,6 +150,7 @@ class Reduction:
         return ranks if ranks.size > 1 or used else None
 
     def _attach(self, model: Module, *, warming: bool) -> None:
+        # First, because a hook of the user gets the new group only if its state has none.
         self.close()
         reduced = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.reduced, self.warming = set(reduced), warming
@@ -182,6 +183,7 @@ class Reduction:
         """
         if self._hook is None or not isinstance(model, DistributedDataParallel):
             return
+        # Resuming is bit for bit exact on the CPU only.
         if model.find_unused_parameters or self._device.type != "cpu":
             return
         if not order or set(order) != self.reduced:

@@ -63,20 +63,20 @@ class ShardedGradients:
         """
         if self._across.size == 1:
             return
-        trained = [own for own in parameters if own.requires_grad]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         missing = torch.tensor(
-            [own.grad is None for own in trained],
+            [parameter.grad is None for parameter in trained],
             dtype=torch.int32,
             device=local_tensor(trained[0]).device,
         )
         self._across.all_reduce_(missing, "gradients").wait()
         used = [
-            own
-            for own, groups in zip(trained, missing.tolist(), strict=True)
+            parameter
+            for parameter, groups in zip(trained, missing.tolist(), strict=True)
             if groups < self._across.size
         ]
-        for own in used:
-            if own.grad is None:
-                own.grad = torch.zeros_like(own)
-        gradients = [own.grad for own in used if own.grad is not None]
+        for parameter in used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in used if parameter.grad is not None]
         average_tensors_(gradients, self._across, "gradients")

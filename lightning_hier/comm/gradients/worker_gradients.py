@@ -52,7 +52,7 @@ class WorkerGradients:
             yield
         finally:
             found = {parameter: parameter.grad for parameter in self._parameters}
-            self._saved[worker] = {own: held for own, held in found.items() if held is not None}
+            self._saved[worker] = {p: grad for p, grad in found.items() if grad is not None}
             self._put({})
 
     def reduce(self, workers: Sequence[int]) -> None:
@@ -81,12 +81,12 @@ class WorkerGradients:
         for bucket, future in zip(buckets, futures, strict=True):
             # Not before all buckets are started, so that their collectives overlap.
             means = future.wait().split([parameter.numel() for parameter in bucket])
-            for own, mean in zip(bucket, means, strict=True):
-                own.grad = shaped(mean, own) if own in reached else None
+            for parameter, mean in zip(bucket, means, strict=True):
+                parameter.grad = shaped(mean, parameter) if parameter in reached else None
 
     def _put(self, gradients: Mapping[Parameter, Tensor]) -> None:
-        for own in self._parameters:
-            own.grad = gradients.get(own)
+        for parameter in self._parameters:
+            parameter.grad = gradients.get(parameter)
 
     def _reached_by_any(self, gradients: Sequence[Mapping[Parameter, Tensor]]) -> set[Parameter]:
         """Parameters that have a gradient on any worker of the channel."""
@@ -95,18 +95,18 @@ class WorkerGradients:
             counts = torch.tensor(here, dtype=torch.int32, device=self._parameters[0].device)
             self._reducer.channel.all_reduce_(counts, "gradient_counts").wait()
             here = (counts > 0).tolist()
-        return {own for own, found in zip(self._parameters, here, strict=True) if found}
+        return {p for p, reached in zip(self._parameters, here, strict=True) if reached}
 
 
 def _buckets(parameters: Sequence[Parameter]) -> Iterator[list[Parameter]]:
     """Consecutive parameters of one dtype, about 25 MB at a time."""
-    for _, same in groupby(parameters, key=lambda own: (own.dtype, own.device)):
+    for _, same in groupby(parameters, key=lambda parameter: (parameter.dtype, parameter.device)):
         bucket: list[Parameter] = []
-        for own in same:
-            if bucket and sum(other.nbytes for other in bucket) + own.nbytes > _BUCKET_BYTES:
+        for parameter in same:
+            if bucket and sum(other.nbytes for other in bucket) + parameter.nbytes > _BUCKET_BYTES:
                 yield bucket
                 bucket = []
-            bucket.append(own)
+            bucket.append(parameter)
         yield bucket
 
 
@@ -114,11 +114,13 @@ def _taken_flat(
     parameters: Sequence[Parameter], gradients: MutableMapping[Parameter, Tensor]
 ) -> Tensor:
     """Concatenate gradients and remove them from the mapping. Missing ones are zeros."""
-    found = [gradients.pop(own, None) for own in parameters]
+    found = [gradients.pop(parameter, None) for parameter in parameters]
     return torch.cat(
         [
-            own.new_zeros(own.numel()) if gradient is None else flattened(gradient, own)
-            for own, gradient in zip(parameters, found, strict=True)
+            parameter.new_zeros(parameter.numel())
+            if gradient is None
+            else flattened(gradient, parameter)
+            for parameter, gradient in zip(parameters, found, strict=True)
         ]
     )
 

@@ -92,6 +92,7 @@ class ServedShard:
         message, worker = received.message, self._workers[received.sender]
         timestamp, final = message.timestamp, message.facts.get("final")
         if message.kind == Kind.PUSH:
+            # Too late for its round, or repeated.
             if timestamp < self.timestamp or timestamp <= worker.pushed:
                 self._counts.dropped += 1
             else:
@@ -193,6 +194,7 @@ class ServedShard:
         size = self._settings.world_size
         warming = self._settings.warming(self.shard.optimizer, self.timestamp)
         wanted = size if warming else rule.needed(size)
+        # Lost workers push no more, and those that wait for other ranks not before they continue.
         needed = min(wanted, len(active | current.sums.keys()))
         return current.countdown.is_over(
             complete=active <= current.responded,

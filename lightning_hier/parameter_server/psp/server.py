@@ -98,6 +98,7 @@ class ShardServer:
         elif number not in self._shards:
             return
         elif number not in self.served:
+            # The worker has lost the server of the shard. This rank may learn of the loss later.
             takeover = self._takeovers.setdefault(number, Takeover(self._shards[number]))
             takeover.take(received)
             self._start_takeovers(now)

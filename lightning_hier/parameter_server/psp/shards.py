@@ -85,6 +85,7 @@ def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]
         parameters = optimizer_parameters(optimizer)
         trained = [index for index, p in enumerate(parameters) if p.requires_grad]
         held: list[list[int]] = [[] for _ in range(world_size)]
+        # Ties go to the first parameter and the lowest rank, so that all ranks have the same plan.
         for index in sorted(trained, key=lambda index: -parameters[index].numel()):
             rank = min(range(world_size), key=loads.__getitem__)
             loads[rank] += parameters[index].numel()

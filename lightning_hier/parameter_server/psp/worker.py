@@ -268,7 +268,7 @@ class Worker:
         """Handle a BLOCK or FINAL of the rank that serves the shard."""
         message, flat = received.message, received.message.payload
         held = self._shards.get(message.block)
-        if held is None or received.sender != held.request.rank:
+        if held is None or received.sender != held.request.rank:  # no longer its server
             return
         final = message.kind == Kind.FINAL
         # Answers to requests of a training step and of a rendezvous must be distinguished.

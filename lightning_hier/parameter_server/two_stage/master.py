@@ -83,6 +83,7 @@ class MasterPart:
             # The push was applied, but the answer was lost.
             send_again(self._replies, push.address, self._answer(push, staleness=0))
             return
+        # Not for a repeated push: its node may still wait for the model at the end of an epoch.
         self._epochs.confirm(node)
         earlier = self._pending.get(node)
         # The time limit of a repeated push starts with the first one.

@@ -21,7 +21,7 @@ _FIRST_PAUSE_S = 2e-5
 _LONGEST_PAUSE_S = 1e-3
 
 
-def create_file(size: int, folder: Path = FOLDER) -> Path:
+def create_file(size: int) -> Path:
     """Create a file of ``size`` zero bytes in a new folder that only this user may open.
 
     Its pages are allocated now, because a process is killed by a signal if it writes to a page for
@@ -31,7 +31,7 @@ def create_file(size: int, folder: Path = FOLDER) -> Path:
         OSError: there is not enough memory. The message contains the required size.
 
     """
-    private = Path(tempfile.mkdtemp(prefix="lightning-hier-", dir=folder))
+    private = Path(tempfile.mkdtemp(prefix="lightning-hier-", dir=FOLDER))
     path = private / "replica"
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -44,7 +44,7 @@ def create_file(size: int, folder: Path = FOLDER) -> Path:
         raise OSError(
             error.errno,
             f"a node's replica and the accumulators of its devices need {size / 2**20:.0f} MiB of "
-            f"shared memory in {folder}, which has {shutil.disk_usage(folder).free / 2**20:.0f} "
+            f"shared memory in {FOLDER}, which has {shutil.disk_usage(FOLDER).free / 2**20:.0f} "
             f"MiB left ({error.strerror}); containers get more by --shm-size",
         ) from error
     return path
@@ -133,7 +133,7 @@ class ByteLock:
             try:
                 fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte)
                 return True
-            except (BlockingIOError, PermissionError):
+            except (BlockingIOError, PermissionError):  # POSIX allows both for a lock that is held
                 if time.monotonic() >= until:
                     return False
             time.sleep(pause)
