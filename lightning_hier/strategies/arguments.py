@@ -85,9 +85,9 @@ def of_synchronisations(strategy: type) -> dict[str, str]:
             takers.setdefault(name, []).append(kind.__name__)
     found = {}
     for name, kinds in takers.items():
-        kind = preset if preset in kinds else kinds[-1]
-        sync = "gradient_sync" if kind == GTC.__name__ else "block_sync"
-        example = f"HierarchicalStrategy({sync}={kind}({name}=...))"
+        taker = preset if preset in kinds else kinds[-1]
+        sync = "gradient_sync" if taker == GTC.__name__ else "block_sync"
+        example = f"HierarchicalStrategy({sync}={taker}({name}=...))"
         found[name] = f"{', '.join(kinds)}: pass it as in {example}"
     return found
 
