@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from lightning_hier.algorithms.arguments import check_flag, check_whole, check_whole_or_auto
 from lightning_hier.algorithms.automatic import Auto
+from lightning_hier.comm.agreement import raise_everywhere
 from lightning_hier.comm.blocks.adam_initial_state import create_states
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.bmuf_adam import BMUFAdam
@@ -32,7 +33,12 @@ from lightning_hier.comm.sharded_tensors import is_sharded, reshard_
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
-from lightning_hier.strategies.checkpoints.sharded_folder import save_folder
+from lightning_hier.strategies.checkpoints.sharded_folder import (
+    check_replaceable,
+    local_path,
+    save_file,
+    save_folder,
+)
 from lightning_hier.strategies.private_names import private
 from lightning_hier.strategies.settings import Synchronisation
 from lightning_hier.strategies.synchronous import SynchronousStrategy
@@ -216,18 +222,29 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Save a checkpoint and the state of all ranks. A collective of the world."""
-        path = Path(self.broadcast(filepath))
-        write = partial(self._write, path=path, storage_options=storage_options)
-        self._save(checkpoint, path, write)
+        """Save a checkpoint and the state of all ranks. A collective of the world.
 
-    def _write(self, checkpoint: dict[str, Any], path: Path, storage_options: Any) -> None:
+        Raises:
+            TypeError: ``storage_options`` are given.
+            ValueError: the path is a URL.
+            IsADirectoryError: on every rank, if the path is a directory of other files.
+
+        """
+        if storage_options is not None:
+            raise TypeError("storage_options can't be combined with a divided module: leave it out")
+        path = local_path(self.broadcast(filepath))
+        with raise_everywhere(self.root_device, error=IsADirectoryError):
+            check_replaceable(path)
+        self._save(checkpoint, path, partial(self._write, path=path))
+
+    def _write(self, checkpoint: dict[str, Any], path: Path) -> None:
         """Write the checkpoint of the first group, whose model all groups have."""
-        if not self._save_distributed_checkpoint:
-            super().save_checkpoint(checkpoint, path, storage_options)
-        elif self.layout.coordinates(self.global_rank)[1] == 0:
-            session = self._session or self._ended
-            save_folder(checkpoint, path, self.communicators.group.group, session)
+        if self._save_distributed_checkpoint:
+            if self.layout.coordinates(self.global_rank)[1] == 0:
+                session = self._session or self._ended
+                save_folder(checkpoint, path, self.communicators.group.group, session)
+        elif self.is_global_zero:
+            save_file(checkpoint, path, self.checkpoint_io)
 
     @override
     def load_checkpoint(
@@ -235,6 +252,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
     ) -> dict[str, Any]:
         """Load a checkpoint into module and optimizers. A collective of the world."""
         safe = True if weights_only is None else weights_only
+        local_path(str(checkpoint_path))
         # torch creates the state of optimizers by a step with a learning rate of 0.
         session = self._session
         counted = nullcontext() if session is None else session.raw_steps.counted()

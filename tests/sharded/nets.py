@@ -64,7 +64,7 @@ class Divided(pl.LightningModule):
         self.seen.append(gathered(self))
 
     def on_train_end(self) -> None:
-        metrics = self.trainer.strategy.metrics()
+        metrics: dict[str, float] = getattr(self.trainer.strategy, "metrics", dict)()
         named = (f"hier/block/{name}" for name in ("update_norm", "model_distance"))
         self.norms = {name: metrics[name] for name in named if name in metrics}
 

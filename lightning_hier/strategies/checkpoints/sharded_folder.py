@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO
 
 from lightning_hier.strategies.checkpoints.rank_files import SECTION
 from lightning_hier.strategies.checkpoints.sharded_outer_state import outer_tensors
@@ -25,7 +26,7 @@ def save_folder(
 ) -> None:
     """Save a checkpoint, each rank its shards. A collective of ``group``.
 
-    The folder gets its name when it is complete, and replaces an older one.
+    The folder gets its name when it is complete, and replaces an older folder or file.
 
     Args:
         checkpoint: Lightning's checkpoint. Its tensors are removed from it.
@@ -49,9 +50,47 @@ def save_folder(
     save(divided, checkpoint_id=incomplete, process_group=group)
     if dist.get_rank(group) == 0:
         torch.save(checkpoint, metadata_file(incomplete))
-        if path.is_dir():
-            shutil.rmtree(path)
+        _remove(path)
         incomplete.replace(path)
+
+
+def save_file(checkpoint: dict[str, Any], path: Path, io: CheckpointIO) -> None:
+    """Save a checkpoint with the whole model to a file, which replaces an older folder or file."""
+    if path.is_dir():
+        _remove(path)
+    io.save_checkpoint(checkpoint, path)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise IsADirectoryError if ``path`` is a directory with other files than a checkpoint."""
+    if path.is_dir() and any(path.iterdir()) and not Path(metadata_file(path)).is_file():
+        raise IsADirectoryError(
+            f"{path} is a directory without a checkpoint: save to another path, or move it"
+        )
+
+
+def _remove(path: Path) -> None:
+    """Remove an older checkpoint, which is a folder or a file."""
+    check_replaceable(path)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def local_path(path: str) -> Path:
+    """The path of a checkpoint.
+
+    Raises:
+        ValueError: it is a URL. torch would save to a local directory of that name.
+
+    """
+    if "://" in path:
+        raise ValueError(
+            f"a divided module is saved to local or mounted directories, got {path}: save there, "
+            "and copy the checkpoint"
+        )
+    return Path(path)
 
 
 def metadata_file(folder: str | Path) -> str:

@@ -1,0 +1,168 @@
+"""Checkpoints of a divided module: what they hold, where they may be saved, and who loads them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.sharded.nets import Divided, batches, gathered
+from tests.trainer.fitting import make_trainer
+
+_ADAMW = partial(Divided, "AdamW", lr=0.02)
+_NAMES = ["scale", "first.weight", "first.bias", "second.weight", "second.bias"]
+
+
+def _strategy(folder: bool) -> Any:
+    return lh.HierarchicalModelParallelStrategy(
+        group_size=2,
+        block_sync=lh.BMUFAdam(block_size=2, local_beta1="keep"),
+        save_distributed_checkpoint=folder,
+    )
+
+
+def _fitted(folder: bool, **settings: Any) -> Any:
+    trainer = make_trainer(_strategy(folder), **settings)
+    trainer.fit(_ADAMW(), batches(4, 4))
+    return trainer
+
+
+def _state_dict(folder: bool) -> dict[str, tuple[int, ...]]:
+    state = _fitted(folder).strategy.lightning_module_state_dict()
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+def test_state_dict() -> None:
+    """On every rank if it is divided, on rank 0 if it is whole."""
+    whole = {name: tuple(own.shape) for name, own in _ADAMW().state_dict().items()}
+    assert list(whole) == _NAMES
+    assert run_ranks(_state_dict, 4, True) == [whole] * 4
+    assert run_ranks(_state_dict, 4, False) == [whole, {}, {}, {}]
+
+
+def _save_several(folder: Path) -> list[str]:
+    """Errors of saves to paths that cannot be used. Further saves replace each other."""
+    said = []
+    for divided in (True, False):
+        trainer = _fitted(divided)
+        for path, options in (
+            (folder / "taken", None),
+            ("memory://run.ckpt", None),
+            (folder / "other.ckpt", {"own": 1}),
+        ):
+            with pytest.raises((IsADirectoryError, ValueError, TypeError)) as caught:
+                trainer.save_checkpoint(path, storage_options=options)
+            said.append(str(caught.value))
+        trainer.save_checkpoint(folder / "run.ckpt")
+        trainer.save_checkpoint(folder / "run.ckpt")
+        assert (folder / "run.ckpt").is_dir() == divided
+    return said
+
+
+def test_paths(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "results.csv").touch()
+    (tmp_path / "run.ckpt").touch()
+    for said in run_ranks(_save_several, 2, tmp_path):
+        for words, error in zip(_UNUSABLE * 2, said, strict=True):
+            assert words in error
+    assert sorted(own.name for own in tmp_path.iterdir()) == ["run.ckpt", "run.ckpt.ranks", "taken"]
+    assert (tmp_path / "taken" / "results.csv").is_file()
+
+
+_UNUSABLE = (
+    "taken is a directory without a checkpoint",
+    "saved to local or mounted directories, got memory://run.ckpt",
+    "storage_options can't be combined with a divided module",
+)
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    """It holds what Lightning's holds, and is read without code."""
+    run_ranks(_saved, 4, True, tmp_path / "run.ckpt")
+    files = {own.name for own in (tmp_path / "run.ckpt").iterdir()}
+    assert files == {"meta.pt", ".metadata", "__0_0.distcp", "__1_0.distcp"}
+    rest = torch.load(tmp_path / "run.ckpt" / "meta.pt", weights_only=True)
+    assert rest["global_step"] == 4 and "pytorch-lightning_version" in rest
+    assert not {"state_dict", "optimizer_states"} & rest.keys()
+
+
+def _loaded(path: Path, strategy: Any) -> tuple[Any, Any]:
+    """State of module and optimizer on this rank, after a fit that has nothing to train."""
+    module = _ADAMW()
+    trainer = make_trainer(strategy() if callable(strategy) else strategy)
+    trainer.fit(module, batches(4, 4), ckpt_path=path, weights_only=True)
+    assert not module.seen
+    return _states(trainer)
+
+
+def _states(trainer: Any) -> tuple[Any, Any]:
+    strategy = trainer.strategy
+    optimizer = strategy.optimizer_state(trainer.optimizers[0])
+    return strategy.lightning_module_state_dict(), optimizer.get("state", {})
+
+
+def _saved(folder: bool, path: Path) -> tuple[Any, Any]:
+    trainer = _fitted(folder)
+    trainer.save_checkpoint(path)
+    return _states(trainer)
+
+
+def _saved_by_ddp(path: Path) -> tuple[Any, Any]:
+    trainer = make_trainer("ddp")
+    trainer.fit(_ADAMW(), batches(4, 4))
+    trainer.save_checkpoint(path)
+    return _states(trainer)
+
+
+def test_lightning_loads_the_file(tmp_path: Path) -> None:
+    """Weights and optimizer, without this package."""
+    path = tmp_path / "run.ckpt"
+    saved, *_ = run_ranks(_saved, 4, False, path)
+    for loaded in run_ranks(_loaded, 2, path, "ddp"):
+        torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+
+
+def test_file_of_lightning_is_loaded(tmp_path: Path) -> None:
+    """Weights and optimizer, of a run without this package."""
+    path = tmp_path / "run.ckpt"
+    saved, *_ = run_ranks(_saved_by_ddp, 4, path)
+    loaded, *others = run_ranks(_loaded, 4, path, partial(_strategy, False))
+    torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+    assert others == [({}, {})] * 3
+
+
+class Larger(Divided):
+    """With a parameter that the checkpoint does not have."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__()
+        self.strict_loading = strict
+        self.third = torch.nn.Linear(2, 2).double()
+
+
+def _validated(path: Path, strict: bool) -> torch.Tensor:
+    module = Larger(strict)
+    trainer = make_trainer(_strategy(False))
+    trainer.validate(module, batches(4, 1), ckpt_path=path, verbose=False, weights_only=True)
+    return gathered(module)
+
+
+def test_strict_loading(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+    (saved, _), *_ = run_ranks(_saved, 4, False, path)
+    for own in run_ranks(_validated, 2, path, False):
+        parts = torch.cat([saved[name].reshape(-1) for name in _NAMES])
+        assert torch.equal(own[: len(parts)], parts)
+    for said in run_ranks(_validated, 2, path, True, expect_failure=True):
+        assert "third" in said
+
+
+def test_load_of_no_checkpoint(tmp_path: Path) -> None:
+    for said in run_ranks(_loaded, 2, tmp_path, partial(_strategy, True), expect_failure=True):
+        assert "does not point to a valid checkpoint" in said
