@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -42,7 +42,8 @@ class Divided(pl.LightningModule):
 
     def configure_model(self) -> None:
         mesh = self.device_mesh
-        if mesh is None or isinstance(self.scale, DTensor):
+        # After a stage without a backward pass, FSDP2 leaves the gathered parameters of its root.
+        if mesh is None or isinstance(self, FSDPModule):
             return
         if mesh["tensor_parallel"].size() > 1:
             plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}

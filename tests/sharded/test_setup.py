@@ -1,0 +1,193 @@
+"""How a module is set up: its mesh, batches, initialisation, stages without fit, and mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.data import DistributedSampler
+
+import lightning_hier as lh
+from tests.ranks import run_ranks
+from tests.sharded.nets import Divided, batches, gathered
+from tests.trainer.fitting import make_trainer
+
+
+def _trainer(*, group_size: int = 2, tensor_parallel_size: int = 1, **settings: Any) -> Any:
+    strategy = lh.HierarchicalModelParallelStrategy(
+        group_size=group_size,
+        tensor_parallel_size=tensor_parallel_size,
+        block_sync=lh.DiLoCo(block_size=2),
+    )
+    return make_trainer(strategy, **settings)
+
+
+class TensorParallel(Divided):
+    """Two layers that tensor parallelism alone divides. Notes meshes and batches."""
+
+    def __init__(self) -> None:
+        super().__init__("AdamW", lr=0.02)
+        del self.scale
+        self.configured = 0
+        self.batches: list[Tensor] = []
+
+    def configure_model(self) -> None:
+        self.configured += 1
+        mesh: Any = self.device_mesh
+        plan: Any = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        parallelize_module(self, mesh["tensor_parallel"], plan)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        result: Tensor = self.second(torch.tanh(self.first(batch)))
+        return result
+
+    def on_train_start(self) -> None:
+        mesh: Any = self.device_mesh
+        assert mesh.mesh_dim_names == ("data_parallel", "tensor_parallel")
+        assert tuple(mesh.shape) == (1, 2)
+        optimizer: Any = self.optimizers()
+        for own in optimizer.param_groups[0]["params"]:
+            assert isinstance(own, DTensor)
+            assert own.device_mesh == mesh["tensor_parallel"]
+        loader: Any = self.trainer.train_dataloader
+        assert isinstance(loader.sampler, DistributedSampler)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.batches.append(batch[0].clone())
+        return super().training_step(batch, batch_idx)
+
+
+def _tensor_parallel() -> tuple[Tensor, int, Tensor]:
+    module = TensorParallel()
+    _trainer(tensor_parallel_size=2).fit(module, batches(2, 4))
+    return torch.stack(module.batches), module.configured, gathered(module)
+
+
+def test_tensor_parallelism_alone() -> None:
+    """Ranks of a group train on the same batches, groups on different ones."""
+    found = run_ranks(_tensor_parallel, 4)
+    seen = [own for own, _, _ in found]
+    assert torch.equal(seen[0], seen[1]) and torch.equal(seen[2], seen[3])
+    assert len(seen[0]) == 4 and not torch.equal(seen[0], seen[2])
+    assert [configured for _, configured, _ in found] == [1] * 4
+    assert all(torch.equal(found[0][2], own) for _, _, own in found)
+
+
+class Precise(Divided):
+    """In the precision and on the device of the Trainer's context."""
+
+    def __init__(self) -> None:
+        super().__init__("AdamW", lr=0.02)
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 2)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.dtype_at_start: torch.dtype | None = None
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+    def on_train_start(self) -> None:
+        assert all(own.device.type == "cpu" for own in self.parameters())
+        (self.dtype_at_start,) = {own.dtype for own in self.parameters()}
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return super().training_step([own.to(self.scale.dtype) for own in batch], batch_idx)
+
+
+def _initialised(precision: str, empty: bool) -> tuple[torch.dtype | None, Tensor]:
+    trainer = _trainer(precision=precision)
+    with trainer.init_module(empty_init=empty):
+        module = Precise()
+    assert module.first.weight.is_meta == empty
+    trainer.fit(module, batches(4, 4))
+    return module.dtype_at_start, gathered(module)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.parametrize("empty", [False, True])
+def test_module_of_an_init_context(precision: str, empty: bool) -> None:
+    """Also on the meta device. All groups train one model."""
+    found = run_ranks(_initialised, 4, precision, empty)
+    wanted = torch.float32 if precision == "32-true" else torch.bfloat16
+    assert all(dtype == wanted for dtype, _ in found)
+    assert all(torch.equal(own, found[0][1]) for _, own in found)
+    assert found[0][1].isfinite().all()
+
+
+class Staged(Divided):
+    """With a step for every stage."""
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("test_loss", self.training_step(batch, batch_idx), sync_dist=True)
+
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        result: Tensor = self(batch[0])
+        return result
+
+
+def _stages() -> tuple[float, float, int]:
+    module, trainer, data = Staged(), _trainer(), batches(4, 2)
+    (validated,) = trainer.validate(module, data, verbose=False)
+    (tested,) = trainer.test(module, data, verbose=False)
+    predicted = trainer.predict(module, data)
+    return validated["val_loss"], tested["test_loss"], len(predicted)
+
+
+def test_stages_without_fit() -> None:
+    module = Staged()
+    losses = [module.training_step(list(batch), 0) for batch in batches(4, 2)]
+    wanted = float(torch.stack(losses).mean())
+    for validated, tested, predicted in run_ranks(_stages, 4):
+        assert validated == pytest.approx(wanted) and tested == pytest.approx(wanted)
+        assert predicted == 2
+
+
+class NotConfigured(LightningModule):
+    """Without configure_model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2).double()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        result: Tensor = self.layer(batch[0]).sum()
+        return result
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters())
+
+
+class OldWrapper(Divided):
+    """With a module of the first FSDP."""
+
+    def configure_model(self) -> None:
+        wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+        nn.Module.__init__(wrapper)
+        self.old = wrapper
+
+
+def _refused(model: Any) -> None:
+    _trainer().fit(model(), batches(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(NotConfigured, "configure_model"), (OldWrapper, "only supports the new FSDP2 APIs")],
+)
+def test_modules_that_cannot_be_divided(model: Any, words: str) -> None:
+    for said in run_ranks(_refused, 4, model, expect_failure=True):
+        assert words in said
+
+
+def test_mesh_before_the_processes_start() -> None:
+    with pytest.raises(RuntimeError, match="device mesh"):
+        _ = lh.HierarchicalModelParallelStrategy(block_sync=lh.DiLoCo()).device_mesh
