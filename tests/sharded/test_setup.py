@@ -145,7 +145,7 @@ def _stages() -> tuple[float, float, int]:
 def test_stages_without_fit() -> None:
     module = Staged()
     losses = [module.training_step(list(batch), 0) for batch in batches(4, 2)]
-    wanted = float(torch.stack(losses).mean())
+    wanted = float(torch.stack(losses).mean().detach())
     for validated, tested, predicted in run_ranks(_stages, 4):
         assert validated == pytest.approx(wanted) and tested == pytest.approx(wanted)
         assert predicted == 2
