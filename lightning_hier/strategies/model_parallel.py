@@ -29,7 +29,7 @@ from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import AllReduce
 from lightning_hier.comm.gradients.sharded_gradients import ShardedGradients
 from lightning_hier.comm.process_groups import SHARED
-from lightning_hier.comm.sharded_tensors import is_sharded, reshard_
+from lightning_hier.comm.sharded_tensors import reshard_
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import arguments, data_checks, module_setup, optimizer_checks
 from lightning_hier.strategies.checkpoints.run_checkpoints import RunCheckpoints
@@ -176,12 +176,7 @@ class HierarchicalModelParallelStrategy(SynchronousStrategy, ModelParallelStrate
 
     @override
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        if self.layout.sizes[0] > 1 and not is_sharded(self._module):
-            raise ValueError(
-                "configure_model() must divide the module among the "
-                f"{self.layout.sizes[0]} ranks of a group, by fully_shard(module, "
-                "mesh=self.device_mesh['data_parallel']) or parallelize_module"
-            )
+        module_setup.check_divided(self._module, self.device_mesh)
         used = self._open_session(even_batches=True)
         self._gradients = ShardedGradients(self.communicators.across, self._module)
         self._fit_session.set_reduction(used, self._gradients)

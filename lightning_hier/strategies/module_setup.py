@@ -11,6 +11,8 @@ import torch.distributed as dist
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import Module, SyncBatchNorm
 from typing_extensions import override
 
@@ -18,6 +20,7 @@ from lightning_hier.comm.agreement import require_same
 from lightning_hier.comm.broadcast import broadcast_tensors_, check_sendable
 from lightning_hier.comm.channel import Channel
 from lightning_hier.comm.communicators import Communicators
+from lightning_hier.comm.sharded_tensors import is_sharded
 
 # Names of the layer in the modules of torch.compile and of activation checkpointing.
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -77,6 +80,42 @@ def wrap_by_ddp(strategy: DDPStrategy, ranks: Channel | None) -> Module:
 def _wait_for_kernels(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def check_divided(module: Module, mesh: DeviceMesh) -> None:
+    """Check that ``module`` is divided, and that FSDP2 averages all of its gradients in the group.
+
+    Args:
+        module: module after ``configure_model``.
+        mesh: mesh of the group.
+
+    Raises:
+        ValueError: it is not, or a trainable parameter is outside of ``fully_shard``.
+
+    """
+    if mesh.size() > 1 and not is_sharded(module):
+        raise ValueError(
+            f"configure_model() must divide the module among the {mesh.size()} ranks of a group, "
+            "by fully_shard(module, mesh=self.device_mesh['data_parallel']) or parallelize_module"
+        )
+    ranks = set(mesh["data_parallel"].mesh.flatten().tolist())
+    outside = [
+        name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+        and not (
+            isinstance(parameter, DTensor)
+            and ranks <= set(parameter.device_mesh.mesh.flatten().tolist())
+        )
+    ]
+    if len(ranks) > 1 and outside:
+        raise ValueError(
+            f"{len(outside)} trainable parameters are outside of fully_shard, among them "
+            f"{outside[0]!r}, so the {len(ranks)} data-parallel ranks of a group would not average "
+            "their gradients: end configure_model() with "
+            "fully_shard(self, mesh=self.device_mesh['data_parallel']), which takes all that are "
+            "left"
+        )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -166,6 +166,14 @@ class NotConfigured(LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
+class PartlyDivided(Divided):
+    """FSDP2 divides one of two layers, and would average the gradients of that alone."""
+
+    def configure_model(self) -> None:
+        mesh: Any = self.device_mesh
+        fully_shard(self.first, mesh=mesh["data_parallel"])
+
+
 class OldWrapper(Divided):
     """With a module of the first FSDP."""
 
@@ -181,7 +189,11 @@ def _refused(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(NotConfigured, "configure_model"), (OldWrapper, "only supports the new FSDP2 APIs")],
+    [
+        (NotConfigured, "configure_model"),
+        (OldWrapper, "only supports the new FSDP2 APIs"),
+        (PartlyDivided, "3 trainable parameters are outside of fully_shard, among them 'scale'"),
+    ],
 )
 def test_modules_that_cannot_be_divided(model: Any, words: str) -> None:
     for said in run_ranks(_refused, 4, model, expect_failure=True):
