@@ -162,10 +162,8 @@ def test_bmuf_with_adam_is_warned_of_where_models_are_averaged(strategy: Any, wa
     """Two models are not many: nothing is said of beta1. Rank 0 alone warns."""
     model = partial(_AdamNet, "AdamW", betas=(0.9, 0.999))
     ranks = fit_on_ranks(2, strategy, model, 1)
-    first, other = ([said for said in own.warned if "BMUF" in said] for own in ranks)
-    assert ["moments of AdamW" in said and "BMUFAdam(...)" in said for said in first] == (
-        [True] * warns
-    )
+    first, other = ([said for said in own.warned if "BMUFAdam(" in said] for own in ranks)
+    assert ["moments of AdamW" in said for said in first] == [True] * warns
     assert other == []
 
 
