@@ -182,11 +182,17 @@ class GTCReducer(Reducer):
         rows = torch.tensor(columns, dtype=torch.float64).T.reshape(-1).to(mean.device)
         begun.facts = rows.new_empty(self.channel.size * rows.numel())
         begun.pending = self.channel.all_gather(begun.facts, rows, "gradient_counts")
-        if exact:
-            total = mean_of_workers_(gradients, workers)
-            pending = self.channel.all_reduce_(total, "gradients")
-            begun.exact.append(_Exact(total, [first for first, *_ in exact], pending))
+        self._average_exact(begun, gradients, [first for first, *_ in exact])
         return begun
+
+    def _average_exact(
+        self, bucket: _Bucket, gradients: Sequence[Tensor], places: Sequence[Tensor]
+    ) -> None:
+        """Start averaging flat gradients of this rank's workers. ``places`` get the mean."""
+        if places:
+            mean = mean_of_workers_(gradients, bucket.workers)
+            pending = self.channel.all_reduce_(mean, "gradients")
+            bucket.exact.append(_Exact(mean, places, pending))
 
     def _send(self, bucket: _Bucket) -> None:
         """Read the facts of all workers, and start the exchange of what they send."""
@@ -200,30 +206,30 @@ class GTCReducer(Reducer):
         for tensor, own in zip(bucket.compressed, facts.unbind(1)[1:], strict=True):
             tensor.add_facts(own)
         present = [tensor for tensor in bucket.compressed if not tensor.skipped]
-        tensors = [tensor for tensor in present if not tensor.is_first_step]
-        lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
-        longest = max(map(sum, lengths), default=0)
-        if longest:
-            # One row for each worker, padded, because gloo gathers equal lengths only.
-            workers = bucket.workers // self.channel.size
-            rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
-            payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
-            for row, of_worker in zip(rows, payloads, strict=True):
-                torch.cat(of_worker, out=row[: sum(map(len, of_worker))])
-            received = rows.new_empty(bucket.workers, longest)
-            for row, of_tensors in zip(received, lengths, strict=True):
-                pieces = row[: sum(of_tensors)].split(of_tensors)
-                for tensor, payload in zip(tensors, pieces, strict=True):
-                    tensor.payloads.append(payload)
-            bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
+        self._gather_payloads(bucket, [tensor for tensor in present if not tensor.is_first_step])
         # Without a threshold, tensors are averaged exactly.
         first = [tensor.flats for tensor in present if tensor.is_first_step]
-        if first:
-            total = mean_of_workers_(
-                [torch.cat(flats) for flats in zip(*first, strict=True)], bucket.workers
-            )
-            pending = self.channel.all_reduce_(total, "gradients")
-            bucket.exact.append(_Exact(total, [place for place, *_ in first], pending))
+        gradients = [torch.cat(flats) for flats in zip(*first, strict=True)]
+        self._average_exact(bucket, gradients, [place for place, *_ in first])
+
+    def _gather_payloads(self, bucket: _Bucket, tensors: Sequence[CompressedTensor]) -> None:
+        """Start an all-gather of the words or bitmaps of all workers, one row each."""
+        lengths = list(zip(*(tensor.payload_lengths() for tensor in tensors), strict=True))
+        longest = max(map(sum, lengths), default=0)
+        if not longest:
+            return
+        # Padded, because gloo gathers equal lengths only.
+        workers = bucket.workers // self.channel.size
+        rows = torch.zeros(workers, longest, dtype=torch.int32, device=bucket.mean.device)
+        payloads = zip(*(tensor.own_payloads() for tensor in tensors), strict=True)
+        for row, of_worker in zip(rows, payloads, strict=True):
+            torch.cat(of_worker, out=row[: sum(map(len, of_worker))])
+        received = rows.new_empty(bucket.workers, longest)
+        for row, of_tensors in zip(received, lengths, strict=True):
+            pieces = row[: sum(of_tensors)].split(of_tensors)
+            for tensor, payload in zip(tensors, pieces, strict=True):
+                tensor.payloads.append(payload)
+        bucket.pending = self.channel.all_gather(received.view(-1), rows.view(-1), "gradients")
 
     def _finish(self) -> None:
         failed = any(bucket.failed for bucket in self._open)
