@@ -155,8 +155,7 @@ class Bucket:
 
     def outer_state(self) -> dict[str, Any]:
         """The part of :meth:`state` from which runs with other shards or settings start."""
-        elements = self.shard.elements
-        return {"kind": self.kind, "elements": elements, **self.outer.state()}
+        return {"kind": self.kind, **self.outer.state()}
 
     def state(self) -> dict[str, Any]:
         """This rank's shard of the state and its position, without copying tensors."""

@@ -40,7 +40,7 @@ def restart_buckets(
     before = defaultdict(list)
     for fragment in saved:
         for state in fragment["buckets"]:
-            if state["elements"]:  # buffers have no outer step
+            if len(state["global_model"]):  # buffers have no outer step
                 before[tuple(state["kind"])].append((state, fragment["pending"]))
     own = defaultdict(list)
     for bucket in buckets:

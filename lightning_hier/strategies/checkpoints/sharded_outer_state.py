@@ -84,11 +84,13 @@ def load_outer_states(
     found = []
     for index, buckets in enumerate(rest):
         of_name = {name: bucket for bucket in buckets for name in bucket["parameters"]}
-        states = []
-        for name in sorted(of_name, key=list(parameters).index):
-            kind = placement.kind(parameters[name])
-            states.append(_state(name, kind, of_name[name], tensors[_key(index)]))
-        found.append(states)
+        found.append(
+            [
+                _state(name, placement.kind(parameter), of_name[name], tensors[_key(index)])
+                for name, parameter in parameters.items()
+                if name in of_name
+            ]
+        )
     return found
 
 
@@ -116,6 +118,4 @@ def _state(
 ) -> State:
     """State of a fragment that consists of one parameter."""
     vectors = {own: local_tensor(tensors[own][name]).reshape(-1) for own in bucket["vectors"]}
-    elements = len(vectors["global_model"])
-    own = {**bucket, **vectors, "kind": kind, "elements": elements}
-    return {"pending": bucket["pending"], "buckets": [own]}
+    return {"pending": bucket["pending"], "buckets": [{**bucket, **vectors, "kind": kind}]}
