@@ -71,6 +71,14 @@ class Host:
                 os.kill(int(pid), signal.SIGKILL)
 
 
+def needs_loopback() -> bool:
+    """Whether this machine can make no hosts, with a message that says why."""
+    missing = missing_means()
+    if missing is not None:
+        print(f"{missing}: all ranks run on the loopback, whose rate is not shaped", flush=True)
+    return missing is not None
+
+
 def missing_means() -> str | None:
     """What this machine lacks to make hosts, or None. Makes a namespace and removes it."""
     if os.geteuid() != 0:

@@ -22,7 +22,7 @@ from typing import Any
 import lightning
 import torch
 
-from benchmarks.hosts import missing_means
+from benchmarks.hosts import needs_loopback
 from benchmarks.model_parallel import page
 from benchmarks.model_parallel.memory_ranks import GROUPS
 from benchmarks.model_parallel.module import Size
@@ -30,7 +30,7 @@ from benchmarks.model_parallel.systems import SYSTEMS, System, named, obstacle
 from benchmarks.model_parallel.table import tables
 from benchmarks.performance.figures import figures
 from benchmarks.performance.job import Network, goodput_bytes
-from benchmarks.performance.rows import ranks_do
+from benchmarks.performance.rows import ranks_do, why
 from benchmarks.performance.store import Store
 from lightning_hier.version import __version__
 
@@ -77,9 +77,7 @@ def measure_row(system: System, network: Network, size: Size, block_size: int) -
     try:
         readings = ranks_do(network, "benchmarks.model_parallel.rank", argument, limit_s=_LIMIT_S)
     except (RuntimeError, TimeoutError) as error:
-        print(error)
-        named_lines = [line.strip() for line in str(error).splitlines() if "Error: " in line]
-        return {"failed": (named_lines or [str(error).partition("\n")[0]])[-1]}
+        return {"failed": why(error)}
     found = asdict(figures(readings, 1 if system.every_step else block_size))
     return {"figures": found, **_means(readings, "live_models", "control_live_models")}
 
@@ -119,12 +117,10 @@ def main() -> None:
     if told.publish:
         page.publish(told.out)
         return
-    missing = missing_means()
-    if missing is not None:
-        print(f"{missing}: all ranks run on the loopback, whose rate is not shaped", flush=True)
+    network = Network.read("2x2", told.rate, loopback=needs_loopback())
     store = Store(told.out / page.RESULTS)
     measure_memory(store)
-    measure_steps(told, store, Network.read("2x2", told.rate, loopback=missing is not None))
+    measure_steps(told, store, network)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, "
     versions += f"Lightning {lightning.__version__}, lightning_hier {__version__}"
     print("\n\n".join([versions, *tables(store.lines()).values()]))

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 import lightning_hier as lh
 from benchmarks.performance import peers
 from benchmarks.performance.job import Network, Steps
+from benchmarks.performance.systems import by_name
 
 _FRAGMENTS, _DELAY = 5, 9
 
@@ -140,10 +141,8 @@ def named(name: str) -> System:
         ValueError: there is none.
 
     """
-    found = {system.name: system for system in SYSTEMS}
-    if name not in found:
-        raise ValueError(f"no system is named {name!r}; there are {', '.join(found)}")
-    return found[name]
+    system: System = by_name(name, SYSTEMS)
+    return system
 
 
 def obstacle(system: System) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import encoding
-from benchmarks.hosts import missing_means
+from benchmarks.hosts import needs_loopback
 from benchmarks.performance import growth, page, plots, sections, short
 from benchmarks.performance.job import Network
 from benchmarks.performance.results import Results
@@ -99,10 +99,7 @@ def main() -> None:
     if told.publish:
         page.publish(told.out)
         return
-    missing = missing_means()
-    if missing is not None:
-        print(f"{missing}: all ranks run on the loopback, whose rate is not shaped", flush=True)
-    loopback = missing is not None
+    loopback = needs_loopback()
     if told.short:
         sys.exit(short.check(loopback=loopback, rewrite=told.rewrite))
     if told.growth:

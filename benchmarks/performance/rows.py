@@ -89,7 +89,7 @@ def measure_row(system: System, work: Work, network: Network, *, blocks: int) ->
         readings = ranks_do(network, "benchmarks.performance.rank", argument, limit_s=limit_s)
     except (RuntimeError, TimeoutError) as error:
         known = f" (known: {system.expected_failure})" if system.expected_failure else ""
-        return {"failed": _why(error) + known}
+        return {"failed": why(error) + known}
     return {"figures": asdict(figures(readings, system.block))}
 
 
@@ -125,7 +125,7 @@ def _in_short(found: dict[str, Any]) -> str:
     return f"{1e3 * own['step_s']:.0f} ms a step, {ratio:.2f} of the limit"
 
 
-def _why(error: RuntimeError | TimeoutError) -> str:
+def why(error: RuntimeError | TimeoutError) -> str:
     """The line that says most of a failure: the last that names an error."""
     text = str(error)
     if isinstance(error, TimeoutError):

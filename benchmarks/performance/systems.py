@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -145,7 +145,18 @@ def named(name: str) -> System:
         ValueError: there is none.
 
     """
-    found = {system.name: system for system in SYSTEMS}
+    system: System = by_name(name, SYSTEMS)
+    return system
+
+
+def by_name(name: str, systems: Sequence[Any]) -> Any:
+    """The one of ``systems`` that has this name.
+
+    Raises:
+        ValueError: there is none.
+
+    """
+    found = {system.name: system for system in systems}
     if name not in found:
         raise ValueError(f"no system is named {name!r}; there are {', '.join(found)}")
     return found[name]
