@@ -15,7 +15,7 @@ from benchmarks.performance.systems import SYSTEMS
 Points = Sequence[tuple[float, float]]
 
 # What links carry besides, such as ARP, is no row's.
-_LEAST_MB = 0.1
+_LEAST_MB = 0.01
 
 _COLOURS = {"limit": "#7f7f7f", "peer": "#4c78a8", "ours": "#e45756"}
 
@@ -79,7 +79,7 @@ def _draw_kind(results: Results, kind: str, path: Path) -> None:
         axes.barh(titles, middles, xerr=ranges, color=colours)
         axes.set_xscale("log", base=2)
         axes.set(xlabel=label, xlim=(max(min(middles) / 2.0, _LEAST_MB), None))
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter("{x:.2g}" if label.startswith("MB") else "{x:g}")
         axes.grid(axis="x", alpha=0.3)
     both[0].invert_yaxis()
     names = {"limit": "no communication", "peer": "peers", "ours": "lightning_hier"}
