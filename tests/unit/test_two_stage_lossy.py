@@ -16,8 +16,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.node import Exchange
-from lightning_hier.parameter_server.two_stage.opening import open_replicas
-from lightning_hier.parameter_server.two_stage.replica import Replica
+from lightning_hier.parameter_server.two_stage.replica import Replica, open_replicas
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import hyperparameters
 from tests.unit.lone_channel import LoneChannel

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_hier.parameter_server.two_stage import opening, shared_memory
-from lightning_hier.parameter_server.two_stage.opening import open_replicas
+from lightning_hier.parameter_server.two_stage import shared_memory
+from lightning_hier.parameter_server.two_stage.accumulator import Taken
 from lightning_hier.parameter_server.two_stage.replica import (
     Replica,
     Shape,
-    Taken,
     file_size,
+    open_replicas,
     shared_dtype,
 )
 from lightning_hier.parameter_server.two_stage.shared_memory import create_file, remove_file
@@ -203,11 +203,11 @@ def test_rank_that_cannot_open_the_file_is_named() -> None:
 
 
 def test_memory_is_told_apart_by_kernel_and_file_system(tmp_path: Path) -> None:
-    ours = opening.memory_id()
+    ours = shared_memory.memory_id()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_memory, "FOLDER", Path("/proc"))
-        assert opening.memory_id() != ours
-    assert opening.memory_id() == ours
+        assert shared_memory.memory_id() != ours
+    assert shared_memory.memory_id() == ours
 
 
 def test_half_precision_is_shared_in_full() -> None:

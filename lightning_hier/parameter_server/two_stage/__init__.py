@@ -3,5 +3,5 @@
 Read in this order: ``device`` (a rank updates its node's replica and sums its gradients), ``node``
 (a thread pushes the sums to the master and pulls its model), ``master`` (rank 0 applies the pushes,
 in the order of ``pushes``, to its ``master_model``). ``engine`` puts them together. ``replica``,
-``opening`` and ``shared_memory`` contain the memory that the ranks of a node share.
+``accumulator`` and ``shared_memory`` contain the memory that the ranks of a node share.
 """

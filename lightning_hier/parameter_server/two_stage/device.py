@@ -160,8 +160,8 @@ class Device:
 
         """
         self._check_node()
-        if self._replica.failure is not None:
-            raise PeerError(self._replica.failure)
+        if failure := self._replica.node.failure:
+            raise PeerError(failure.decode(errors="replace"))
         gone = self._channel.gone() & {MASTER, self._ranks[0]}
         if gone:
             rank = min(gone)

@@ -20,8 +20,7 @@ from lightning_hier.parameter_server.two_stage.device import Device
 from lightning_hier.parameter_server.two_stage.master import Master
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
-from lightning_hier.parameter_server.two_stage.opening import open_replicas
-from lightning_hier.parameter_server.two_stage.replica import shaped
+from lightning_hier.parameter_server.two_stage.replica import open_replicas, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import (
     ServedParameterCheck,

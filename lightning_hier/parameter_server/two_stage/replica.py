@@ -1,123 +1,50 @@
-"""Shared memory of a node: the replica, a sum of gradients for each device, and counters."""
+"""Shared memory of a node: the replica, counters, and the sums of its devices."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
+from ctypes import Structure, c_char, c_int64
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.two_stage.shared_memory import (
-    BYTES_PER_LINE,
-    COUNTERS_PER_LINE,
-    ByteLock,
-    DeviceCounters,
-    NodeCounters,
-    SharedFile,
-)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Result of taking the sum of one accumulator.
-
-    Attributes:
-        count: gradients in the sum.
-        lost: gradients that were dropped because their device died during an addition.
-
-    """
-
-    count: int
-    lost: int = 0
-
-
-class Accumulator:
-    """Sum of the gradients of one device, in shared memory.
-
-    A lock makes :meth:`add` and :meth:`take` exclude each other for a pass or two over memory. No
-    thread waits for the network while it holds the lock. There is one sum for each device, and not
-    one for the node, because two devices that add to the same floats at once would lose gradients.
-    A second sum for each device would cost the size of the model, to avoid a short wait once a
-    push.
-
-    A device that dies during an addition leaves ``adding`` set. The sum then contains a part of
-    its last gradient, so the whole sum is dropped.
-
-    Args:
-        total: the sum, 1-D.
-        present: a byte for each parameter, 1 if the sum contains a gradient of it.
-        counters: counters of the device.
-        lock: shared by device and node.
-
-    """
-
-    def __init__(
-        self, total: Tensor, present: Tensor, counters: DeviceCounters, lock: ByteLock
-    ) -> None:
-        self._total = total
-        self._present = present
-        self._counters = counters
-        self._lock = lock
-
-    @property
-    def pending(self) -> int:
-        """Number of gradients that have been added and not taken."""
-        return self._counters.added - self._counters.taken
-
-    def add(self, gradient: Tensor, present: Tensor, limit_s: float) -> bool:
-        """Add a gradient. Only the device may call it.
-
-        Args:
-            gradient: 1-D, zero if a parameter has none.
-            present: as in the constructor, for this gradient.
-            limit_s: limit of the wait for the lock, in seconds.
-
-        Returns:
-            False, with nothing changed, if the limit has passed.
-
-        """
-        with self._lock.locked(limit_s) as locked:
-            if locked:
-                counters = self._counters
-                counters.adding = 1
-                if counters.added == counters.taken:
-                    self._total.copy_(gradient)  # replaces the sum that the node has taken
-                    self._present.copy_(present)
-                else:
-                    self._total.add_(gradient)
-                    self._present.bitwise_or_(present)
-                # In this order: if the device dies in between, the node drops the whole sum.
-                counters.added += 1
-                counters.adding = 0
-            return locked
-
-    def take(self, out: Tensor, present: Tensor, *, fresh: bool, limit_s: float) -> Taken | None:
-        """Write (``fresh``) or add the sum to ``out``. Only the node may call it.
-
-        Parameters with a gradient in the sum are marked in ``present``. Returns None, with nothing
-        changed, if the device held the lock for ``limit_s`` seconds: it was stopped during an
-        addition.
-        """
-        with self._lock.locked(limit_s) as locked:
-            if not locked:
-                return None
-            counters = self._counters
-            count = self.pending
-            if counters.adding:
-                counters.adding = 0
-                counters.taken = counters.added
-                return Taken(0, lost=count)
-            if count:
-                (out.copy_ if fresh else out.add_)(self._total)
-                present.bitwise_or_(self._present)
-                counters.taken = counters.added
-            return Taken(count)
-
+from lightning_hier.parameter_server.open_ports import AllGather, agree
+from lightning_hier.parameter_server.two_stage import shared_memory
+from lightning_hier.parameter_server.two_stage.accumulator import Accumulator, DeviceCounters
+from lightning_hier.parameter_server.two_stage.shared_memory import SharedFile
 
 _PAGE = 4096
-_MAX_FAILURE_BYTES = 2048
+# Each writer has cache lines of its own, so that writers do not slow each other down.
+_LINE = 64
+_NODE_BYTES = 33 * _LINE
+_FAILURE_BYTES = 32 * _LINE
+
+
+class NodeCounters(Structure):
+    """Counters of the node, written by the thread that exchanges with the master.
+
+    Attributes:
+        begun: pushes begun.
+        installed: pushes whose answer is in the replica.
+        finals: rendezvous after which the replica holds the master's model.
+        failure: error text of the node; empty unless it has failed.
+
+    """
+
+    begun: int
+    installed: int
+    finals: int
+    failure: bytes
+    _fields_ = (
+        ("begun", c_int64),
+        ("installed", c_int64),
+        ("finals", c_int64),
+        ("failure", c_char * _FAILURE_BYTES),
+    )
 
 
 def shared_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
@@ -176,6 +103,7 @@ class Replica:
         shape: shape of the parameters.
 
     Attributes:
+        parameters: number of parameters.
         weights: w of the node, 1-D.
         node: counters of the node.
         devices: counters of each device.
@@ -184,24 +112,20 @@ class Replica:
     """
 
     def __init__(self, path: Path, *, devices: int, shape: Shape) -> None:
-        self._file = SharedFile(path)
-        self._shape = shape
-        file, head = self._file, _head(devices)
-        counters = file.counters(COUNTERS_PER_LINE * (1 + devices))
-        self._failure = file.text(BYTES_PER_LINE * (1 + devices), _MAX_FAILURE_BYTES)
+        file = self._file = SharedFile(path)
+        head = _head(devices)
+        self.parameters = shape.parameters
         self.weights = file.tensor(shape.dtype, shape.numel, head)
-        self.node = NodeCounters(counters, 0)
-        self.devices = [DeviceCounters(counters, 1 + device) for device in range(devices)]
-        first = head + shape.values_bytes
-        self.accumulators = [
-            self._accumulator(device, first + device * shape.accumulator_bytes)
-            for device in range(devices)
-        ]
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters."""
-        return self._shape.parameters
+        self.node = file.structure(NodeCounters, 0)
+        self.devices: list[DeviceCounters] = []
+        self.accumulators: list[Accumulator] = []
+        for device in range(devices):
+            counters = file.structure(DeviceCounters, _NODE_BYTES + _LINE * device)
+            start = head + shape.values_bytes + device * shape.accumulator_bytes
+            total = file.tensor(shape.dtype, shape.numel, start)
+            present = file.tensor(torch.uint8, shape.parameters, start + shape.values_bytes)
+            self.devices.append(counters)
+            self.accumulators.append(Accumulator(total, present, counters, file.lock(device)))
 
     @property
     def pending(self) -> int:
@@ -221,30 +145,77 @@ class Replica:
 
     def fail(self, reason: str) -> None:
         """Store the reason of the node's failure for its devices."""
-        text = reason.encode()[:_MAX_FAILURE_BYTES]
-        # Before its length, which tells devices that there is a text.
-        self._failure[: len(text)] = text
-        self.node.failure_bytes = len(text)
-
-    @property
-    def failure(self) -> str | None:
-        """Reason of the node's failure; None: it has not failed."""
-        length = self.node.failure_bytes
-        return bytes(self._failure[:length]).decode(errors="replace") if length else None
+        self.node.failure = reason.encode()[:_FAILURE_BYTES]
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _accumulator(self, device: int, offset: int) -> Accumulator:
-        shape = self._shape
-        total = self._file.tensor(shape.dtype, shape.numel, offset)
-        present = self._file.tensor(torch.uint8, shape.parameters, offset + shape.values_bytes)
-        return Accumulator(total, present, self.devices[device], self._file.lock(device))
+
+@torch.no_grad()
+def open_replicas(
+    parts: Sequence[Sequence[Tensor]], *, group_size: int, rank: int, exchange: AllGather
+) -> list[Replica]:
+    """Create the replicas of this rank's group, with the current values of the tensors.
+
+    Every rank of the world must call it. The files are removed before it returns, so that nothing
+    is left behind when ranks are killed.
+
+    Args:
+        parts: tensors of each optimizer.
+        group_size: number of consecutive ranks that share memory.
+        rank: this rank.
+        exchange: all-gather over the world.
+
+    Raises:
+        RuntimeError: on every rank, if a group spans several hosts, if there is not enough shared
+            memory, or if a rank cannot open the file of its group.
+
+    """
+    first = rank - rank % group_size
+    paths: list[Path] = []
+    replicas: list[Replica] = []
+
+    def create() -> dict[str, Any]:
+        for tensors in parts if rank == first else ():
+            paths.append(shared_memory.create_file(file_size(group_size, Shape.of(tensors))))
+        names = [str(path) for path in paths]
+        memory = shared_memory.memory_id()
+        return {"memory": memory, "host": socket.gethostname(), "paths": names}
+
+    def map_all() -> None:
+        for tensors, path in zip(parts, rows[first]["paths"], strict=True):
+            replica = Replica(Path(path), devices=group_size, shape=Shape.of(tensors))
+            replicas.append(replica)
+            if rank == first:
+                views = shaped(replica.weights, tensors)
+                for view, tensor in zip(views, tensors, strict=True):
+                    view.copy_(tensor)
+
+    try:
+        rows = agree(exchange, create, "a node's shared memory could not be created")
+        _require_one_memory(rows, group_size)
+        agree(exchange, map_all, "a node's shared memory could not be opened")
+        return replicas
+    finally:
+        for path in paths:
+            shared_memory.remove_file(path)
+
+
+def _require_one_memory(rows: Sequence[dict[str, Any]], group_size: int) -> None:
+    for first in range(0, len(rows), group_size):
+        group = rows[first : first + group_size]
+        if len({row["memory"] for row in group}) > 1:
+            hosts = ", ".join(f"rank {first + i} on {row['host']}" for i, row in enumerate(group))
+            raise RuntimeError(
+                f"the ranks of a group must share memory, but these do not: {hosts}; set "
+                "group_size='node', and let containers of one host share /dev/shm"
+            )
 
 
 def _head(devices: int) -> int:
-    return _rounded_up(BYTES_PER_LINE * (1 + devices) + _MAX_FAILURE_BYTES)
+    """Bytes of all counters, in whole pages."""
+    return _rounded_up(_NODE_BYTES + _LINE * devices)
 
 
 def _rounded_up(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a group share: a mapped file, short locks on its bytes, and counters."""
+"""Memory that the ranks of a group share: a mapped file, and short locks on its bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import Structure
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 FOLDER = Path("/dev/shm")
+Counters = TypeVar("Counters", bound=Structure)
 _FIRST_PAUSE_S = 2e-5
 _LONGEST_PAUSE_S = 1e-3
 
@@ -48,6 +51,16 @@ def create_file(size: int) -> Path:
             f"MiB left ({error.strerror}); containers get more by --shm-size",
         ) from error
     return path
+
+
+def memory_id() -> str:
+    """Text that is equal only on ranks that can share memory.
+
+    It contains the boot of the kernel and the number of the file system, because hosts may have
+    equal names, and containers on one host may have separate shared memory.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{FOLDER.stat().st_dev}"
 
 
 def remove_file(path: Path) -> None:
@@ -83,13 +96,9 @@ class SharedFile:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=numel, offset=offset)
 
-    def counters(self, count: int) -> memoryview:
-        """The first ``count`` 64-bit integers of the file."""
-        return memoryview(self._map)[: 8 * count].cast("q")
-
-    def text(self, offset: int, size: int) -> memoryview:
-        """``size`` bytes from ``offset``."""
-        return memoryview(self._map)[offset : offset + size]
+    def structure(self, kind: type[Counters], offset: int) -> Counters:
+        """A structure of ctypes in the file, which starts at byte ``offset``."""
+        return kind.from_buffer(self._map, offset)
 
     def lock(self, byte: int) -> ByteLock:
         """The lock on a byte. Threads of one process must share the object."""
@@ -138,68 +147,3 @@ class ByteLock:
                     return False
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
-# Each writer has a cache line of its own, so that writers do not slow each other down.
-COUNTERS_PER_LINE = 8
-BYTES_PER_LINE = 8 * COUNTERS_PER_LINE
-
-
-class _Counter:
-    """One counter of a line, read and written as an attribute."""
-
-    def __init__(self, position: int) -> None:
-        self._position = position
-
-    def __get__(self, line: _CacheLine, owner: type[_CacheLine]) -> int:
-        return line.counters[line.first + self._position]
-
-    def __set__(self, line: _CacheLine, value: int) -> None:
-        line.counters[line.first + self._position] = value
-
-
-class _CacheLine:
-    def __init__(self, counters: memoryview, number: int) -> None:
-        """Use line ``number`` of ``counters``, a view of 64-bit integers."""
-        self.counters = counters
-        self.first = number * COUNTERS_PER_LINE
-
-
-class NodeCounters(_CacheLine):
-    """Counters of the node, written by the thread that exchanges with the master.
-
-    Attributes:
-        begun: pushes begun.
-        installed: pushes whose answer is in the replica.
-        finals: rendezvous after which the replica holds the master's model.
-        failure_bytes: length of the text of the node's failure; 0: it has not failed.
-
-    """
-
-    begun = _Counter(0)
-    installed = _Counter(1)
-    finals = _Counter(2)
-    failure_bytes = _Counter(3)
-
-
-class DeviceCounters(_CacheLine):
-    """Counters of one device.
-
-    Attributes:
-        steps: steps, including those without a gradient.
-        added: gradients added to the accumulator.
-        adding: 1 while a gradient is being added.
-        arrived: rendezvous at which the device has arrived.
-        finished: rendezvous after which it has copied the model.
-        taken: gradients that the node has taken; written by the node.
-        collectives_done: number of the last live-rank collective that has ended for the device.
-
-    """
-
-    steps = _Counter(0)
-    added = _Counter(1)
-    adding = _Counter(2)
-    arrived = _Counter(3)
-    finished = _Counter(4)
-    taken = _Counter(5)
-    collectives_done = _Counter(6)
