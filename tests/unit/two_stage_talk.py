@@ -66,8 +66,8 @@ class Talk:
 
     def facts(self, number: int, count: int = 1) -> dict[str, Any]:
         """What is said along with a sum."""
-        told = hyperparameters(self.optimizer)
-        return {"number": number, "count": count, "hyperparameters": told, "absent": []}
+        told = {"hyperparameters": hyperparameters(self.optimizer), "absent": []}
+        return told | {"number": number, "count": count, "together": False, "collectives_done": 0}
 
     def arrive(self, node: int, number: int = 1, now: float = 0.0) -> list[tuple[int, Message]]:
         return self.say(node, Message(Kind.ARRIVE, 0, number), now)

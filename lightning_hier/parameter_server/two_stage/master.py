@@ -13,7 +13,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.rendezvous import Rendezvous
 from lightning_hier.parameter_server.server_loop import Replies, send_again
 from lightning_hier.parameter_server.two_stage.master_model import MasterModel
-from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push, read_push
+from lightning_hier.parameter_server.two_stage.pushes import OrderLock, Push
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 
 _log = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ class MasterPart:
     def push(self, received: Received, now: float) -> None:
         """Apply a push when it is the turn of its node."""
         node = received.sender
-        push = read_push(received.message, received.address, due=now + self._settings.timeout_s)
-        if node not in self._live or push is None or not self._fits(push):
+        push = Push.read(received, due=now + self._settings.timeout_s)
+        if node not in self._live or not self._fits(push):
             self.counts.malformed += 1
             _log.warning("dropped a malformed push of rank %d", node)
             return
@@ -185,7 +185,7 @@ class MasterPart:
             count,
             rate_factor=1.0 if mean else float(count),
             hyperparameters=pushes[0].hyperparameters,
-            absent=frozenset.intersection(*(push.absent for push in pushes if push.count)),
+            absent=set.intersection(*(set(push.absent) for push in pushes if push.count)),
         )
         self.counts.nonfinite += 0 if done else len(pushes)
         return done
