@@ -101,7 +101,8 @@ class Served:
 
     def abstain(self, worker: int, timestamp: int, now: float = 0.0) -> list[tuple[int, int]]:
         """Abstain, and return who has been sent which version."""
-        return self.hear(self.shard.respond, worker, Message(Kind.ABSTAIN, 0, timestamp), now)
+        message = Message(Kind.ABSTAIN, 0, timestamp, {"final": 0})
+        return self.hear(self.shard.respond, worker, message, now)
 
     def arrive(
         self, worker: int, timestamp: int, number: int = 1, now: float = 0.0

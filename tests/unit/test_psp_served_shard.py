@@ -112,33 +112,6 @@ def test_staleness_is_how_many_versions_a_gradient_is_behind() -> None:
     assert served.counts.metrics()["hier/psp/staleness"] == (0 + 0 + 0 + 2) / 4
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"version": "new"},
-        {"steps": None},
-        {"absent": 3},
-        {"absent": ["a"]},
-        {"hyperparameters": {}},
-        {"hyperparameters": [1]},
-        {"anything": 1},
-    ],
-)
-def test_push_with_wrong_facts_is_dropped(facts: dict[str, Any]) -> None:
-    served = Served(2)
-    served.push(0, 0, **facts)
-    served.push(1, 0)
-    assert served.counts.dropped == 1
-    assert torch.equal(served.values, torch.ones(5, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("wrong", [torch.ones(4).double(), torch.ones(5), torch.ones(5).long()])
-def test_gradient_of_another_shape_or_dtype_is_dropped(wrong: torch.Tensor) -> None:
-    served = Served(1)
-    assert served.push(0, 0, wrong) == [(0, 1)]
-    assert torch.equal(served.values, torch.zeros(5, dtype=torch.float64))
-
-
 def test_those_that_wait_too_long_are_told_for_whom() -> None:
     served = Served(3, limit_s=10.0)
     served.push(0, 0, now=1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, optim
 from torch.nn import Parameter
@@ -89,52 +88,35 @@ def test_starts_from_the_newest_copy_when_all_have_told() -> None:
     assert server.handler.counts.takeovers == 1
 
 
-def test_what_comes_before_the_start_is_kept_for_it() -> None:
-    server = Server(c=3)
-    server.gone(0)
-    server.hold(1, 5, 1.0)
-    server.push(1, 5)
-    server.hold(2, 6, 2.0)
-    server.push(2, 6)
-    server.hold(3, 5, 1.0)
-    # Version 6 may have worker 1's gradient for 5 in it already: so that is late.
-    assert server.answers() == [(1, Kind.BLOCK, 6)]
-    server.push(1, 6)
-    assert server.push(3, 6) == [(1, Kind.BLOCK, 7), (2, Kind.BLOCK, 7), (3, Kind.BLOCK, 7)]
-    assert torch.equal(server.values, torch.full((SIZE,), 5.0, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("pushed", [False, True])
-def test_a_newer_copy_that_comes_late_is_taken_if_nothing_was_pushed(pushed: bool) -> None:
-    """A gradient that was pushed may have gone into that copy already."""
+def test_what_comes_before_the_start_is_repeated_without_its_gradient() -> None:
     server = Server(c=2)
     server.gone(0)
-    server.hold(1, 5, 1.0, now=0.0)
-    server.handler.tick(10.0)
-    if pushed:
-        server.push(1, 5)
-    server.hold(3, 8, 3.0, now=20.0)
-    assert server.handler.served[0].timestamp == (5 if pushed else 8)
-    assert torch.equal(server.values, torch.full((SIZE,), 1.0 if pushed else 3.0).double())
+    server.hold(1, 5, 1.0)
+    assert server.push(1, 5) == []
+    server.hold(2, 6, 2.0)
+    server.hold(3, 5, 1.0)
+    assert server.handler.counts.dropped == 1
+    assert server.hear(1, Kind.ABSTAIN, 5, final=0) == [(1, Kind.BLOCK, 6)]
+    server.push(1, 6)
+    server.push(2, 6)
+    assert server.push(3, 6) == [(3, Kind.BLOCK, 7)]
+    assert torch.equal(server.values, torch.full((SIZE,), 4.0, dtype=torch.float64))
 
 
 def test_takeover_in_the_middle_of_a_rendezvous() -> None:
     """Worker 1 has the values that ended it, workers 2 and 3 have not."""
     server = Server()
     server.hold(2, 5, 1.0)
-    server.hear(2, Kind.ARRIVE, 5, number=1)
     server.gone(0)
     server.hold(3, 5, 1.0)
-    server.hear(3, Kind.ARRIVE, 5, number=1)
-    finals = [(2, Kind.FINAL, 6), (3, Kind.FINAL, 6)]
-    assert server.hold(1, 6, 2.0, final=1) == finals
+    server.hold(1, 6, 2.0, final=1)
+    for worker in (2, 3):
+        assert server.hear(worker, Kind.ARRIVE, 5, number=1) == [(worker, Kind.FINAL, 6)]
 
 
-@pytest.mark.parametrize("value", [float("nan"), None])
-def test_copies_that_are_none_are_refused(value: float | None) -> None:
+def test_copy_that_is_not_finite_is_refused() -> None:
     server = Server()
     server.gone(0)
-    server.hear(2, Kind.HOLD, 7, value, final=0)
-    server.hear(3, Kind.HOLD, 8, 1.0, final="one")
+    server.hold(2, 7, float("nan"))
     server.handler.tick(1000.0)
     assert 0 not in server.handler.served

@@ -37,24 +37,6 @@ def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     assert h.values()[2] == 3.0
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        Message(Kind.BLOCK, 1, 5, {}, torch.ones(3)),
-        Message(Kind.BLOCK, 1, 5, {}, torch.ones(2).double()),
-        Message(Kind.BLOCK, 1, 5),
-        Message(Kind.BLOCK, 17, 5, {}, torch.ones(2)),
-        Message(Kind.FINAL, 1, 5, {}, torch.ones(2)),
-        Message(Kind.FINAL, 1, 5, {"number": "1"}, torch.ones(2)),
-    ],
-)
-def test_what_is_no_answer_is_passed_over(message: Message) -> None:
-    h = Harness(b=0.25)
-    h.push()
-    h.hear(1, message)
-    assert not h.worker.is_pulled(0, 0.0)
-
-
 def test_a_server_names_the_worker_that_it_waits_for() -> None:
     h = Harness()
     h.push()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,20 +38,6 @@ class PushFacts:
     hyperparameters: Hyperparameters = field(default_factory=list)
     absent: list[int] = field(default_factory=list)
     collectives_done: int = 0
-
-    @classmethod
-    def read(cls, facts: Mapping[str, Any]) -> PushFacts | None:
-        """Facts of a received message, or None if they are not those of a PUSH."""
-        try:
-            read = cls(**facts)
-            numbers = [read.version, read.final, read.collectives_done, read.steps, *read.absent]
-        except TypeError:
-            return None
-        # By exact type, because a boolean is also an int.
-        whole = set(map(type, numbers)) == {int}
-        groups = isinstance(read.hyperparameters, list)
-        groups = groups and set(map(type, read.hyperparameters)) <= {dict}
-        return read if whole and groups else None
 
 
 class Round:
@@ -121,6 +105,7 @@ class ServerCounts:
         rounds: updates of shards.
         in_rounds: gradients in these updates.
         takeovers: shards taken over from lost ranks.
+        staleness: versions between a shard and the gradients computed with it, of the last ones.
 
     """
 
@@ -130,21 +115,14 @@ class ServerCounts:
     rounds: int = 0
     in_rounds: int = 0
     takeovers: int = 0
-    _staleness: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    _lock: Lock = field(default_factory=Lock)
-
-    def note_used(self, staleness: int) -> None:
-        """Count a gradient that was computed with a shard ``staleness`` versions old."""
-        with self._lock:
-            self.used += 1
-            self._staleness.append(staleness)
+    staleness: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def metrics(self) -> dict[str, float]:
         """All counts by metric name."""
-        with self._lock:
-            staleness = sum(self._staleness) / max(1, len(self._staleness))
+        # A copy, which no other thread can interrupt.
+        staleness = tuple(self.staleness)
         return {
-            "hier/psp/staleness": staleness,
+            "hier/psp/staleness": sum(staleness) / max(1, len(staleness)),
             "hier/psp/dropped": float(self.dropped),
             "hier/psp/nonfinite": float(self.nonfinite),
             "hier/psp/rounds": float(self.rounds),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Set
@@ -18,8 +17,6 @@ from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.rendezvous import Rendezvous
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -81,7 +78,6 @@ class ServedShard:
         self._round = Round()
         self._workers: defaultdict[int, _Worker] = defaultdict(_Worker)
         self._most_advanced: PushFacts | None = None
-        self._updated = False
         self._retry_at = math.inf
 
     def respond(self, received: Received, now: float) -> None:
@@ -90,7 +86,7 @@ class ServedShard:
         A gradient is used, or dropped (lines 6 to 11).
         """
         message, worker = received.message, self._workers[received.sender]
-        timestamp, final = message.timestamp, message.facts.get("final")
+        timestamp = message.timestamp
         if message.kind == Kind.PUSH:
             # Too late for its round, or repeated.
             if timestamp < self.timestamp or timestamp <= worker.pushed:
@@ -105,8 +101,7 @@ class ServedShard:
             # Otherwise the answer to this request is already on its way.
             if worker.sent <= timestamp or not self._is_queued(received.address):
                 worker.address, worker.pull = received.address, timestamp
-        if isinstance(final, int):
-            self.end_rendezvous(final)
+        self.end_rendezvous(message.facts["final"])
         if timestamp >= self.timestamp:
             current = self._round
             current.responded.add(received.sender)
@@ -117,9 +112,7 @@ class ServedShard:
 
     def arrive(self, received: Received, now: float) -> None:
         """Record the arrival of a worker at a rendezvous. It does not push until all have."""
-        number = received.message.facts.get("number")
-        if not isinstance(number, int):
-            return
+        number = received.message.facts["number"]
         self.end_rendezvous(number - 1)
         if self.rendezvous.arrive(received, number, now):
             self._workers[received.sender].pull = None
@@ -135,18 +128,6 @@ class ServedShard:
             facts, flat = {"number": number}, self.values.flat()
             final = Message(Kind.FINAL, self.shard.number, self.timestamp, facts, flat)
             self.rendezvous.end(number, final)
-
-    def take_late_copy(self, copy: Message, now: float) -> None:
-        """Handle a worker's copy (HOLD) that arrives after the shard was taken over.
-
-        A newer copy is used unless there was a push, which may already be part of it.
-        """
-        unused = not self._updated and not self._round.responded
-        if copy.timestamp > self.timestamp and unused:
-            self.values.replace(copy.payload)
-            self.timestamp = copy.timestamp
-            self._answer(now)
-        self.end_rendezvous(copy.facts["final"])
 
     def leave(self, worker: int, now: float) -> None:
         """Stop waiting for a worker. Its gradient in this round counts."""
@@ -204,17 +185,13 @@ class ServedShard:
         )
 
     def _take(self, worker: int, message: Message) -> None:
-        """Store a gradient for the update, unless it is malformed or not finite."""
-        gradient = message.payload
-        facts = PushFacts.read(message.facts)
-        if facts is None or (gradient.dtype, gradient.numel()) != self.shard.form:
-            _log.warning("dropped a malformed push of rank %d", worker)
-            self._counts.dropped += 1
-            return
+        """Store a gradient for the update, unless it is not finite."""
+        gradient, facts = message.payload, PushFacts(**message.facts)
         if not all_finite(gradient):
             self._counts.nonfinite += 1
             return
-        self._counts.note_used(max(0, self.timestamp - facts.version))
+        self._counts.used += 1
+        self._counts.staleness.append(max(0, self.timestamp - facts.version))
         self._round.add(worker, gradient, facts.absent)
         if self._most_advanced is None or facts.steps > self._most_advanced.steps:
             self._most_advanced = facts
@@ -222,7 +199,6 @@ class ServedShard:
     def _update(self) -> None:
         """Lines 13 and 14, and a new round."""
         ended, self._round = self._round, Round()
-        self._updated = True
         if ended.gradients and self._most_advanced is not None:
             warming = self._settings.warming(self.shard.optimizer, self.timestamp)
             scaled = self._settings.linear_scaling and not warming

@@ -95,21 +95,20 @@ class ShardServer:
         if kind == Kind.WAITING:
             for served in self.served.values():
                 served.end_if_complete(now)
-        elif number not in self._shards:
-            return
         elif number not in self.served:
             # The worker has lost the server of the shard. This rank may learn of the loss later.
-            takeover = self._takeovers.setdefault(number, Takeover(self._shards[number]))
-            takeover.take(received)
-            self._start_takeovers(now)
+            if kind == Kind.HOLD:
+                takeover = self._takeovers.setdefault(number, Takeover(self._shards[number]))
+                takeover.take(received)
+                self._start_takeovers(now)
+            # A request is repeated until it is answered, but without its gradient.
+            self.counts.dropped += kind == Kind.PUSH
         elif kind in (Kind.PUSH, Kind.ABSTAIN):
             self.served[number].respond(received, now)
         elif kind == Kind.ARRIVE:
             self.served[number].arrive(received, now)
         elif kind == Kind.STATE_REQUEST:
             self._send_state(received)
-        elif kind == Kind.HOLD and is_copy(received, self._shards[number]):
-            self.served[number].take_late_copy(received.message, now)
 
     def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
@@ -131,8 +130,6 @@ class ShardServer:
         self._gone.add(rank)
         for served in list(self.served.values()):
             served.leave(rank, now)
-        for takeover in self._takeovers.values():
-            takeover.forget(rank)
         self._start_takeovers(now)
 
     def _serve(
@@ -163,9 +160,9 @@ class ShardServer:
             takeover.open(now)
             if takeover.is_over(self._live, self._settings.takeover_s, now):
                 del self._takeovers[number]
-                self._take_over(takeover, now)
+                self._take_over(takeover)
 
-    def _take_over(self, takeover: Takeover, now: float) -> None:
+    def _take_over(self, takeover: Takeover) -> None:
         shard, timestamp, flat = takeover.shard, *takeover.newest()
         tensors = shard.tensors(flat)
         held = dict(zip(shard.indices, tensors, strict=True))
@@ -182,18 +179,16 @@ class ShardServer:
             timestamp,
         )
         self.served[shard.number].end_rendezvous(takeover.final)
-        for received in takeover.kept():
-            self.handle(received, now)
 
 
 class Takeover:
     """Collects the copies of a shard that live workers hold.
 
     The shard starts from the newest copy. Later updates by the lost server, and the optimizer
-    state, are lost. A worker that has lost the server sends its copy first and then its requests,
-    which are kept until the start. A rank starts to serve only with at least one copy, and only if
-    all preceding ranks are lost to it. Two ranks therefore do not serve the same shard as long as
-    the ranks agree on the live ranks.
+    state, are lost. A worker that has lost the server sends its copy and then its requests, which
+    it repeats until the shard is served. A rank starts to serve only with at least one copy, and
+    only if all preceding ranks are lost to it. Two ranks therefore do not serve the same shard as
+    long as the ranks agree on the live ranks.
 
     Args:
         shard: number, size and dtype.
@@ -207,24 +202,18 @@ class Takeover:
         self.shard = shard
         # Version and values by worker.
         self._copies: dict[int, tuple[int, Tensor]] = {}
-        self._kept: dict[tuple[int, Kind], Received] = {}
         self._open_since = math.inf
         self.final = 0
 
     def take(self, received: Received) -> None:
-        """Store a worker's copy, or keep its request until the start."""
-        message, worker = received.message, received.sender
-        if message.kind != Kind.HOLD:
-            self._kept.pop((worker, message.kind), None)
-            self._kept[worker, message.kind] = received
-        elif is_copy(received, self.shard):
-            # Cloned, because a received payload is a view of a frame.
-            self._copies[worker] = message.timestamp, message.payload.clone()
-            self.final = max(self.final, message.facts["final"])
-
-    def forget(self, worker: int) -> None:
-        """Discard the requests of a lost worker. Its copy is still used."""
-        self._kept = {key: kept for key, kept in self._kept.items() if key[0] != worker}
+        """Store a worker's copy, unless it is not finite."""
+        message = received.message
+        if not all_finite(message.payload):
+            _log.warning("the copy of rank %d is not finite", received.sender)
+            return
+        # Cloned, because a received payload is a view of a frame.
+        self._copies[received.sender] = message.timestamp, message.payload.clone()
+        self.final = max(self.final, message.facts["final"])
 
     def open(self, now: float) -> None:
         """Start waiting for copies, because this rank is the successor."""
@@ -244,17 +233,3 @@ class Takeover:
         """Version and values of the newest copy. Among equal versions, that of the lowest rank."""
         newest = max(self._copies, key=lambda worker: (self._copies[worker][0], -worker))
         return self._copies[newest]
-
-    def kept(self) -> list[Received]:
-        """The kept requests, in the order of their arrival."""
-        return list(self._kept.values())
-
-
-def is_copy(received: Received, shard: Shard) -> bool:
-    """Whether a HOLD contains a finite copy of the shard."""
-    flat, final = received.message.payload, received.message.facts.get("final")
-    fits = (flat.dtype, flat.numel()) == shard.form
-    valid = fits and isinstance(final, int) and all_finite(flat)
-    if not valid:
-        _log.warning("rank %d sent no valid copy of shard %d", received.sender, shard.number)
-    return valid

@@ -45,11 +45,6 @@ class Shard:
         """Number of elements in the shard."""
         return sum(parameter.numel() for parameter in self.parameters)
 
-    @cached_property
-    def form(self) -> tuple[torch.dtype, int]:
-        """Dtype and size of the flat shard."""
-        return self.dtype, self.size
-
     def tensors(self, flat: Tensor) -> list[Tensor]:
         """New tensors in the shapes of the parameters, with the values of a flat shard."""
         pieces = flat.split([parameter.numel() for parameter in self.parameters])

@@ -18,6 +18,8 @@ from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
 
+# Shortest time before a request is repeated, and a copy of a shard, which is large.
+_RETRY_S = 2.0
 _COPY_RETRY_S = 30.0
 
 
@@ -27,7 +29,6 @@ class WorkerShard:
     Args:
         shard: parameters of the shard.
         channel: channel of the worker.
-        retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
         host: copies of the parameters and their gradients.
@@ -39,14 +40,14 @@ class WorkerShard:
 
     """
 
-    def __init__(self, shard: Shard, channel: RequestChannel, *, retry_s: float) -> None:
+    def __init__(self, shard: Shard, channel: RequestChannel) -> None:
         self.shard = shard
         self.host = HostCopy(shard.parameters, shard.dtype)
         self.timestamp = 0
         self.newest = 0
         self.final = 0
         self.fresh: Tensor | None = None
-        self.request = Request(channel, shard.owner, retry_s=retry_s, on_moved=self._send_copy)
+        self.request = Request(channel, shard.owner, retry_s=_RETRY_S, on_moved=self._send_copy)
         self._copy = Request(channel, shard.owner, retry_s=_COPY_RETRY_S)
         # A successor needs the copies of all workers before it serves requests.
         self.request.after = self._copy
@@ -95,6 +96,11 @@ class OptimizerProgress:
     behind: int = 0
     countdown: Countdown = field(default_factory=Countdown)
 
+    def end_step(self) -> None:
+        """Count a step whose requests have been sent, and start to wait for shards."""
+        self.steps += 1
+        self.countdown.since = None
+
     def pull(self) -> None:
         """Write received values into the parameters, in place, and take the newest timestamp.
 
@@ -124,7 +130,6 @@ class Worker:
         channel: channel of the main thread.
         pull_rule: b and tau_2.
         warming: whether the step of an optimizer from a version waits for all shards.
-        retry_s: shortest time before a request is repeated, in seconds.
 
     Attributes:
         late: number of shards that arrived after the worker had continued without them, or twice.
@@ -139,15 +144,12 @@ class Worker:
         *,
         pull_rule: PullRule,
         warming: Callable[[int, int], bool] = lambda optimizer, version: False,
-        retry_s: float = 2.0,
     ) -> None:
         self.late = 0
         self.collectives_done = 0
         self._rule = pull_rule
         self._warming = warming
-        worker_shards = [
-            WorkerShard(shard, channel, retry_s=retry_s) for shard in shards if shard.size
-        ]
+        worker_shards = [WorkerShard(shard, channel) for shard in shards if shard.size]
         self._shards = {held.shard.number: held for held in worker_shards}
         optimizers = 1 + max((shard.optimizer for shard in shards), default=-1)
         self._progress = [
@@ -166,10 +168,6 @@ class Worker:
     def unsent(self) -> int:
         """Number of gradients that could not be sent before the worker continued."""
         return sum(held.request.dropped for held in self._shards.values())
-
-    def timestamp(self, optimizer: int) -> int:
-        """t of an optimizer: the timestamp of its next push."""
-        return self._progress[optimizer].timestamp
 
     def push(self, optimizer: int, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
@@ -197,16 +195,14 @@ class Worker:
             # has not received it ends its round without it.
             repeat = self._abstention(held, progress.timestamp)
             held.request.put(push, now, repeat=repeat)
-        progress.steps += 1
-        progress.countdown.since = None
+        progress.end_step()
 
     def abstain(self, optimizer: int, now: float) -> None:
         """Respond to all servers without a gradient."""
         progress = self._progress[optimizer]
         for held in progress.shards:
             held.request.put(self._abstention(held, progress.timestamp), now)
-        progress.steps += 1
-        progress.countdown.since = None
+        progress.end_step()
 
     def skip(self, optimizer: int) -> None:
         """Skip a step that other workers have made."""
@@ -266,22 +262,15 @@ class Worker:
 
     def handle(self, received: Received, now: float) -> None:
         """Handle a BLOCK or FINAL of the rank that serves the shard."""
-        message, flat = received.message, received.message.payload
-        held = self._shards.get(message.block)
-        if held is None or received.sender != held.request.rank:  # no longer its server
-            return
-        final = message.kind == Kind.FINAL
+        message = received.message
+        held, final = self._shards[message.block], message.kind == Kind.FINAL
         # Answers to requests of a training step and of a rendezvous must be distinguished.
-        if final != self._at_rendezvous:
-            return
-        if final and message.facts.get("number") != self._rendezvous:
-            return
-        if (flat.dtype, flat.numel()) != held.shard.form:
-            return
-        if final:
-            held.take_final(message, self._rendezvous)
-        else:
+        if received.sender != held.request.rank or final != self._at_rendezvous:
+            return  # it is no longer the server, or the worker has continued
+        if not final:
             self.late += not held.take_values(message, now)
+        elif message.facts["number"] == self._rendezvous:
+            held.take_final(message, self._rendezvous)
 
     def _abstention(self, held: WorkerShard, timestamp: int) -> Message:
         facts = {"final": held.final, "collectives_done": self.collectives_done}
