@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, optim
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_hier.parameter_server.message import Kind, Message
@@ -15,7 +13,7 @@ from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
-from lightning_hier.parameter_server.psp.state import StateCollector, read_state
+from lightning_hier.parameter_server.psp.state import StateCollector
 from tests.unit.lone_channel import LoneChannel
 from tests.unit.optimizer_cases import gradients, parameters
 from tests.unit.replying import Replying
@@ -89,8 +87,8 @@ def test_a_copy_is_taken_when_it_is_asked_for() -> None:
     job.collector.request(0.0)
     job.push(0, gradients(0))
     job.collect()
-    assert all(torch.equal(job.collector.values()[one], one) for one in own)
-    assert job.collector.states(0) == {}
+    assert all(torch.equal(job.collector.snapshot(1).values[one], one) for one in own)
+    assert job.collector.snapshot(1).optimizer_states == [{}]
 
 
 def test_successor_is_asked_for_the_blocks_of_a_rank_that_is_gone() -> None:
@@ -128,9 +126,9 @@ def test_state_that_a_full_queue_refuses_is_requested_again() -> None:
     assert len(job.answers) == RANKS
     job.collect()
     assert job.collector.is_complete()
-    assert {one["exp_avg_sq"].shape for one in job.collector.states(0).values()} == {
-        one.shape for one in own
-    }
+    assert {
+        one["exp_avg_sq"].shape for one in job.collector.snapshot(1).optimizer_states[0].values()
+    } == {one.shape for one in own}
 
 
 def test_answers_to_an_earlier_request_are_passed_over() -> None:
@@ -141,26 +139,3 @@ def test_answers_to_an_earlier_request_are_passed_over() -> None:
     job.collector.request(0.0)
     job.collect()
     assert not job.collector.is_complete()
-
-
-_M = ["m", "torch.float32"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "payload"),
-    [
-        ({"plain": [], "tensors": []}, torch.empty(0)),
-        ({"plain": [], "tensors": []}, torch.ones(1)),
-        ({}, torch.ones(2)),
-        ({"plain": [[9, "step", 1]], "tensors": []}, torch.ones(2)),
-        ({"plain": [[0]], "tensors": []}, torch.ones(2)),
-        ({"plain": [], "tensors": [[*_M, [[0, [7]]]]]}, torch.ones(8)),
-        ({"plain": [], "tensors": [[*_M, [[0, [-1]]]]]}, torch.ones(8)),
-        ({"plain": [], "tensors": [["m", "torch.load", [[0, [1]]]]]}, torch.ones(8)),
-    ],
-)
-def test_what_is_no_state_is_refused(facts: dict[str, Any], payload: Tensor) -> None:
-    (block,) = plan_shards([optim.SGD([Parameter(torch.ones(2))], lr=0.1)], 1)
-    raw = payload.view(torch.uint8)
-    with pytest.raises(ValueError, match="not the state of shard 0"):
-        read_state(Message(Kind.STATE, 0, 1, facts, raw), block)

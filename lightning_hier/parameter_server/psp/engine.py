@@ -111,8 +111,7 @@ class PSPEngine(Engine):
     def snapshot(self) -> Snapshot:
         self._collector.request(time.monotonic())
         self._channel.wait(lambda now: self._collector.is_complete(), self._collector.missing)
-        states = [self._collector.states(index) for index in range(len(self._optimizers))]
-        return Snapshot(self._collector.values(), states)
+        return self._collector.snapshot(len(self._optimizers))
 
     @override
     def load(self, optimizer: int, state: Mapping[int, Any]) -> None:

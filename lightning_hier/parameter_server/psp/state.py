@@ -1,20 +1,21 @@
 """Copies of the servers' state, for a rank that saves it: STATE_REQUEST and STATE.
 
 A STATE contains the values of a shard and the state of its optimizer. The payload consists of the
-bytes of all tensors, starting with the values. The facts contain names, dtypes and shapes of the
-other tensors, and state that is not a tensor.
+bytes of all tensors, starting with the values. The facts contain index, name, dtype and shape of
+the other tensors, and state that is not a tensor.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_hier.parameter_server.engine import Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.shards import Shard
@@ -24,7 +25,6 @@ from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.updater import ParameterStates
 
 _REQUEST_RETRY_S = 5.0
-_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 # Tensors start at multiples of this number of bytes, which aligns all dtypes.
 _ALIGNMENT = 16
 
@@ -34,62 +34,43 @@ _log = logging.getLogger(__name__)
 def write_state(values: ServedValues, request: Message) -> Message:
     """Answer to a STATE_REQUEST: copies of the values and of the optimizer state."""
     flat, states = values.snapshot()
-    named: defaultdict[tuple[str, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
-    plain = []
+    pieces, tensors, plain = _padded(flat), [], []
     for index, state in states.items():
         for name, value in state.items():
             if isinstance(value, Tensor):
-                named[name, value.dtype].append((index, value))
+                dtype = str(value.dtype).removeprefix("torch.")
+                tensors.append([index, name, dtype, list(value.shape)])
+                pieces += _padded(value)
             elif value is None or isinstance(value, (bool, int, float, str)):
                 plain.append([index, name, value])
             else:
                 _log.warning("state %r of the optimizer is not saved: it is %s", name, type(value))
-    # Grouped by name, to keep the facts small.
-    tensors = [
-        [name, str(dtype), [[index, list(value.shape)] for index, value in group]]
-        for (name, dtype), group in named.items()
-    ]
-    raw: list[Tensor] = []
-    for same in ([flat], *([value for _, value in group] for group in named.values())):
-        pieces = [value.reshape(-1).view(torch.uint8) for value in same]
-        nbytes = sum(piece.numel() for piece in pieces)
-        raw += [*pieces, torch.zeros(-nbytes % _ALIGNMENT, dtype=torch.uint8)]
     facts = {"plain": plain, "tensors": tensors}
     # One copy of all tensors, because a state may be several times as large as the shard.
-    return Message(Kind.STATE, request.block, request.timestamp, facts, torch.cat(raw))
+    return Message(Kind.STATE, request.block, request.timestamp, facts, torch.cat(pieces))
 
 
 def read_state(message: Message, shard: Shard) -> tuple[Tensor, ParameterStates]:
-    """Flat values of a shard, and its optimizer state by index of the parameter.
-
-    Raises:
-        ValueError: the message is not the state of this shard.
-
-    """
+    """Copies of the flat values of a shard, and of its optimizer state by parameter index."""
+    values, at = _read(message.payload, 0, shard.dtype, [shard.size])
     states: ParameterStates = {}
-    try:
-        values, rest = _split(message.payload, shard.dtype, shard.size)
-        found = list(message.facts["plain"])
-        for name, dtype, shapes in message.facts["tensors"]:
-            sizes = [torch.Size(shape).numel() for _, shape in shapes]
-            flat, rest = _split(rest, _DTYPES[dtype], sum(sizes))
-            pieces = zip(shapes, flat.split(sizes), strict=True)
-            found += [(index, name, piece.view(shape)) for (index, shape), piece in pieces]
-        for index, name, value in found:
-            if index not in shard.indices:
-                raise ValueError(f"parameter {index} is missing")
-            states.setdefault(index, {})[name] = value
-    except (KeyError, TypeError, RuntimeError, ValueError) as error:
-        raise ValueError(f"not the state of shard {shard.number}: {error}") from error
+    for index, name, dtype, shape in message.facts["tensors"]:
+        value, at = _read(message.payload, at, getattr(torch, dtype), shape)
+        states.setdefault(index, {})[name] = value
+    for index, name, plain in message.facts["plain"]:
+        states.setdefault(index, {})[name] = plain
     return values, states
 
 
-def _split(raw: Tensor, dtype: torch.dtype, numel: int) -> tuple[Tensor, Tensor]:
-    """A copy of the first ``numel`` elements of a payload, and the bytes of the other tensors."""
-    nbytes = numel * dtype.itemsize
-    if not 0 <= nbytes <= raw.numel():
-        raise ValueError(f"the payload has fewer than {numel} elements of {dtype}")
-    return raw[:nbytes].clone().view(dtype), raw[nbytes + -nbytes % _ALIGNMENT :]
+def _padded(tensor: Tensor) -> list[Tensor]:
+    raw = tensor.reshape(-1).view(torch.uint8)
+    return [raw, torch.zeros(-raw.numel() % _ALIGNMENT, dtype=torch.uint8)]
+
+
+def _read(raw: Tensor, at: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Tensor, int]:
+    """A copy of the tensor that starts at a byte, and the start of the next one."""
+    end = at + torch.Size(shape).numel() * dtype.itemsize
+    return raw[at:end].clone().view(dtype).view(shape), end + -end % _ALIGNMENT
 
 
 class StateCollector:
@@ -118,16 +99,11 @@ class StateCollector:
             request.put(Message(Kind.STATE_REQUEST, number, self._number), now)
 
     def handle(self, received: Received, now: float) -> None:
-        """Handle a server's STATE. A malformed one is ignored and requested again."""
-        message, number = received.message, received.message.block
-        if number not in self._awaited() or message.timestamp != self._number:
-            return
-        try:
-            self._states[number] = read_state(message, self._shards[number])
-        except ValueError as error:
-            _log.warning("ignored a malformed state of rank %d: %s", received.sender, error)
-        else:
-            self._requests[number].acknowledge(now)
+        """Handle a server's STATE, unless it answers an earlier or an acknowledged request."""
+        message, request = received.message, self._requests[received.message.block]
+        if request.message is not None and message.timestamp == self._number:
+            self._states[message.block] = read_state(message, self._shards[message.block])
+            request.acknowledge(now)
 
     def is_complete(self) -> bool:
         """Whether the state of all shards has been received."""
@@ -135,28 +111,17 @@ class StateCollector:
 
     def missing(self) -> str:
         """Names the ranks whose state has not been received."""
-        return unanswered("the states of shards", self._awaited().values())
+        return unanswered("the states of shards", self._awaited())
 
-    def values(self) -> Mapping[Parameter, Tensor]:
-        """Values of all parameters, on the host."""
+    def snapshot(self, optimizers: int) -> Snapshot:
+        """The received state of all shards, of this number of optimizers."""
         values: dict[Parameter, Tensor] = {}
-        for number, (flat, _) in self._states.items():
+        states: list[dict[int, Any]] = [{} for _ in range(optimizers)]
+        for number, (flat, own) in self._states.items():
             shard = self._shards[number]
             values.update(zip(shard.parameters, shard.tensors(flat), strict=True))
-        return values
+            states[shard.optimizer].update(own)
+        return Snapshot(values, states)
 
-    def states(self, optimizer: int) -> ParameterStates:
-        """The entry ``state`` of the optimizer's ``state_dict()``."""
-        return {
-            index: state
-            for number, (_, states) in self._states.items()
-            if self._shards[number].optimizer == optimizer
-            for index, state in sorted(states.items())
-        }
-
-    def _awaited(self) -> dict[int, Request]:
-        return {
-            number: request
-            for number, request in self._requests.items()
-            if request.message is not None
-        }
+    def _awaited(self) -> list[Request]:
+        return [request for request in self._requests.values() if request.message is not None]
