@@ -47,13 +47,6 @@ class ServedValues:
                 self._flat = torch.cat([torch.empty(0, dtype=self._dtype), *pieces])
             return self._flat
 
-    def replace(self, flat: Tensor) -> None:
-        """Replace the values."""
-        with self._lock:
-            for tensor, piece in zip(self._tensors, flat.split(self._sizes), strict=True):
-                tensor.copy_(piece.view(tensor.shape))
-            self._flat = None
-
     def update(
         self,
         mean: Tensor,
@@ -89,7 +82,9 @@ class ServedValues:
             del mean, pieces, gradients
             if all_finite(self.flat()):
                 return True
-            self.replace(before)
+            for tensor, piece in zip(self._tensors, before.split(self._sizes), strict=True):
+                tensor.copy_(piece.view(tensor.shape))
+            self._flat = before
             self._updater.reset()
         _log.warning(
             "an update of %s is not finite: the values are not changed, and the state of their "

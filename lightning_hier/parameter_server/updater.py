@@ -65,8 +65,8 @@ class Updater:
 
     Args:
         optimizer: optimizer of the user; its :func:`objection` must be None.
-        tensors: values on the host of the server's parameters, of the same shapes; may be empty.
-            Updated in place.
+        tensors: values on the host of the server's parameters, of the same shapes, in the order of
+            the optimizer; may be empty. Updated in place.
 
     """
 
@@ -90,7 +90,7 @@ class Updater:
         """A new Updater with the current hyperparameters, for other tensors.
 
         Args:
-            tensors: by index of the parameter in the user's optimizer. Updated in place.
+            tensors: by increasing index of the parameter in the user's optimizer. Updated in place.
 
         """
         other = copy.copy(self)
@@ -98,11 +98,6 @@ class Updater:
         other._hold({index: Parameter(tensor) for index, tensor in tensors.items()})
         other.reset()
         return other
-
-    @property
-    def indices(self) -> list[int]:
-        """Indices of the server's parameters in the user's optimizer: the order of gradients."""
-        return list(self._indices)
 
     def step(
         self,
@@ -150,12 +145,11 @@ class Updater:
         Merged over all servers it is the entry ``state`` of the user's ``optimizer.state_dict()``,
         so a plain optimizer can load it.
         """
-        local: Mapping[int, Mapping[str, Any]] = self._copy.state_dict()["state"]
-        positions = self._positions()
+        local = self._copy.state_dict()["state"]
         return {
-            index: {name: _detached(value) for name, value in local[positions[index]].items()}
-            for index in self._indices
-            if positions[index] in local
+            index: {name: _detached(value) for name, value in local[position].items()}
+            for position, index in enumerate(self._indices)
+            if position in local
         }
 
     def load(self, states: Mapping[int, Mapping[str, Any]]) -> None:
@@ -165,33 +159,25 @@ class Updater:
             states: the entry ``state`` of ``optimizer.state_dict()``; copied.
 
         """
-        positions = self._positions()
         found = {
-            positions[index]: {name: _detached(value) for name, value in states[index].items()}
-            for index in self._indices
+            position: {name: _detached(value) for name, value in states[index].items()}
+            for position, index in enumerate(self._indices)
             if index in states
         }
         plain = self._copy.state_dict()
         self._copy.load_state_dict({**plain, "state": found})
         # load_state_dict casts state to the dtype of its parameter, which is right for moments but
         # not for scalars; of those it spares only "step".
-        for index, tensor in zip(self._indices, self._own, strict=True):
-            for name, value in found.get(positions[index], {}).items():
+        for position, state in found.items():
+            for name, value in state.items():
                 if name != "step" and isinstance(value, Tensor) and value.ndim == 0:
-                    self._copy.state[tensor][name] = value.clone()
+                    self._copy.state[self._own[position]][name] = value.clone()
 
     def _hold(self, tensors: Mapping[int, Parameter]) -> None:
         self._indices = list(tensors)
         self._own = list(tensors.values())
         for at, group in enumerate(self._copy.param_groups):
-            group["params"] = [
-                tensors[index] for index in sorted(tensors) if self._group_of[index] == at
-            ]
-
-    def _positions(self) -> dict[int, int]:
-        """Indices in the copy, by index in the user's optimizer."""
-        ordered = sorted(self._indices)
-        return {index: position for position, index in enumerate(ordered)}
+            group["params"] = [own for index, own in tensors.items() if self._group_of[index] == at]
 
     def _take(self, latest: Hyperparameters) -> None:
         """Take hyperparameters that have changed on the worker.

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_hier.parameter_server.message import Kind, Limits, MalformedMessage, Message
 
@@ -96,8 +95,8 @@ def encode(
         part_bytes: payload bytes in one part. None: the default for other processes.
 
     Raises:
-        ValueError: the peer would refuse the message: its payload is not a 1-D contiguous tensor
-            on the CPU of a dtype that can be sent, or something in it is too large.
+        ValueError: the peer would refuse the message: its facts are too large, or its payload is of
+            a dtype that cannot be sent.
         TypeError: JSON cannot represent the facts.
 
     """
@@ -105,20 +104,16 @@ def encode(
     if len(facts) > limits.facts_bytes:
         raise ValueError(f"facts must be at most {limits.facts_bytes} bytes, got {len(facts)}")
     payload = message.payload
-    _require_sendable(payload, limits)
+    code = _CODES.get(payload.dtype)
+    if code is None:
+        raise ValueError(f"a payload can't be of {payload.dtype}")
     # Through uint8, since NumPy has no bfloat16.
     raw = payload.detach().view(torch.uint8).numpy().data
-    code = _CODES[payload.dtype]
     fields = (MAGIC, VERSION, message.kind, code, message.block, message.timestamp)
     parts: list[Frames] = []
     size = part_bytes or bytes_of_part(raw.nbytes)
     for offset in range(0, max(1, raw.nbytes), size):
-        try:
-            header = HEADER.pack(*fields, sequence + len(parts), payload.numel(), offset)
-        except struct.error as error:
-            raise ValueError(
-                f"block {message.block} or timestamp {message.timestamp} does not fit: {error}"
-            ) from error
+        header = HEADER.pack(*fields, sequence + len(parts), payload.numel(), offset)
         parts.append((header, b"" if offset else facts, raw[offset : offset + size]))
     return parts
 
@@ -154,20 +149,6 @@ def decode(frames: Sequence[memoryview | bytes], limits: Limits) -> Part:
 def bytes_of_part(nbytes: int) -> int:
     """Size of the parts of a payload of ``nbytes`` bytes."""
     return PART_BYTES * max(1, math.ceil(nbytes / (MOST_PARTS * PART_BYTES)))
-
-
-def _require_sendable(payload: Tensor, limits: Limits) -> None:
-    if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
-        raise ValueError(
-            "a payload must be a 1-D contiguous tensor on the CPU, "
-            f"got shape {tuple(payload.shape)} on {payload.device}"
-        )
-    if payload.dtype not in _CODES:
-        raise ValueError(f"a payload can't be of {payload.dtype}")
-    if payload.nbytes > limits.payload_bytes:
-        raise ValueError(
-            f"a payload must be at most {limits.payload_bytes} bytes, got {payload.nbytes}"
-        )
 
 
 def _whole_payload(code: int, count: int, limits: Limits) -> tuple[torch.dtype, int]:

@@ -94,7 +94,7 @@ def servers(optimizer: Optimizer, own: Sequence[Parameter], cuts: Sequence[Seque
 def serve(updaters: Iterable[Updater], step: int, dtype: torch.dtype = torch.float64) -> None:
     """Have each server make a step with its own part of the gradients, flat as they arrive."""
     for updater in updaters:
-        updater.step([gradients(step, dtype)[index].flatten() for index in updater.indices])
+        updater.step([gradients(step, dtype)[index].flatten() for index in updater._indices])
 
 
 def same_values(tensors: Mapping[int, Tensor], own: Sequence[Parameter]) -> bool:

@@ -196,15 +196,8 @@ def test_malformed(frames: list[bytes], fault: str) -> None:
 @pytest.mark.parametrize(
     ("message", "fault"),
     [
-        (Message(Kind.PUSH, payload=torch.zeros(2, 2)), r"shape \(2, 2\)"),
-        (Message(Kind.PUSH, payload=torch.zeros(8)[::2]), "1-D contiguous"),
-        (Message(Kind.PUSH, payload=torch.zeros(4, device="meta")), "on meta"),
         (Message(Kind.PUSH, payload=torch.zeros(4, dtype=torch.bool)), "torch.bool"),
-        (Message(Kind.PUSH, payload=torch.zeros(257)), "at most 1024 bytes, got 1028"),
         (Message(Kind.PUSH, facts={"a": "x" * 300}), "facts must be at most 256"),
-        (Message(Kind.PUSH, block=2**32), "block 4294967296"),
-        (Message(Kind.PUSH, block=-1), "block -1"),
-        (Message(Kind.PUSH, timestamp=2**63), "does not fit"),
     ],
 )
 def test_what_a_peer_would_refuse_is_not_sent(message: Message, fault: str) -> None:
