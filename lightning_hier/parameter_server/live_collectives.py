@@ -2,24 +2,26 @@
 
 A collective of the process group waits for every rank of the job, including lost ones. These
 collectives do not, so validation, metrics and checkpoints use them while a parameter server trains.
-All data pass through the lowest live rank (:mod:`.collective_leader`), so these collectives are
-intended for small tensors at the end of an epoch.
+All data pass through the lowest live rank, so these collectives are intended for small tensors at
+the end of an epoch.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_hier.parameter_server.collective_leader import Contribution, read_result
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.rendezvous import Rendezvous
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.requests import Request, unanswered
+from lightning_hier.parameter_server.server_loop import Replies
 
 # Most collectives end earlier, and servers do not have to be notified of them.
 _NOTIFY_AFTER_S = 0.1
@@ -32,6 +34,14 @@ _REDUCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "max": lambda stacked: stacked.amax(0),
     "product": lambda stacked: stacked.prod(0),
 }
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Data of a rank: a value that JSON can represent, and a tensor, which may be empty."""
+
+    value: Any
+    payload: Tensor
 
 
 class LiveCollectives:
@@ -171,3 +181,78 @@ def _shaped(contribution: Contribution, like: Tensor) -> Tensor:
     values = contribution.payload.to(like.dtype)
     # A copy, because a received payload is a view of a frame and read-only.
     return values.reshape(contribution.value).to(like.device, copy=True)
+
+
+class CollectiveLeader:
+    """Handler that leads collectives on the lowest live rank.
+
+    It collects the contributions and sends the result to all ranks. If the leader is lost, the next
+    rank replaces it. Ranks that already have the result forward it to the new leader, so that all
+    ranks get the same result.
+
+    Args:
+        world_size: number of ranks.
+        replies: port of the rank.
+        limit_s: seconds after which waiting ranks get the list of missing ranks.
+
+    """
+
+    kinds = frozenset({Kind.CONTRIBUTION, Kind.RESULT})
+
+    def __init__(self, world_size: int, replies: Replies, *, limit_s: float) -> None:
+        self._live = set(range(world_size))
+        self._rendezvous = Rendezvous(replies, limit_s)
+
+    def handle(self, received: Received, now: float) -> None:
+        """Store a contribution, or a result of a lost leader."""
+        message, number = received.message, received.message.timestamp
+        if message.kind == Kind.CONTRIBUTION:
+            self._rendezvous.arrive(received, number, now)
+            self._end_if_complete()
+        elif number > self._rendezvous.number:
+            self._rendezvous.end(number, message)
+
+    def deadline(self) -> float:
+        """Time at which the current collective reaches its time limit."""
+        return self._rendezvous.deadline()
+
+    def tick(self, now: float) -> None:
+        """Send the list of missing ranks if the time limit has passed."""
+        if self._rendezvous.deadline() <= now:
+            waiting = f"in collective {self._rendezvous.latest} of all ranks"
+            self._rendezvous.report_missing(self._live, waiting, now)
+
+    def peer_gone(self, rank: int, now: float) -> None:
+        """Stop waiting for a rank. Its contribution still counts if it has been received."""
+        self._live.discard(rank)
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        arrived, number = self._rendezvous.arrived, self._rendezvous.latest
+        if arrived and not self._rendezvous.missing(self._live):
+            contributions = {
+                rank: arrival.request.message
+                for rank, arrival in arrived.items()
+                if arrival.number == number
+            }
+            self._rendezvous.end(number, write_result(number, contributions))
+
+
+def write_result(number: int, contributions: Mapping[int, Message]) -> Message:
+    """All contributions to a collective as one message, in order of rank."""
+    messages = dict(sorted(contributions.items()))
+    facts = {
+        "ranks": list(messages),
+        "values": [message.facts["value"] for message in messages.values()],
+        "counts": [message.payload.numel() for message in messages.values()],
+    }
+    payload = torch.cat([message.payload for message in messages.values()])
+    return Message(Kind.RESULT, 0, number, facts, payload)
+
+
+def read_result(message: Message) -> dict[int, Contribution]:
+    """The contributions by rank."""
+    facts = message.facts
+    payloads = message.payload.split(facts["counts"])
+    contributions = map(Contribution, facts["values"], payloads)
+    return dict(zip(facts["ranks"], contributions, strict=True))

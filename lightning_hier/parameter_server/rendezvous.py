@@ -1,7 +1,4 @@
-"""Rendezvous of ranks at a server: all live ranks arrive, and all get the same answer.
-
-A shard of PSP-SGD, the master of two-stage ASGD and the leader of live-rank collectives use it.
-"""
+"""Whom a server waits for: all live ranks at a rendezvous, and no rank that waits elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 from collections.abc import Set
 from typing import NamedTuple
 
-from lightning_hier.parameter_server.message import Message, missing_report
+from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.server_loop import Replies, send_again
 
@@ -22,8 +19,9 @@ class Arrival(NamedTuple):
 
 
 class Rendezvous:
-    """Numbered rendezvous at one server, one after the other.
+    """Numbered rendezvous at one server: all live ranks arrive, and all get the same answer.
 
+    A shard of PSP-SGD, the master of two-stage ASGD and the leader of live-rank collectives use it.
     Ranks repeat their requests until they are answered, so the last answer is kept.
 
     Args:
@@ -93,3 +91,34 @@ class Rendezvous:
             report = missing_report(message.block, message.timestamp, missing, waiting)
             self._replies.send(request.address, report)
         self._since = now
+
+
+class WaitingRanks:
+    """Ranks that wait in a live-rank collective, as known to one server.
+
+    Such a rank does not push until all ranks have reached the collective. Ranks that have not
+    reached it may need the answer of a server first, so servers do not wait for waiting ranks.
+
+    Collectives have equal numbers on all ranks. A rank that waits in a collective sends WAITING.
+    There is no message for the end of a collective. Instead, every push contains the number of the
+    last collective that has ended for its sender, and a rank that waits in the next one has left
+    the previous one. Only the largest numbers count, so late, repeated and reordered messages have
+    no effect.
+    """
+
+    def __init__(self) -> None:
+        """Start before the first collective, whose number is 1."""
+        self._waits_in: dict[int, int] = {}
+        self._done = 0
+
+    def note(self, received: Received) -> None:
+        """Read the number of a collective from a message."""
+        message, rank = received.message, received.sender
+        self._done = max(self._done, message.facts.get("collectives_done", 0))
+        if message.kind == Kind.WAITING:
+            self._waits_in[rank] = max(self._waits_in.get(rank, 0), message.timestamp)
+            self._done = max(self._done, message.timestamp - 1)
+
+    def ranks(self) -> set[int]:
+        """Ranks that wait in a collective."""
+        return {rank for rank, number in self._waits_in.items() if number > self._done}

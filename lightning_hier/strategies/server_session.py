@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 
 from lightning_hier.comm.agreement import gather_json
 from lightning_hier.comm.traffic import Tier, Traffic
-from lightning_hier.parameter_server.collective_leader import CollectiveLeader
 from lightning_hier.parameter_server.engine import Engine
-from lightning_hier.parameter_server.live_collectives import LiveCollectives
+from lightning_hier.parameter_server.live_collectives import CollectiveLeader, LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.open_ports import Ports, open_ports
 from lightning_hier.parameter_server.request_channel import RequestChannel

@@ -10,13 +10,13 @@ from torch import Tensor, optim
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import ServerCounts
 from lightning_hier.parameter_server.psp.served_shard import ServedShard
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PushRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
+from lightning_hier.parameter_server.rendezvous import WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.updater import Updater
 from lightning_hier.parameter_server.user_optimizer import hyperparameters

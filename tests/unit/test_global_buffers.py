@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_hier.parameter_server.collective_leader import Contribution
-from lightning_hier.parameter_server.live_collectives import LiveCollectives
+from lightning_hier.parameter_server.live_collectives import Contribution, LiveCollectives
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Limits, Message
 from lightning_hier.parameter_server.wire import encode
 from lightning_hier.strategies.global_buffers import GlobalBuffers

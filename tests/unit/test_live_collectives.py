@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lightning_hier.comm.progress_record import PeerError
-from lightning_hier.parameter_server.collective_leader import CollectiveLeader
-from lightning_hier.parameter_server.live_collectives import LiveCollectives
+from lightning_hier.parameter_server.live_collectives import CollectiveLeader, LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler, ServerLoop

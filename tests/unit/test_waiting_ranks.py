@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lightning_hier.parameter_server.collective_leader import CollectiveLeader, WaitingRanks
-from lightning_hier.parameter_server.live_collectives import LiveCollectives
+from lightning_hier.parameter_server.live_collectives import CollectiveLeader, LiveCollectives
 from lightning_hier.parameter_server.message import Kind, Message
 from lightning_hier.parameter_server.ports import Received
+from lightning_hier.parameter_server.rendezvous import WaitingRanks
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler
 from tests.unit.local_ports import LocalNetwork, LocalServerPort, on_every_rank
@@ -36,13 +36,6 @@ def test_a_meeting_is_over_when_somebody_has_left_it_whatever_comes_first() -> N
         for one in order:
             waiting_ranks.note(one)
         assert waiting_ranks.ranks() == {1}
-
-
-def test_facts_that_are_no_number_are_passed_over() -> None:
-    waiting_ranks = WaitingRanks()
-    waiting_ranks.note(_said(0, Kind.WAITING, 1))
-    waiting_ranks.note(_said(1, Kind.PUSH, 0, collectives_done="2"))
-    assert waiting_ranks.ranks() == {0}
 
 
 def test_who_waits_tells_and_all_know_when_it_is_over() -> None:

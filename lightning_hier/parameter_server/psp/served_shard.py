@@ -8,13 +8,12 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from lightning_hier.algorithms.kernels import all_finite
-from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import PushFacts, Round, ServerCounts
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
-from lightning_hier.parameter_server.rendezvous import Rendezvous
+from lightning_hier.parameter_server.rendezvous import Rendezvous, WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import RETRY_S, Replies
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_hier.algorithms.kernels import all_finite
-from lightning_hier.parameter_server.collective_leader import WaitingRanks
 from lightning_hier.parameter_server.message import Kind
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.pushes import ServerCounts
@@ -18,6 +17,7 @@ from lightning_hier.parameter_server.psp.served_shard import ServedShard
 from lightning_hier.parameter_server.psp.settings import PSPSettings
 from lightning_hier.parameter_server.psp.shards import Shard
 from lightning_hier.parameter_server.psp.state import write_state
+from lightning_hier.parameter_server.rendezvous import WaitingRanks
 from lightning_hier.parameter_server.served_values import ServedValues
 from lightning_hier.parameter_server.server_loop import Replies
 from lightning_hier.parameter_server.updater import ParameterStates, Updater
