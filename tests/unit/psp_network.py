@@ -76,7 +76,7 @@ class Rank:
             plan,
             self.channel,
             pull_rule=cluster.pull_rule,
-            warming=cluster.settings.warming,
+            warming=partial(cluster.settings.warming, 0),
         )
         self.plan = {block.number: block for block in plan}
         self.state = "computing"
@@ -217,10 +217,10 @@ class Cluster:
         while rank.inbox:
             rank.worker.handle(rank.inbox.pop(0), self.now)
         rank.channel.tick(self.now)
-        if rank.state == "pulling" and rank.worker.is_pulled(0, self.now):
-            rank.worker.pull(0)
+        if rank.state == "pulling" and rank.worker.is_pulled(self.now):
+            rank.worker.pull()
             self._go_on(rank)
-        elif rank.state == "meeting" and rank.worker.has_global_model():
+        elif rank.state == "meeting" and rank.worker.has_global_model(0.0):
             rank.worker.take_global()
             number = (rank.steps - 1) // self._every
             while len(self.models) <= number:
@@ -242,7 +242,7 @@ class Cluster:
         gradients = self._gradients(rank.number, rank.steps, rank.parameters)
         for parameter, gradient in zip(rank.parameters, gradients, strict=True):
             parameter.grad = gradient
-        rank.worker.push(0, hyperparameters(rank.optimizer), self.now)
+        rank.worker.push(hyperparameters(rank.optimizer), self.now)
         rank.steps += 1
         rank.pushed += 1
         rank.state = "pulling"

@@ -37,7 +37,7 @@ class Harness:
         for parameter in self.own:
             parameter.grad = torch.full_like(parameter, gradient)
         self.sent.clear()
-        self.worker.push(0, [{"lr": 1.0}], self.now)
+        self.worker.push([{"lr": 1.0}], self.now)
         return self.said()
 
     def block(
@@ -46,7 +46,7 @@ class Harness:
         """Receive a BLOCK; tell whether the worker may go on."""
         message = Message(Kind.BLOCK, number, timestamp, {}, torch.full((2,), value))
         self.hear(number if sender is None else sender, message)
-        return self.worker.is_pulled(0, self.now)
+        return self.worker.is_pulled(self.now)
 
     def final(self, number: int, timestamp: int, value: float, *, rendezvous: int = 1) -> None:
         facts = {"number": rendezvous}

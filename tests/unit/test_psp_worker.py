@@ -20,7 +20,7 @@ def test_goes_on_with_some_of_the_blocks_and_the_others_keep_their_values() -> N
     h.push()
     assert not h.block(3, 1, 4.0)
     assert h.block(0, 1, 1.0)
-    h.worker.pull(0)
+    h.worker.pull()
     assert h.values() == [1.0, 0.0, 0.0, 4.0]
 
 
@@ -32,8 +32,8 @@ def test_tau_2_runs_from_the_last_block_that_is_needed() -> None:
     assert not h.block(1, 1)
     h.now = 3.4
     assert not h.block(2, 1)
-    assert not h.worker.is_pulled(0, 3.49)
-    assert h.worker.is_pulled(0, 3.5)
+    assert not h.worker.is_pulled(3.49)
+    assert h.worker.is_pulled(3.5)
     assert h.block(3, 1)
 
 
@@ -42,13 +42,13 @@ def test_late_block_does_not_count_and_is_taken_at_the_next_pull() -> None:
     h.push()
     h.block(0, 1, 1.0)
     h.block(1, 1, 1.0)
-    h.worker.pull(0)
+    h.worker.pull()
     h.push()
     assert not h.block(2, 1, 5.0)  # of the round before
     assert h.worker.late == 1
     assert not h.block(0, 2, 2.0)
     assert h.block(1, 2, 2.0)
-    h.worker.pull(0)
+    h.worker.pull()
     assert h.values() == [2.0, 2.0, 5.0, 0.0]
 
 
@@ -56,11 +56,11 @@ def test_older_block_is_dropped() -> None:
     h = Harness(b=0.25)
     h.push()
     h.block(0, 3, 3.0)
-    h.worker.pull(0)
+    h.worker.pull()
     h.push()
     h.block(0, 2, 2.0)
     h.block(1, 4, 4.0)
-    h.worker.pull(0)
+    h.worker.pull()
     assert h.values() == [3.0, 4.0, 0.0, 0.0]
 
 
@@ -69,9 +69,9 @@ def test_fast_forward() -> None:
     h.push()
     h.block(0, 9)
     h.block(1, 7)
-    h.worker.pull(0)
+    h.worker.pull()
     assert h.worker.behind == 8
-    h.worker.skip(0)
+    h.worker.skip()
     assert h.worker.behind == 7
     assert h.push() == every(Kind.PUSH, 9)
     assert not h.block(1, 9)
@@ -81,9 +81,9 @@ def test_steps_that_were_left_out_count_for_the_hyperparameters() -> None:
     h = Harness(b=0.25)
     h.push()
     h.block(0, 3)
-    h.worker.pull(0)
-    h.worker.skip(0)
-    h.worker.skip(0)
+    h.worker.pull()
+    h.worker.skip()
+    h.worker.skip()
     h.push()
     assert [message.facts["steps"] for _, message in h.sent] == [3] * 4
 
@@ -94,7 +94,7 @@ def test_gradient_that_is_not_finite_is_not_pushed_anywhere(value: float) -> Non
     for parameter in h.own:
         parameter.grad = torch.ones(2)
     h.own[2].grad = torch.tensor([1.0, value])
-    h.worker.push(0, [], 0.0)
+    h.worker.push([], 0.0)
     assert h.said() == every(Kind.ABSTAIN, 0)
 
 
@@ -112,17 +112,17 @@ def test_rendezvous() -> None:
     h.push()
     h.block(0, 1, 1.0)
     h.block(1, 1, 1.0)
-    h.worker.pull(0)
+    h.worker.pull()
     h.sent.clear()
     h.worker.arrive(0.0)
     assert h.said() == every(Kind.ARRIVE, 1)
     h.block(3, 9, 9.0)  # an answer to the push before; all ranks take the final values
     for number in range(4):
-        assert not h.worker.has_global_model()
+        assert not h.worker.has_global_model(0.0)
         h.final(number, 2 + number, 5.0, rendezvous=7)
         h.final(number, 2 + number, 6.0 + number)
     h.block(0, 9, 9.0)
-    assert h.worker.has_global_model()
+    assert h.worker.has_global_model(0.0)
     h.worker.take_global()
     assert h.values() == [6.0, 7.0, 8.0, 9.0]
     assert h.worker.behind == 0
@@ -141,6 +141,6 @@ def test_fewer_parameters_than_ranks() -> None:
 
     worker = Worker(blocks, LoneChannel(send), pull_rule=PullRule(0.25))
     own[0].grad = torch.ones(2)
-    worker.push(0, [], 0.0)
+    worker.push([], 0.0)
     assert sent == [0]
-    assert not worker.is_pulled(0, 0.0)
+    assert not worker.is_pulled(0.0)

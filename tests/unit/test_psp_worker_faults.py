@@ -33,7 +33,7 @@ def test_words_of_a_rank_that_serves_no_more_are_passed_over() -> None:
     h.gone(2)
     assert not h.block(2, 1, 9.0, sender=2)
     assert h.block(2, 1, 3.0, sender=3)
-    h.worker.pull(0)
+    h.worker.pull()
     assert h.values()[2] == 3.0
 
 
@@ -48,7 +48,7 @@ def test_missing_names_the_ranks_that_have_not_answered() -> None:
     h = Harness()
     h.push()
     h.block(1, 1)
-    assert "ranks 0, 2, 3" in h.worker.missing(0)
+    assert "ranks 0, 2, 3" in h.worker.missing()
     h.worker.arrive(0.0)
     h.final(0, 1, 0.0)
     assert "ranks 1, 2, 3" in h.worker.missing()

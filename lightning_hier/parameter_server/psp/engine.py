@@ -13,6 +13,7 @@ from typing_extensions import override
 from lightning_hier.comm.profiling import profiler_range
 from lightning_hier.parameter_server.engine import Engine, Snapshot
 from lightning_hier.parameter_server.message import Kind, Message
+from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.psp.server import ShardServer
 from lightning_hier.parameter_server.psp.settings import PSPSettings, PullRule
 from lightning_hier.parameter_server.psp.shards import plan_shards
@@ -52,15 +53,19 @@ class PSPEngine(Engine):
         shards = plan_shards(optimizers, settings.world_size)
         self._served = ServedParameterCheck(optimizers)
         self._server = ShardServer(rank, shards, optimizers, settings, replies)
-        self._worker = Worker(
-            shards,
-            channel,
-            pull_rule=pull_rule,
-            warming=settings.warming,
-        )
+        self._workers = [
+            Worker(
+                [shard for shard in shards if shard.optimizer == index],
+                channel,
+                pull_rule=pull_rule,
+                warming=partial(settings.warming, index),
+            )
+            for index in range(len(optimizers))
+        ]
+        self._worker_of = {number: one for one in self._workers for number in one.shards}
         self._collector = StateCollector(shards, channel)
-        channel.on(Kind.BLOCK, self._worker.handle)
-        channel.on(Kind.FINAL, self._worker.handle)
+        channel.on(Kind.BLOCK, self._handle)
+        channel.on(Kind.FINAL, self._handle)
         channel.on(Kind.STATE, self._collector.handle)
         channel.on_gone(self._check_quorum)
 
@@ -72,30 +77,34 @@ class PSPEngine(Engine):
     @property
     @override
     def behind(self) -> int:
-        return self._worker.behind
+        return max((worker.behind for worker in self._workers), default=0)
 
     @override
     def step(self, optimizer: int) -> None:
         own = self._optimizers[optimizer]
         self._served.check(optimizer, own)
         with profiler_range("hier/psp/push"):
-            self._worker.push(optimizer, hyperparameters(own), time.monotonic())
-        self._pull(optimizer)
+            self._workers[optimizer].push(hyperparameters(own), time.monotonic())
+        self._pull(self._workers[optimizer])
 
     @override
     def abstain(self, optimizer: int) -> None:
-        self._worker.abstain(optimizer, time.monotonic())
-        self._pull(optimizer)
+        self._workers[optimizer].abstain(time.monotonic())
+        self._pull(self._workers[optimizer])
 
     @override
     def skip(self, optimizer: int) -> None:
-        self._worker.skip(optimizer)
+        self._workers[optimizer].skip()
 
     @override
     def rendezvous(self) -> None:
-        self._worker.arrive(time.monotonic())
-        self._channel.wait(lambda now: self._worker.has_global_model(), self._worker.missing)
-        self._worker.take_global()
+        # All arrive first, so that the rendezvous of all optimizers overlap.
+        for worker in self._workers:
+            worker.arrive(time.monotonic())
+        for worker in self._workers:
+            self._channel.wait(worker.has_global_model, worker.missing)
+        for worker in self._workers:
+            worker.take_global()
 
     @override
     def wait_in_collective(self, number: int) -> None:
@@ -105,7 +114,8 @@ class PSPEngine(Engine):
 
     @override
     def leave_collective(self, number: int) -> None:
-        self._worker.collectives_done = number
+        for worker in self._workers:
+            worker.collectives_done = number
 
     @override
     def snapshot(self) -> Snapshot:
@@ -120,19 +130,19 @@ class PSPEngine(Engine):
     @override
     def metrics(self) -> dict[str, float]:
         worker = {
-            "hier/psp/late": float(self._worker.late),
-            "hier/psp/unsent": float(self._worker.unsent),
+            "hier/psp/late": float(sum(worker.late for worker in self._workers)),
+            "hier/psp/unsent": float(sum(worker.unsent for worker in self._workers)),
             "hier/psp/waiting_seconds": self._waiting_s,
         }
         return self._server.counts.metrics() | worker
 
-    def _pull(self, optimizer: int) -> None:
+    def _pull(self, worker: Worker) -> None:
         with profiler_range("hier/psp/pull"):
-            self._waiting_s += self._channel.wait(
-                partial(self._worker.is_pulled, optimizer),
-                partial(self._worker.missing, optimizer),
-            )
-            self._worker.pull(optimizer)
+            self._waiting_s += self._channel.wait(worker.is_pulled, worker.missing)
+            worker.pull()
+
+    def _handle(self, received: Received, now: float) -> None:
+        self._worker_of[received.message.block].handle(received, now)
 
     def _check_quorum(self, rank: int, now: float) -> None:
         self._settings.rule.check_quorum(self._settings.world_size, self._channel.lost())

@@ -70,6 +70,7 @@ class ServedShard:
         self.timestamp = timestamp
         self.rendezvous = Rendezvous(replies, settings.limit_s)
         self._settings = settings
+        self._min_pushes = settings.rule.needed(settings.world_size)
         self._live = live
         self._waiting_ranks = waiting_ranks
         self._replies = replies
@@ -170,16 +171,15 @@ class ServedShard:
 
     def _round_is_over(self, now: float) -> bool:
         """Line 12."""
-        current, active, rule = self._round, self._active(), self._settings.rule
-        size = self._settings.world_size
-        warming = self._settings.warming(self.shard.optimizer, self.timestamp)
-        wanted = size if warming else rule.needed(size)
+        current, active, settings = self._round, self._active(), self._settings
+        warming = settings.warming(self.shard.optimizer, self.timestamp)
+        wanted = settings.world_size if warming else self._min_pushes
         # Lost workers push no more, and those that wait for other ranks not before they continue.
         needed = min(wanted, len(active | current.sums.keys()))
         return current.countdown.is_over(
             complete=active <= current.responded,
             enough=len(current.sums) >= needed,
-            timeout_s=rule.timeout_s,
+            timeout_s=settings.rule.timeout_s,
             now=now,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -77,61 +76,23 @@ class WorkerShard:
         self._copy.put(hold, now)
 
 
-@dataclass
-class OptimizerProgress:
-    """Progress of a worker with the shards of one optimizer.
-
-    Attributes:
-        shards: shards that are not empty.
-        timestamp: t of the next push.
-        steps: number of steps, including skipped ones.
-        behind: number of steps that other workers have made and this one has not.
-        countdown: countdown to the next gradient, which starts when enough shards were received.
-
-    """
-
-    shards: list[WorkerShard]
-    timestamp: int = 0
-    steps: int = 0
-    behind: int = 0
-    countdown: Countdown = field(default_factory=Countdown)
-
-    def end_step(self) -> None:
-        """Count a step whose requests have been sent, and start to wait for shards."""
-        self.steps += 1
-        self.countdown.since = None
-
-    def pull(self) -> None:
-        """Write received values into the parameters, in place, and take the newest timestamp.
-
-        A shard that has not been received keeps its values (lines 3 and 4). If it arrives later,
-        the next pull uses it unless a newer one has arrived. In the published algorithm it is
-        dropped, so a shard whose server is always slightly late would never be updated.
-        """
-        newest = self.timestamp
-        for held in self.shards:
-            if held.fresh is not None:
-                held.host.write_values(held.fresh)
-                held.timestamp, held.fresh = held.newest, None
-            newest = max(newest, held.timestamp)
-        self.behind += max(0, newest - self.timestamp - 1)
-        self.timestamp = newest
-
-
 class Worker:
-    """Pushes gradients and pulls shards. It neither waits nor receives, so that tests can drive it.
+    """Pushes gradients of one optimizer and pulls its shards.
 
-    A worker continues with the newest timestamp that it has received. In the published algorithm,
-    it continues with one more than its own, so a worker that has fallen behind would never catch
-    up.
+    It neither waits nor receives, so that tests can drive it. A worker continues with the newest
+    timestamp that it has received. In the published algorithm, it continues with one more than its
+    own, so a worker that has fallen behind would never catch up.
 
     Args:
-        shards: all shards, with this rank's parameters.
+        shards: all shards of the optimizer, with this rank's parameters.
         channel: channel of the main thread.
         pull_rule: b and tau_2.
-        warming: whether the step of an optimizer from a version waits for all shards.
+        warming: whether the step from a version waits for all shards.
 
     Attributes:
+        shards: shards that are not empty, by number.
+        timestamp: t of the next push.
+        behind: number of steps that other workers have made and this one has not.
         late: number of shards that arrived after the worker had continued without them, or twice.
         collectives_done: number of the last live-rank collective that has ended.
 
@@ -143,127 +104,122 @@ class Worker:
         channel: RequestChannel,
         *,
         pull_rule: PullRule,
-        warming: Callable[[int, int], bool] = lambda optimizer, version: False,
+        warming: Callable[[int], bool] = lambda version: False,
     ) -> None:
+        self.shards = {shard.number: WorkerShard(shard, channel) for shard in shards if shard.size}
+        self.timestamp = 0
+        self.behind = 0
         self.late = 0
         self.collectives_done = 0
-        self._rule = pull_rule
+        self._min_pulled = pull_rule.needed(len(self.shards))
+        self._timeout_s = pull_rule.timeout_s
         self._warming = warming
-        worker_shards = [WorkerShard(shard, channel) for shard in shards if shard.size]
-        self._shards = {held.shard.number: held for held in worker_shards}
-        optimizers = 1 + max((shard.optimizer for shard in shards), default=-1)
-        self._progress = [
-            OptimizerProgress([held for held in worker_shards if held.shard.optimizer == index])
-            for index in range(optimizers)
-        ]
+        self._steps = 0
+        # To the next gradient, which starts when enough shards have been received.
+        self._countdown = Countdown()
         self._rendezvous = 0
         self._at_rendezvous = False
 
     @property
-    def behind(self) -> int:
-        """Number of steps that other workers have made and this one has not."""
-        return max((progress.behind for progress in self._progress), default=0)
-
-    @property
     def unsent(self) -> int:
         """Number of gradients that could not be sent before the worker continued."""
-        return sum(held.request.dropped for held in self._shards.values())
+        return sum(held.request.dropped for held in self.shards.values())
 
-    def push(self, optimizer: int, hyperparameters: Hyperparameters, now: float) -> None:
+    def push(self, hyperparameters: Hyperparameters, now: float) -> None:
         """Push the gradients in ``.grad`` (line 17), or abstain if one is not finite."""
-        progress = self._progress[optimizer]
         read, finite = [], True
-        for held in progress.shards:
+        for held in self.shards.values():
             flat = held.host.empty()  # a new buffer, because the transport uses it until it is sent
             gradients = held.host.read_gradients(flat)
             read.append((held, flat, gradients))
             finite = finite and all_finite(flat)
         if not finite:
-            self.abstain(optimizer, now)
+            self.abstain(now)
             return
         for held, flat, gradients in read:
             facts = PushFacts(
                 version=held.timestamp,
                 final=held.final,
                 collectives_done=self.collectives_done,
-                steps=progress.steps,
+                steps=self._steps,
                 hyperparameters=hyperparameters,
                 absent=[at for at, gradient in enumerate(gradients) if gradient is None],
             )
-            push = Message(Kind.PUSH, held.shard.number, progress.timestamp, vars(facts), flat)
+            push = Message(Kind.PUSH, held.shard.number, self.timestamp, vars(facts), flat)
             # Repeated without the gradient, because a server must not get it twice. A server that
             # has not received it ends its round without it.
-            repeat = self._abstention(held, progress.timestamp)
-            held.request.put(push, now, repeat=repeat)
-        progress.end_step()
+            held.request.put(push, now, repeat=self._abstention(held))
+        self._end_step()
 
-    def abstain(self, optimizer: int, now: float) -> None:
+    def abstain(self, now: float) -> None:
         """Respond to all servers without a gradient."""
-        progress = self._progress[optimizer]
-        for held in progress.shards:
-            held.request.put(self._abstention(held, progress.timestamp), now)
-        progress.end_step()
+        for held in self.shards.values():
+            held.request.put(self._abstention(held), now)
+        self._end_step()
 
-    def skip(self, optimizer: int) -> None:
+    def skip(self) -> None:
         """Skip a step that other workers have made."""
-        progress = self._progress[optimizer]
-        progress.behind = max(0, progress.behind - 1)
-        progress.steps += 1
+        self.behind = max(0, self.behind - 1)
+        self._steps += 1
 
-    def is_pulled(self, optimizer: int, now: float) -> bool:
+    def is_pulled(self, now: float) -> bool:
         """Whether enough shards have been received for the next gradient (line 15)."""
-        progress = self._progress[optimizer]
-        shards = len(progress.shards)
-        pulled = sum([held.newest > progress.timestamp for held in progress.shards])
-        warming = self._warming(optimizer, progress.timestamp)
-        needed = shards if warming else self._rule.needed(shards)
-        return progress.countdown.is_over(
-            complete=pulled == shards,
+        pulled = sum([held.newest > self.timestamp for held in self.shards.values()])
+        needed = len(self.shards) if self._warming(self.timestamp) else self._min_pulled
+        return self._countdown.is_over(
+            complete=pulled == len(self.shards),
             enough=pulled >= needed,
-            timeout_s=self._rule.timeout_s,
+            timeout_s=self._timeout_s,
             now=now,
         )
 
-    def pull(self, optimizer: int) -> None:
-        """Write received values into the parameters, in place, and take the newest timestamp."""
-        self._progress[optimizer].pull()
+    def pull(self) -> None:
+        """Write received values into the parameters, in place, and take the newest timestamp.
+
+        A shard that has not been received keeps its values (lines 3 and 4). If it arrives later,
+        the next pull uses it unless a newer one has arrived. In the published algorithm it is
+        dropped, so a shard whose server is always slightly late would never be updated.
+        """
+        newest = self.timestamp
+        for held in self.shards.values():
+            if held.fresh is not None:
+                held.host.write_values(held.fresh)
+                held.timestamp, held.fresh = held.newest, None
+            newest = max(newest, held.timestamp)
+        self.behind += max(0, newest - self.timestamp - 1)
+        self.timestamp = newest
 
     def arrive(self, now: float) -> None:
         """Arrive at the next rendezvous. The worker does not push until it has ended."""
         self._rendezvous += 1
         self._at_rendezvous = True
         facts = {"number": self._rendezvous}
-        for progress in self._progress:
-            for held in progress.shards:
-                request = Message(Kind.ARRIVE, held.shard.number, progress.timestamp, facts)
-                held.request.put(request, now)
+        for number, held in self.shards.items():
+            held.request.put(Message(Kind.ARRIVE, number, self.timestamp, facts), now)
 
-    def has_global_model(self) -> bool:
+    def has_global_model(self, now: float) -> bool:
         """Whether all servers have sent the values of the rendezvous."""
-        return all(held.final == self._rendezvous for held in self._shards.values())
+        return all(held.final == self._rendezvous for held in self.shards.values())
 
     def take_global(self) -> None:
         """Write the values of the rendezvous into the parameters, in place."""
         self._at_rendezvous = False
-        for progress in self._progress:
-            progress.pull()
-            progress.behind = 0
+        self.pull()
+        self.behind = 0
 
-    def missing(self, optimizer: int | None = None) -> str:
-        """Names the servers of missing shards: of an optimizer, or at the rendezvous."""
-        if optimizer is None:
-            awaited = [held for held in self._shards.values() if held.final != self._rendezvous]
-            what = f"the values of rendezvous {self._rendezvous}"
-        else:
-            progress = self._progress[optimizer]
-            awaited = [held for held in progress.shards if held.newest <= progress.timestamp]
-            what = f"shards newer than version {progress.timestamp}"
-        return unanswered(what, [held.request for held in awaited])
+    def missing(self) -> str:
+        """Names the servers of missing shards: of the next pull, or at the rendezvous."""
+        held = self.shards.values()
+        if self._at_rendezvous:
+            awaited = [one.request for one in held if one.final != self._rendezvous]
+            return unanswered(f"the values of rendezvous {self._rendezvous}", awaited)
+        awaited = [one.request for one in held if one.newest <= self.timestamp]
+        return unanswered(f"shards newer than version {self.timestamp}", awaited)
 
     def handle(self, received: Received, now: float) -> None:
         """Handle a BLOCK or FINAL of the rank that serves the shard."""
         message = received.message
-        held, final = self._shards[message.block], message.kind == Kind.FINAL
+        held, final = self.shards[message.block], message.kind == Kind.FINAL
         # Answers to requests of a training step and of a rendezvous must be distinguished.
         if received.sender != held.request.rank or final != self._at_rendezvous:
             return  # it is no longer the server, or the worker has continued
@@ -272,6 +228,10 @@ class Worker:
         elif message.facts["number"] == self._rendezvous:
             held.take_final(message, self._rendezvous)
 
-    def _abstention(self, held: WorkerShard, timestamp: int) -> Message:
+    def _end_step(self) -> None:
+        self._steps += 1
+        self._countdown.since = None
+
+    def _abstention(self, held: WorkerShard) -> Message:
         facts = {"final": held.final, "collectives_done": self.collectives_done}
-        return Message(Kind.ABSTAIN, held.shard.number, timestamp, facts)
+        return Message(Kind.ABSTAIN, held.shard.number, self.timestamp, facts)
