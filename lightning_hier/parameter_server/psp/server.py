@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -98,9 +99,7 @@ class ShardServer:
         elif number not in self.served:
             # The worker has lost the server of the shard. This rank may learn of the loss later.
             if kind == Kind.HOLD:
-                takeover = self._takeovers.setdefault(number, Takeover(self._shards[number]))
-                takeover.take(received)
-                self._start_takeovers(now)
+                self._take_copy(received, now)
             # A request is repeated until it is answered, but without its gradient.
             self.counts.dropped += kind == Kind.PUSH
         elif kind in (Kind.PUSH, Kind.ABSTAIN):
@@ -113,9 +112,7 @@ class ShardServer:
     def deadline(self) -> float:
         """Time at which to call :meth:`tick`."""
         due = min(map(ServedShard.deadline, self.served.values()), default=math.inf)
-        for takeover in self._takeovers.values():
-            due = min(due, takeover.due(self._settings.takeover_s))
-        return due
+        return min([due, *map(self._takeover_due, self._own_takeovers())])
 
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose countdown is over, and send unsent replies."""
@@ -153,13 +150,28 @@ class ShardServer:
             state = write_state(self.served[request.block].values, request)
             self._replies.send(received.address, state)
 
+    def _take_copy(self, received: Received, now: float) -> None:
+        """Store a worker's copy of a shard whose server is lost, unless it is not finite."""
+        shard = self._shards[received.message.block]
+        if not all_finite(received.message.payload):
+            number = shard.number
+            _log.warning("rank %d sent no finite copy of shard %d", received.sender, number)
+            return
+        self._takeovers.setdefault(shard.number, Takeover(shard, now)).take(received)
+        self._start_takeovers(now)
+
+    def _own_takeovers(self) -> list[Takeover]:
+        """Takeovers by this rank, because all ranks that precede it are lost."""
+        takeovers = self._takeovers.values()
+        return [own for own in takeovers if own.shard.owner(self._gone) == self._rank]
+
+    def _takeover_due(self, takeover: Takeover) -> float:
+        return takeover.since + self._settings.takeover_s
+
     def _start_takeovers(self, now: float) -> None:
-        for number, takeover in list(self._takeovers.items()):
-            if takeover.shard.owner(self._gone) != self._rank:
-                continue
-            takeover.open(now)
-            if takeover.is_over(self._live, self._settings.takeover_s, now):
-                del self._takeovers[number]
+        for takeover in self._own_takeovers():
+            if self._live <= takeover.copies.keys() or now >= self._takeover_due(takeover):
+                del self._takeovers[takeover.shard.number]
                 self._take_over(takeover)
 
     def _take_over(self, takeover: Takeover) -> None:
@@ -181,55 +193,38 @@ class ShardServer:
         self.served[shard.number].end_rendezvous(takeover.final)
 
 
+@dataclass
 class Takeover:
-    """Collects the copies of a shard that live workers hold.
+    """Copies of a shard that live workers hold.
 
     The shard starts from the newest copy. Later updates by the lost server, and the optimizer
     state, are lost. A worker that has lost the server sends its copy and then its requests, which
-    it repeats until the shard is served. A rank starts to serve only with at least one copy, and
-    only if all preceding ranks are lost to it. Two ranks therefore do not serve the same shard as
-    long as the ranks agree on the live ranks.
-
-    Args:
-        shard: number, size and dtype.
+    it repeats until the shard is served. A rank starts to serve when all live workers have sent
+    their copies or a time limit has passed since the first one, and only if all preceding ranks are
+    lost to it. Two ranks therefore do not serve the same shard as long as the ranks agree on the
+    live ranks.
 
     Attributes:
+        shard: number, size and dtype.
+        since: time of the first copy.
+        copies: version and values by worker.
         final: number of the last rendezvous that has ended for any worker.
 
     """
 
-    def __init__(self, shard: Shard) -> None:
-        self.shard = shard
-        # Version and values by worker.
-        self._copies: dict[int, tuple[int, Tensor]] = {}
-        self._open_since = math.inf
-        self.final = 0
+    shard: Shard
+    since: float
+    copies: dict[int, tuple[int, Tensor]] = field(default_factory=dict)
+    final: int = 0
 
     def take(self, received: Received) -> None:
-        """Store a worker's copy, unless it is not finite."""
+        """Store a worker's copy."""
         message = received.message
-        if not all_finite(message.payload):
-            _log.warning("the copy of rank %d is not finite", received.sender)
-            return
         # Cloned, because a received payload is a view of a frame.
-        self._copies[received.sender] = message.timestamp, message.payload.clone()
+        self.copies[received.sender] = message.timestamp, message.payload.clone()
         self.final = max(self.final, message.facts["final"])
-
-    def open(self, now: float) -> None:
-        """Start waiting for copies, because this rank is the successor."""
-        if self._open_since == math.inf and self._copies:
-            self._open_since = now
-
-    def due(self, limit_s: float) -> float:
-        """Time at which to start with the received copies, or infinity before :meth:`open`."""
-        return self._open_since + limit_s
-
-    def is_over(self, live: Set[int], limit_s: float, now: float) -> bool:
-        """Whether all live workers have sent their copies, or the limit has passed."""
-        opened = self._open_since < math.inf
-        return opened and (live <= self._copies.keys() or now >= self.due(limit_s))
 
     def newest(self) -> tuple[int, Tensor]:
         """Version and values of the newest copy. Among equal versions, that of the lowest rank."""
-        newest = max(self._copies, key=lambda worker: (self._copies[worker][0], -worker))
-        return self._copies[newest]
+        newest = max(self.copies, key=lambda worker: (self.copies[worker][0], -worker))
+        return self.copies[newest]
