@@ -52,8 +52,9 @@ class HostCopy:
         return found
 
     @torch.no_grad()
-    def read_values(self, out: Tensor) -> Tensor:
-        """Copy all parameters into a buffer, and return it."""
+    def read_values(self) -> Tensor:
+        """A copy of all parameters, in a new buffer."""
+        out = self.empty()
         for parameter, piece in zip(self._parameters, out.split(self._sizes), strict=True):
             piece.view(parameter.shape).copy_(parameter, non_blocking=True)
         self._wait()

@@ -34,7 +34,7 @@ def test_values_go_there_and_back(device: str) -> None:
     own = _parameters(device)
     for some in (own, own[:1], own[1:2]):
         host = HostCopy(some, torch.float32)
-        flat = host.read_values(host.empty())
+        flat = host.read_values()
         assert flat.device.type == "cpu" and flat.is_pinned() == (device == "cuda")
         assert torch.equal(flat, _flat(some))
         for by_way_of in (None, host.empty()):

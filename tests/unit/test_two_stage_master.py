@@ -70,11 +70,10 @@ def test_push_that_cannot_be_meant_is_dropped(total: Tensor, facts: dict[str, An
     assert (talk.model.version, talk.counts.malformed) == (0, 1)
 
 
-def test_ranks_that_are_no_nodes_and_blocks_that_do_not_exist_are_ignored() -> None:
+def test_ranks_that_are_no_nodes_are_ignored() -> None:
     talk = Talk((0, 2))
     talk._numbers[1] = 0
     assert talk.push(1, ones(1.0), 1) == []
-    assert talk.say(0, Message(Kind.PUSH, 7, 0, talk.facts(1), ones(1.0))) == []
     talk.master.peer_gone(1, 0.0)
     assert talk.model.version == 0
 

@@ -54,17 +54,9 @@ class Shard:
         ]
 
     def owner(self, gone: Collection[int]) -> int:
-        """The rank that serves the shard: its home, or the next live rank in cyclic order.
-
-        Raises:
-            RuntimeError: no rank is live.
-
-        """
-        for step in range(self.world_size):
-            rank = (self.home + step) % self.world_size
-            if rank not in gone:
-                return rank
-        raise RuntimeError(f"no rank is left to serve shard {self.number}")
+        """The rank that serves the shard: its home, or the next live rank in cyclic order."""
+        ranks = ((self.home + step) % self.world_size for step in range(self.world_size))
+        return next(rank for rank in ranks if rank not in gone)
 
 
 def plan_shards(optimizers: Sequence[Optimizer], world_size: int) -> list[Shard]:

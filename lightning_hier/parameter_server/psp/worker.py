@@ -71,7 +71,7 @@ class WorkerShard:
     def _send_copy(self, now: float) -> None:
         """Send this worker's copy of the shard to its new server, before the request."""
         fresh = self.fresh
-        copy = self.host.read_values(self.host.empty()) if fresh is None else fresh.clone()
+        copy = self.host.read_values() if fresh is None else fresh.clone()
         hold = Message(Kind.HOLD, self.shard.number, self.newest, {"final": self.final}, copy)
         self._copy.put(hold, now)
 

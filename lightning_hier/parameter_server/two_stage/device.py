@@ -188,7 +188,7 @@ class Device:
             return
         self.counts.nonfinite += 1
         self._updater.reset()
-        self._replica.weights.copy_(self._host.read_values(self._host.empty()))
+        self._replica.weights.copy_(self._host.read_values())
         _log.warning(
             "an update of the replica is not finite: the replica is restored from this device's "
             "copy, and the state of the device's optimizer is reset"

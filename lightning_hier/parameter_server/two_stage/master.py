@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lightning_hier.parameter_server.message import Kind, Message, missing_report
 from lightning_hier.parameter_server.ports import Received
@@ -84,9 +84,8 @@ class MasterPart:
             return
         # Not for a repeated push: its node may still wait for the model at the end of an epoch.
         self._epochs.confirm(node)
-        earlier = self._pending.get(node)
         # The time limit of a repeated push starts with the first one.
-        self._pending[node] = push if earlier is None else replace(push, due=earlier.due)
+        self._pending.setdefault(node, push)
         self.apply_pending()
 
     def arrive(self, received: Received, now: float) -> None:
@@ -236,8 +235,6 @@ class Master:
         if received.message.kind == Kind.WAITING:
             for part in self.parts:
                 part.apply_pending()
-            return
-        if received.message.block >= len(self.parts):
             return
         part = self.parts[received.message.block]
         if received.message.kind == Kind.PUSH:

@@ -252,5 +252,4 @@ class Node(BackgroundThread):
             replica.fail(str(error))
 
     def _handle(self, received: Received, now: float) -> None:
-        if received.message.block < len(self.exchanges):
-            self.exchanges[received.message.block].handle(received.message, now)
+        self.exchanges[received.message.block].handle(received.message, now)
