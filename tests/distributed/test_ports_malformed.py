@@ -27,23 +27,13 @@ _WORD = _frames(1)
 
 @pytest.mark.parametrize(
     "frames",
-    [
-        [],
-        [b"", b"", b""],
-        _WORD[:2],
-        [*_WORD, b""],
-        [b"x" + _WORD[0][1:], *_WORD[1:]],
-        [_WORD[0], b"{", b""],
-        [_frames(1, payload=torch.zeros(9))[0], b"", bytes(37)],
-        _frames(1, payload=torch.zeros(300)),
-    ],
-    ids=["none", "empty", "two", "four", "magic", "json", "overlong", "oversized"],
+    [[], [_WORD[0], b"{", b""], _frames(1, payload=torch.zeros(300))],
+    ids=["none", "json", "oversized"],
 )
-@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
-def test_malformed_message_of_a_rank_is_dropped(tcp: bool, frames: Sequence[bytes]) -> None:
-    """And what the rank says next on the same connection is heard."""
+def test_malformed_message_of_a_rank_is_dropped(frames: Sequence[bytes]) -> None:
+    """And what the rank says next is heard. All faults: tests/unit/test_messages.py."""
     limits = Limits(payload_bytes=1000)
-    with opened(2, tcp=tcp, limits=limits) as [ports, other], Serving(ports) as serving:
+    with opened(2, limits=limits) as [ports, other], Serving(ports) as serving:
         client = other.open_client("main")
         client._sockets[0].send_multipart(list(frames) or [b""])
         counted(ports, "malformed")
@@ -65,9 +55,8 @@ def test_frame_far_beyond_the_limit_is_not_even_read() -> None:
         assert {r.message.kind for r in serving.received} == {Kind.ARRIVE}
 
 
-@pytest.mark.parametrize("tcp", [False, True], ids=["ipc", "tcp"])
-def test_message_that_comes_again_is_dropped(tcp: bool) -> None:
-    with opened(2, tcp=tcp) as [ports, other], Serving(ports) as serving:
+def test_message_that_comes_again_is_dropped() -> None:
+    with opened(2) as [ports, other], Serving(ports) as serving:
         client = other.open_client("main")
         for sequence, timestamp in ((1, 1), (3, 2), (3, 3), (2, 4), (1, 5), (4, 6)):
             client._sockets[0].send_multipart(_frames(sequence, timestamp=timestamp))

@@ -98,16 +98,6 @@ def test_sum_that_overflows_is_thrown_away_and_training_goes_on(bench: Bench) ->
     assert [value_of(push.payload) for push in bench.advance()] == [3.0]
 
 
-def test_port_that_takes_nothing_is_asked_again(bench: Bench) -> None:
-    for _ in range(3):
-        bench.add(0, 1.0)
-    bench.takes = False
-    assert bench.advance(0.0) == []
-    bench.takes = True
-    assert len(bench.advance(0.1)) == 1
-    assert bench.exchange.counts.reminders == 0
-
-
 def test_silent_master_and_missing_node_are_named(bench: Bench) -> None:
     for _ in range(3):
         bench.add(0, 1.0)
@@ -119,14 +109,6 @@ def test_silent_master_and_missing_node_are_named(bench: Bench) -> None:
         bench.advance(81.0)
     with pytest.raises(PeerError, match="rank 0, the master of two-stage ASGD, is gone"):
         bench.channel.lose(0, 1.0)
-
-
-def test_nothing_is_pushed_to_a_master_that_is_gone(bench: Bench) -> None:
-    bench.channel.lose(0, 1.0)
-    for _ in range(3):
-        bench.add(0, 1.0)
-    with pytest.raises(PeerError, match="rank 0, the master of two-stage ASGD, is gone"):
-        bench.advance(1.0)
 
 
 def test_warm_up_pushes_once_all_devices_have_made_the_step() -> None:
@@ -162,12 +144,3 @@ def test_what_is_added_during_an_exchange_goes_with_the_next_push(bench: Bench) 
     [push] = bench.advance()
     assert (push.facts["count"], value_of(push.payload), push.timestamp) == (4, 120.0, 7)
     assert (bench.exchange.counts.pushes, bench.exchange.counts.staleness_sum) == (1, 2)
-
-
-def test_warm_up_waits_for_all_devices_whatever_the_push_period() -> None:
-    bench = Bench(warmup_steps=1, push_period=1)
-    bench.add(0, 1.0)
-    assert bench.advance() == []
-    bench.add(1, 2.0)
-    [push] = bench.advance()
-    assert push.facts["together"] is True and value_of(push.payload) == 3.0

@@ -6,36 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from tests.unit.two_stage_talk import ETA, LIMIT_S, Talk, ones
 
 
-@given(st.integers(1, 50), st.floats(-4.0, 4.0))
-def test_gamma_is_eta_over_the_pushs_own_count(count: int, value: float) -> None:
-    """Eq. 4 and 5; a short last push has a count of its own."""
-    talk = Talk((0,))
-    [(to, answer)] = talk.push(0, ones(value), count)
-    expected = ones(0.0) - ETA / count * ones(value)
-    torch.testing.assert_close(answer.payload, expected, rtol=1e-12, atol=0.0)
-    assert (to, answer.kind, answer.timestamp) == (0, Kind.BLOCK, 1)
-
-
 def test_without_hierarchical_rate_gamma_is_eta() -> None:
     talk = Talk((0,), hierarchical_lr=False)
     [(_, answer)] = talk.push(0, ones(3.0), 4)
     torch.testing.assert_close(answer.payload, -ETA * ones(3.0), rtol=1e-12, atol=0.0)
-
-
-def test_rate_travels_with_the_push() -> None:
-    talk = Talk((0,))
-    talk.optimizer.param_groups[0]["lr"] = 2.0  # as a scheduler on the node would
-    [(_, answer)] = talk.push(0, ones(1.0), 1)
-    assert answer.payload.tolist() == [-2.0] * 3
-    assert len(talk.optimizer.param_groups[0]["params"]) == 1 and not talk.optimizer.state
 
 
 def test_staleness_counts_the_versions_since_the_pull() -> None:

@@ -10,16 +10,6 @@ from hypothesis import strategies as st
 from lightning_hier.parameter_server.two_stage.pushes import OrderLock
 
 
-def test_order_of_the_first_pushes_is_kept() -> None:
-    lock = OrderLock([0, 2, 4])
-    for node in (4, 0, 2):
-        assert lock.may_push(node)
-        lock.pushed(node)
-    for node in (4, 0, 2, 4, 0):
-        assert lock.waited_for() == [node]
-        lock.pushed(node)
-
-
 @given(st.data(), st.integers(1, 5), st.integers(1, 30))
 def test_every_node_pushes_once_between_two_pushes_of_another(
     data: st.DataObject, nodes: int, length: int
