@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import lightning.pytorch as pl
 import numpy as np
 from typing_extensions import override
 
@@ -146,7 +145,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
         self.late_seed = late_seed
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
+    def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
         replies = LateReplies(
             ports.server,
             share=self.late_share,
@@ -156,7 +155,7 @@ class LateRepliesPSPStrategy(PSPStrategy):
         return _LateEngine(
             replies,
             self.global_rank,
-            trainer.strategy.optimizers,
+            self.optimizers,
             channel,
             replies,
             self._psp_settings(),

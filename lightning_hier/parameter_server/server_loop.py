@@ -19,6 +19,7 @@ RETRY_S = 0.05
 
 # Longest wait for a message, which is also the longest interval between polls of the watch.
 _LONGEST_WAIT_S = 0.1
+_END_LIMIT_S = 10.0
 
 
 class Replies(Protocol):
@@ -86,18 +87,18 @@ class BackgroundThread(ABC):
         """Start the thread."""
         self._thread.start()
 
-    def stop(self, limit_s: float = 10.0) -> None:
+    def stop(self) -> None:
         """Stop the thread and join it.
 
         Raises:
-            RuntimeError: the thread did not end within ``limit_s`` seconds.
+            RuntimeError: the thread did not end within 10 seconds.
 
         """
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join(limit_s)
+            self._thread.join(_END_LIMIT_S)
         if self._thread.is_alive():
-            raise RuntimeError(f"the thread {self._thread.name} did not end within {limit_s:g} s")
+            raise RuntimeError(f"the thread {self._thread.name} did not end in {_END_LIMIT_S:g} s")
 
     def check(self) -> None:
         """Raise the error of the thread, if there is one, in the calling thread."""

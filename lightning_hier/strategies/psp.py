@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-import lightning.pytorch as pl
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
@@ -110,14 +109,13 @@ class PSPStrategy(ParameterServerStrategy):
         return ("psp",)
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
+    def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
         # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.parameter_server.psp.engine import PSPEngine
 
-        optimizers = trainer.strategy.optimizers
         return PSPEngine(
             self.global_rank,
-            optimizers,
+            self.optimizers,
             channel,
             ports.server,
             self._psp_settings(),

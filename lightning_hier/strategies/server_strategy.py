@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         self._failed = False
 
     @abstractmethod
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
+    def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
         """Create the engine of this rank. Every rank must call it."""
 
     @override
@@ -117,7 +116,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.strategies.server_session import open_session
 
-        self._session = open_session(self, partial(self._build_engine, trainer))
+        self._session = open_session(self, self._build_engine)
         self._session.begin(trainer, self.optimizers, self._metrics_callback)
 
     @override

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 from torch.distributed.constants import default_pg_timeout
 from typing_extensions import override
 
@@ -98,12 +97,12 @@ class TwoStageASGDStrategy(ParameterServerStrategy):
         return ("two_stage",)
 
     @override
-    def _build_engine(self, trainer: pl.Trainer, ports: Ports, channel: RequestChannel) -> Engine:
+    def _build_engine(self, ports: Ports, channel: RequestChannel) -> Engine:
         # Imported here, so that importing the package does not load ZeroMQ.
         from lightning_hier.parameter_server.two_stage.engine import TwoStageASGD
 
         return TwoStageASGD(
-            trainer.strategy.optimizers,
+            self.optimizers,
             rank=self.global_rank,
             world_size=self.world_size,
             group_size=self.groups.size,
