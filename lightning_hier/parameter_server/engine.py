@@ -46,7 +46,6 @@ class Engine(ABC):
 
         Raises:
             PeerError: a required rank is missing.
-            RuntimeError: a parameter that was frozen at the start has a gradient.
 
         """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import Optimizer
 
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.profiling import profiler_range
@@ -23,33 +22,6 @@ from lightning_hier.parameter_server.user_optimizer import (
 
 # State of single parameters, by their index in the user's optimizer, as in its ``state_dict``.
 ParameterStates = dict[int, dict[str, Any]]
-
-
-def objection(optimizer: Optimizer) -> str | None:
-    """Why an optimizer cannot be a server's Updater; None if it can."""
-    name = type(optimizer).__name__
-    if isinstance(optimizer, LBFGS):
-        return f"{name} calls its closure several times a step; a server has gradients only"
-    if isinstance(optimizer, SparseAdam):
-        return f"{name} wants sparse gradients, which are not sent"
-    if _needs_closure(optimizer):
-        return f"{name}.step() needs a closure; a server has gradients only"
-    for index, group in enumerate(optimizer.param_groups):
-        if "lr" not in group:
-            return f"parameter group {index} of {name} has no learning rate (lr) to scale"
-        for option in ("capturable", "differentiable"):
-            if group.get(option):
-                return f"parameter group {index} of {name} has {option}=True: leave it out"
-    return None
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
-    return any(
-        argument.default is argument.empty
-        for argument in arguments
-        if argument.kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
-    )
 
 
 class Updater:
@@ -64,7 +36,7 @@ class Updater:
     it late: ASGD by one step, and Rprop in its first step only.
 
     Args:
-        optimizer: optimizer of the user; its :func:`objection` must be None.
+        optimizer: optimizer of the user; its :func:`.objection` must be None.
         tensors: values on the host of the server's parameters, of the same shapes, in the order of
             the optimizer; may be empty. Updated in place.
 

@@ -1,13 +1,14 @@
-"""The user's optimizer as servers need it: its hyperparameters, and its trainable parameters."""
+"""The user's optimizer as servers need it: hyperparameters, trainable parameters, objections."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 
@@ -50,38 +51,28 @@ def trainable(optimizer: Optimizer) -> list[Parameter]:
     return [parameter for parameter in optimizer_parameters(optimizer) if parameter.requires_grad]
 
 
-class ServedParameterCheck:
-    """Checks that servers hold all parameters that optimizers step.
+def objection(optimizer: Optimizer) -> str | None:
+    """Why an optimizer cannot be a server's Updater; None if it can."""
+    name = type(optimizer).__name__
+    if isinstance(optimizer, LBFGS):
+        return f"{name} calls its closure several times a step; a server has gradients only"
+    if isinstance(optimizer, SparseAdam):
+        return f"{name} wants sparse gradients, which are not sent"
+    if _needs_closure(optimizer):
+        return f"{name}.step() needs a closure; a server has gradients only"
+    for index, group in enumerate(optimizer.param_groups):
+        if "lr" not in group:
+            return f"parameter group {index} of {name} has no learning rate (lr) to scale"
+        for option in ("capturable", "differentiable"):
+            if group.get(option):
+                return f"parameter group {index} of {name} has {option}=True: leave it out"
+    return None
 
-    Servers hold the parameters that are trainable when training starts.
-    """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._served: Collection[Parameter] = {
-            p for optimizer in optimizers for p in trainable(optimizer)
-        }
-        self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
-
-    def check(self, index: int, optimizer: Optimizer) -> None:
-        """Check an optimizer before its step.
-
-        Raises:
-            RuntimeError: a parameter that no server holds has a gradient, or a parameter group has
-                been added to the optimizer.
-
-        """
-        what = None
-        if len(optimizer.param_groups) != self._groups[index]:
-            what = f"parameter group {self._groups[index]} of {type(optimizer).__name__}"
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and p.requires_grad and p not in self._served:
-                    what = f"a parameter of shape {tuple(p.shape)}"
-        if what is None:
-            return
-        raise RuntimeError(
-            f"{what} was frozen or in no optimizer when training started, so no server has it: "
-            "parameters can't be unfrozen under parameter servers. Have them trainable from the "
-            "start, in a parameter group whose learning rate is 0 until then; or end this fit, and "
-            "begin another one with them."
-        )
+def _needs_closure(optimizer: Optimizer) -> bool:
+    arguments = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    return any(
+        argument.default is argument.empty
+        for argument in arguments
+        if argument.kind in (argument.POSITIONAL_ONLY, argument.POSITIONAL_OR_KEYWORD)
+    )

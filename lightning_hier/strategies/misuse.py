@@ -164,19 +164,45 @@ class WorkerWrites:
 
 
 class ServedParameters:
-    """Raises an error for writes to parameters on servers outside of steps.
+    """Raises an error for updates of parameters that would not reach the servers.
 
-    Servers do not receive such a write, and their next reply overwrites it.
+    Servers hold the parameters that are trainable when training starts. They do not receive writes
+    to them outside of steps, and their next reply overwrites these writes.
 
     Args:
         module: the module.
-        optimizers: optimizers of the module. Servers hold their trainable parameters.
+        optimizers: optimizers of the module.
 
     """
 
     def __init__(self, module: Module, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = list(optimizers)
+        self._groups = [len(optimizer.param_groups) for optimizer in optimizers]
         self._parameters = [p for optimizer in optimizers for p in trainable(optimizer)]
+        self._served = set(self._parameters)
         self._watched = Watched(module)
+
+    def check_step(self, index: int) -> None:
+        """Check an optimizer before its step.
+
+        Raises:
+            RuntimeError: a parameter that no server holds has a gradient, or a parameter group has
+                been added to the optimizer.
+
+        """
+        what, optimizer = None, self._optimizers[index]
+        if len(optimizer.param_groups) != self._groups[index]:
+            what = f"parameter group {self._groups[index]} of {type(optimizer).__name__}"
+        for p in optimizer_parameters(optimizer):
+            if p.grad is not None and p.requires_grad and p not in self._served:
+                what = f"a parameter of shape {tuple(p.shape)}"
+        if what is not None:
+            raise RuntimeError(
+                f"{what} was frozen or in no optimizer when training started, so no server has it: "
+                "parameters can't be unfrozen under parameter servers. Have them trainable from "
+                "the start, in a parameter group whose learning rate is 0 until then; or end this "
+                "fit, and begin another one with them."
+            )
 
     def note(self) -> None:
         """Record the current values, which are those of the servers."""

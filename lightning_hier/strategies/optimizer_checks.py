@@ -15,7 +15,7 @@ from lightning_hier.comm.agreement import gather_where_different, raise_everywhe
 from lightning_hier.comm.blocks.block_sync import BlockSync
 from lightning_hier.comm.blocks.trained import optimizer_parameters
 from lightning_hier.comm.gradients.gradient_sync import GradientSync
-from lightning_hier.parameter_server.updater import objection
+from lightning_hier.parameter_server.user_optimizer import objection
 
 # Entries in the parameter groups of all optimizers.
 _ALWAYS = {"params", "param_names", "lr", "initial_lr"}

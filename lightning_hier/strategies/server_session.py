@@ -129,7 +129,11 @@ class ServerSession:
         self._raw_steps = misuse.RawSteps(lambda: parameters, elsewhere=lambda: False)
         self._at_end.callback(self._raw_steps.remove)
         self._gradients = [
-            StepGradients(optimizer, partial(self.engine.step, index))
+            StepGradients(
+                optimizer,
+                check=partial(self._parameters.check_step, index),
+                take=partial(self.engine.step, index),
+            )
             for index, optimizer in enumerate(optimizers)
         ]
         for gradients in self._gradients:

@@ -20,6 +20,7 @@ class StepGradients:
 
     Args:
         optimizer: optimizer of the user.
+        check: function that is called before ``take``, and may raise an error.
         take: function that is called when the gradients are complete (unscaled and clipped) and
             still in ``.grad``.
 
@@ -29,8 +30,11 @@ class StepGradients:
 
     """
 
-    def __init__(self, optimizer: Optimizer, take: Callable[[], None]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, check: Callable[[], None], take: Callable[[], None]
+    ) -> None:
         self._optimizer = optimizer
+        self._check = check
         self._take = take
         self._handle = optimizer.register_step_pre_hook(self._before_step)
         self.taken = False
@@ -53,6 +57,7 @@ class StepGradients:
         parameters = optimizer_parameters(self._optimizer)
         if any(parameter.grad is not None for parameter in parameters):
             if self._unscale():
+                self._check()
                 self._take()
                 self.taken = True
             for parameter in parameters:

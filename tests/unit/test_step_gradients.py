@@ -24,7 +24,7 @@ def _taken(kind: Any, factors: list[float], **settings: Any) -> list[Tensor | No
         assert parameter.grad is not None
         found.append(parameter.grad.clone())
 
-    gradients = StepGradients(optimizer, take)
+    gradients = StepGradients(optimizer, check=lambda: None, take=take)
     for factor in factors:
         gradients.taken = False
         scaler.scale((factor * parameter).sum()).backward()

@@ -15,8 +15,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
-from lightning_hier.parameter_server.updater import Updater, objection
-from lightning_hier.parameter_server.user_optimizer import hyperparameters
+from lightning_hier.parameter_server.updater import Updater
+from lightning_hier.parameter_server.user_optimizer import hyperparameters, objection
 from tests.unit.optimizer_cases import (
     FOLLOWS_FACTOR_LATER,
     OPTIMIZERS,

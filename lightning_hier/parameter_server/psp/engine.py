@@ -21,7 +21,7 @@ from lightning_hier.parameter_server.psp.state import StateCollector
 from lightning_hier.parameter_server.psp.worker import Worker
 from lightning_hier.parameter_server.request_channel import RequestChannel
 from lightning_hier.parameter_server.server_loop import Handler, Replies
-from lightning_hier.parameter_server.user_optimizer import ServedParameterCheck, hyperparameters
+from lightning_hier.parameter_server.user_optimizer import hyperparameters
 
 
 class PSPEngine(Engine):
@@ -51,7 +51,6 @@ class PSPEngine(Engine):
         self._settings = settings
         self._waiting_s = 0.0
         shards = plan_shards(optimizers, settings.world_size)
-        self._served = ServedParameterCheck(optimizers)
         self._server = ShardServer(rank, shards, optimizers, settings, replies)
         self._workers = [
             Worker(
@@ -81,10 +80,9 @@ class PSPEngine(Engine):
 
     @override
     def step(self, optimizer: int) -> None:
-        own = self._optimizers[optimizer]
-        self._served.check(optimizer, own)
+        latest = hyperparameters(self._optimizers[optimizer])
         with profiler_range("hier/psp/push"):
-            self._workers[optimizer].push(hyperparameters(own), time.monotonic())
+            self._workers[optimizer].push(latest, time.monotonic())
         self._pull(self._workers[optimizer])
 
     @override

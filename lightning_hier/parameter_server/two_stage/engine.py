@@ -22,11 +22,7 @@ from lightning_hier.parameter_server.two_stage.master_model import MasterModel
 from lightning_hier.parameter_server.two_stage.node import MASTER, Exchange, Node
 from lightning_hier.parameter_server.two_stage.replica import open_replicas, shaped
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
-from lightning_hier.parameter_server.user_optimizer import (
-    ServedParameterCheck,
-    hyperparameters,
-    trainable,
-)
+from lightning_hier.parameter_server.user_optimizer import hyperparameters, trainable
 
 
 class TwoStageASGD(Engine):
@@ -68,7 +64,6 @@ class TwoStageASGD(Engine):
         # Optimizers may have made different numbers of steps, and have different warm-ups left.
         remaining = [settings.after(made) for made in steps_made or [0] * len(optimizers)]
         self._parameters = [trainable(optimizer) for optimizer in optimizers]
-        self._served = ServedParameterCheck(optimizers)
         self._optimizers = list(optimizers)
         self._channel = channel
         self._settings = settings
@@ -108,7 +103,6 @@ class TwoStageASGD(Engine):
 
     @override
     def step(self, optimizer: int) -> None:
-        self._served.check(optimizer, self._optimizers[optimizer])
         self._publish_hyperparameters(optimizer)
         self._devices[optimizer].step()
 
