@@ -96,6 +96,7 @@ class Connection:
         # Inside a process, memory is passed by reference. It is released when the receiver has
         # finished with it, which does not measure the queue.
         self._is_own = rank == context.rank
+        self._tier = context.tier_of(rank)
         self._sent = 0
         self._received = 0
         self._waiting: deque[_Queued] = deque()
@@ -140,7 +141,7 @@ class Connection:
         if not self._is_own:
             # Zero seconds, because no thread waits until the message arrives.
             self._context.traffic.add(
-                self._context.tier_of(self.rank),
+                self._tier,
                 TRAFFIC_NAMES[message.kind],
                 payload_bytes=len(parts[0][1]) + nbytes,
                 seconds=0.0,

@@ -100,7 +100,8 @@ class ServerCounts:
 
     Attributes:
         used: gradients in an update or in the current round.
-        dropped: gradients that arrived too late (Algorithm 1, server, line 8), or twice.
+        dropped: gradients that arrived too late (Algorithm 1, server, line 8), twice, or before a
+            takeover.
         nonfinite: gradients and updates that were discarded because of NaN or inf.
         rounds: updates of shards.
         in_rounds: gradients in these updates.

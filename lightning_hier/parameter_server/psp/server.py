@@ -116,7 +116,7 @@ class ShardServer:
 
     def tick(self, now: float) -> None:
         """End rounds and takeovers whose countdown is over, and send unsent replies."""
-        for served in list(self.served.values()):
+        for served in self.served.values():
             if served.deadline() <= now:
                 served.tick(now)
         self._start_takeovers(now)
@@ -125,7 +125,7 @@ class ShardServer:
         """Stop waiting for a rank, and take over its shards if this rank is the successor."""
         self._live.discard(rank)
         self._gone.add(rank)
-        for served in list(self.served.values()):
+        for served in self.served.values():
             served.leave(rank, now)
         self._start_takeovers(now)
 
