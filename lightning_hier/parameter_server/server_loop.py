@@ -71,7 +71,6 @@ class BackgroundThread(ABC):
 
     def __init__(self, name: str) -> None:
         self._stopping = threading.Event()
-        self._failure: Exception | None = None
         # A daemon thread, so that the process ends after an error in the main thread.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -79,9 +78,9 @@ class BackgroundThread(ABC):
     def _run_once(self) -> None:
         """Do one iteration, which waits for at most a fraction of a second."""
 
+    @abstractmethod
     def _fail(self, error: Exception) -> None:
-        """Store the error that ends the thread."""
-        self._failure = error
+        """Report the error that ends the thread."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -99,11 +98,6 @@ class BackgroundThread(ABC):
             self._thread.join(_END_LIMIT_S)
         if self._thread.is_alive():
             raise RuntimeError(f"the thread {self._thread.name} did not end in {_END_LIMIT_S:g} s")
-
-    def check(self) -> None:
-        """Raise the error of the thread, if there is one, in the calling thread."""
-        if self._failure is not None:
-            raise self._failure
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -138,6 +132,7 @@ class ServerLoop(BackgroundThread):
         self._by_kind: dict[Kind, Handler] = {}
         self._known_gone: set[int] = set()
         self._shutting_down = False
+        self._failure: Exception | None = None
         self.add(handlers)
 
     def add(self, handlers: Sequence[Handler]) -> None:
@@ -148,6 +143,14 @@ class ServerLoop(BackgroundThread):
     def begin_shutdown(self) -> None:
         """Record the end of training, so that shards of leaving ranks are not taken over."""
         self._shutting_down = True
+
+    def check(self) -> None:
+        """Raise the error of the loop, if there is one, in the calling thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
 
     def _run_once(self) -> None:
         wait_s, now = _LONGEST_WAIT_S, time.monotonic()

@@ -88,9 +88,7 @@ class OneNode:
             hyperparameters(self.optimizer),
         )
         self.client = FakeClient(self.carry)
-        self.device = Device(
-            0, [0], self.client, lambda: None, self.replica, self.optimizer, parameters, chosen
-        )
+        self.device = Device(0, [0], self.client, self.replica, self.optimizer, parameters, chosen)
         self.steps = 0
 
     def _ask(self, rank: int, message: Message) -> bool:

@@ -60,7 +60,6 @@ class Device:
         number: number of the device in its node.
         ranks: devices of the node. The first one exchanges gradients with the master.
         channel: channel of the main thread.
-        check_node: raises the error of the node's thread, if it runs on this rank.
         replica: replica of the node.
         optimizer: optimizer of the user; read for its hyperparameters before each step, never
             changed.
@@ -74,7 +73,6 @@ class Device:
         number: int,
         ranks: Sequence[int],
         channel: RequestChannel,
-        check_node: Callable[[], None],
         replica: Replica,
         optimizer: Optimizer,
         parameters: Sequence[Parameter],
@@ -90,7 +88,6 @@ class Device:
         self._host = HostCopy(parameters, replica.weights.dtype)
         self._buffer = self._host.empty()
         self._channel = channel
-        self._check_node = check_node
         self._settings = settings
         self._seen = 0
         self._since_refresh = 0
@@ -159,7 +156,6 @@ class Device:
             PeerError: one of them is lost, or the node has failed.
 
         """
-        self._check_node()
         if failure := self._replica.node.failure:
             raise PeerError(failure.decode(errors="replace"))
         gone = self._channel.gone() & {MASTER, self._ranks[0]}

@@ -79,13 +79,11 @@ class TwoStageASGD(Engine):
             firsts = range(0, world_size, group_size)
             nodes = {first: range(first, first + group_size) for first in firsts}
             self._master = Master(models, nodes, ports.server, settings)
-        check_node = (lambda: None) if self._node is None else self._node.check
         self._devices = [
             Device(
                 rank - self._first,
                 self._ranks,
                 channel,
-                check_node,
                 self._replicas[index],
                 optimizer,
                 self._parameters[index],

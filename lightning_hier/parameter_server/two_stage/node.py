@@ -8,6 +8,7 @@ Gradients that devices add in the meantime are part of the next push, which may 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from lightning_hier.algorithms.kernels import all_finite
 from lightning_hier.comm.profiling import profiler_range
+from lightning_hier.comm.progress_record import PeerError
 from lightning_hier.parameter_server.message import NO_PAYLOAD, Kind, Message
 from lightning_hier.parameter_server.ports import Received
 from lightning_hier.parameter_server.request_channel import RequestChannel
@@ -26,6 +28,8 @@ from lightning_hier.parameter_server.server_loop import BackgroundThread
 from lightning_hier.parameter_server.two_stage.replica import Replica
 from lightning_hier.parameter_server.two_stage.settings import TwoStageSettings
 from lightning_hier.parameter_server.user_optimizer import Hyperparameters
+
+_log = logging.getLogger(__name__)
 
 MASTER = 0
 # Interval at which the devices' counters are read. Messages are handled immediately.
@@ -247,9 +251,9 @@ class Node(BackgroundThread):
         self._channel.poll(_PAUSE_S)
 
     def _fail(self, error: Exception) -> None:
-        super()._fail(error)
+        _log.error("the exchange with the master has failed", exc_info=error)
         for replica in self._replicas:
-            replica.fail(str(error))
+            replica.fail(str(error) if isinstance(error, PeerError) else repr(error))
 
     def _handle(self, received: Received, now: float) -> None:
         self.exchanges[received.message.block].handle(received.message, now)
