@@ -173,13 +173,6 @@ def test_queue_of_a_peer_that_does_not_read_is_limited() -> None:
         assert small >= 1
 
 
-def test_one_message_may_be_larger_than_the_queue() -> None:
-    with opened(2, limits=Limits(queued_bytes=1)) as [ports, other]:
-        client = ports.open_client("main")
-        assert client.send(1, Message(Kind.PUSH, payload=torch.zeros(_LARGE)))
-        heard(other.server)
-
-
 def test_last_words_arrive_after_the_sender_has_closed() -> None:
     with opened(2) as [ports, other]:
         client = ports.open_client("main")

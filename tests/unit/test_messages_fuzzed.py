@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -31,12 +30,6 @@ def _accepts_or_refuses(*several: Sequence[bytes]) -> None:
         if message is not None:
             size = message.payload.nbytes
             assert size == part.nbytes
-
-
-@settings(max_examples=300)
-@given(st.lists(st.binary(max_size=64), max_size=5))
-def test_any_frames(frames: list[bytes]) -> None:
-    _accepts_or_refuses(frames)
 
 
 _NUMBER = st.one_of(st.integers(0, 16), st.integers(0, 255))
@@ -69,25 +62,6 @@ def test_any_header(
 ) -> None:
     header = HEADER.pack(magic, version, kind, code, 0, 0, 1, count, offset)
     _accepts_or_refuses([header, facts, payload])
-
-
-@settings(max_examples=300)
-@given(st.data())
-def test_any_damage_to_a_message(data: st.DataObject) -> None:
-    message = Message(Kind.PUSH, 3, 7, {"rate": 0.5}, torch.arange(6, dtype=torch.float32))
-    frames = [bytes(frame) for frame in encode(message, 1, LIMITS)[0]]
-    which = data.draw(st.integers(0, 2))
-    frame = bytearray(frames[which])
-    at = data.draw(st.integers(0, len(frame) - 1))
-    match data.draw(st.sampled_from(["flip", "cut", "grow"])):
-        case "flip":
-            frame[at] ^= data.draw(st.integers(1, 255))
-        case "cut":
-            del frame[at:]
-        case "grow":
-            frame[at:at] = data.draw(st.binary(min_size=1, max_size=9))
-    frames[which] = bytes(frame)
-    _accepts_or_refuses(frames)
 
 
 @settings(max_examples=300)
