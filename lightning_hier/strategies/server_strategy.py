@@ -23,7 +23,6 @@ from lightning_hier.comm.agreement import opened, sealed
 from lightning_hier.comm.process_groups import keep_groups_at_exit
 from lightning_hier.comm.tiers import GroupSize
 from lightning_hier.strategies import module_setup, optimizer_checks, trainer_checks
-from lightning_hier.strategies.optimizer_checks import index_of
 from lightning_hier.strategies.tiered import TieredStrategy
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         **kwargs: Any,
     ) -> Any:
         """Compute a gradient, push it to the servers and pull parameters."""
-        index = index_of(optimizer, self.optimizers)
+        index = self.optimizers.index(optimizer)
         self._steps[index] += 1
         if self._skips_batch:
             result = closure()
@@ -176,7 +175,7 @@ class ParameterServerStrategy(TieredStrategy, DDPStrategy, ABC):
         """State of an optimizer. A rank that saves reads it from the servers."""
         state: dict[str, Any] = super().optimizer_state(optimizer)
         if self._states is not None:
-            state["state"] = dict(self._states[index_of(optimizer, self.optimizers)])
+            state["state"] = dict(self._states[self.optimizers.index(optimizer)])
         return state
 
     @override
